@@ -20,14 +20,14 @@ from faser_trtllm.bench.markdown import table
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.ensure import ensure_profile
 
@@ -91,7 +91,7 @@ def _config_of(name: str, num_threads: int | None) -> ExecutorConfig:
         raise ConfigError(f"systems has {name}: {error}") from error
 
 
-class _System:
+class _System(StepWatcher):
     """One executor and the engine that its target is replayed by."""
 
     def __init__(self, name: str, options: DrafterBenchOptions, stack: ExitStack) -> None:
@@ -120,20 +120,12 @@ class _System:
         self._replay = ReplayEngine(engine)
         return self._replay
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        free = sum(drafts.num_free)
-        self._steps[2] += sum(drafts.num_new_drafts) - free
-        if plan.view.decoding:
+    def step(self, record: StepRecord) -> None:
+        num_free = record.drafts.num_free
+        self._steps[2] += record.num_drafted - (0 if num_free is None else int(num_free.sum()))
+        if record.plan.scheduled.num_decoding:
             self._steps[0] += 1
-            self._steps[1] += 1 + sum(result.num_verified) + result.num_branches
-
-    def finished(self, request: Request) -> None: ...
+            self._steps[1] += 1 + record.num_verified + record.result.num_branches
 
     def run(self, jobs: Sequence[Job], counts: Counts) -> list[list[int]]:
         """-> the text of each job."""

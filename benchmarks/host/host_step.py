@@ -26,9 +26,9 @@ from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
 from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.opening import stay
+from faser_trtllm.executor.draft_worker import Drafting, DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
-from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
@@ -186,7 +186,7 @@ class _WatchedSampler(GpuRejectionSampler):
         return found
 
 
-class _WatchedLane(DraftLane):
+class _WatchedDraftWorker(DraftWorker):
     def __init__(self, stage: DraftStage, enter_mode: Callable[[Mode], None], watch: Stopwatch) -> None:
         super().__init__(stage, enter_mode)
         self._watch = watch
@@ -274,7 +274,7 @@ def open_executor(
         resources=resources,
         enter_mode=stay,
         sampler=sampler,
-        make_lane=lambda stage, enter_mode: _WatchedLane(stage, enter_mode, watch),
+        make_worker=lambda stage, enter_mode: _WatchedDraftWorker(stage, enter_mode, watch),
     )
 
 

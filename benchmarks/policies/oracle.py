@@ -8,34 +8,33 @@ speed cancel. It is an upper bound of what any choice of rows for these drafts c
 
 from __future__ import annotations
 
-import statistics
-
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.core.decision import Mode, StepOutcome
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.plan import StepRecord
 
 
-def oracle_rows(outcome: StepOutcome) -> int:
+def oracle_rows(record: StepRecord) -> int:
     """Rows of decoding requests that the oracle runs; also the tokens that the step commits.
 
     A request whose last live row accepted its draft, with more drafts behind it, committed no bonus token: its last
     accepted draft had no row of its own.
     """
-    rows = 0
-    for verified, accepted in zip(outcome.num_verified, outcome.num_accepted, strict=True):
-        carried = accepted > verified
-        rows += accepted if carried else accepted + 1
-    return rows
+    n = record.plan.scheduled.num_decoding
+    verified, accepted = record.result.num_verified[:n], record.result.num_accepted[:n]
+    return int((accepted + (accepted <= verified)).sum())
 
 
-def oracle_step_ms(outcome: StepOutcome, table: CostTable) -> float:
+def oracle_step_ms(record: StepRecord, table: CostTable) -> float:
     """The step's time, had the pass run the oracle's rows only; never more than it took."""
-    n = len(outcome.decoding)
-    context = statistics.fmean(request.num_tokens for request in outcome.decoding)
-    num_requests = n + (1 if outcome.num_context_rows else 0)
-    actual = table.verify_ms(max(outcome.num_rows, 1), num_requests, context)
-    wanted = table.verify_ms(oracle_rows(outcome) + outcome.num_context_rows, num_requests, context)
-    verify_ms = outcome.verify_ms * min(1.0, wanted / actual)
-    if outcome.mode is Mode.SERIAL:
-        return outcome.step_ms - outcome.verify_ms + verify_ms
-    rest_ms = max(0.0, outcome.step_ms - max(outcome.draft_ms, outcome.verify_ms))
-    return min(outcome.step_ms, max(outcome.draft_ms, verify_ms) + rest_ms)  # a stream's clock may end after the step's
+    rows, drafts, result = record.plan.scheduled, record.drafts, record.result
+    n = rows.num_decoding
+    context = float(rows.num_tokens[:n].mean())
+    num_requests = n + (1 if record.num_context_rows else 0)
+    actual = table.verify_ms(max(record.num_rows, 1), num_requests, context)
+    wanted = table.verify_ms(oracle_rows(record) + record.num_context_rows, num_requests, context)
+    verify_ms = result.verify_ms * min(1.0, wanted / actual)
+    if record.plan.mode is Mode.SERIAL:
+        return result.step_ms - result.verify_ms + verify_ms
+    rest_ms = max(0.0, result.step_ms - max(drafts.draft_ms, result.verify_ms))
+    # The drafting's clock may end after the step's.
+    return min(result.step_ms, max(drafts.draft_ms, verify_ms) + rest_ms)

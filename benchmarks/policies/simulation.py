@@ -11,9 +11,9 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
-from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine
@@ -49,7 +49,7 @@ def open_simulation(
             engines["target"].draft_engine = engines["draft"]
         return engines[role]
 
-    def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
+    def make_worker(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftWorker:
         return SimulatedDraftWorker(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
 
-    return open_executor(engine_dir, config, clock, wrap_policy, Simulation(price, make_lane, believed or costs))
+    return open_executor(engine_dir, config, clock, wrap_policy, Simulation(price, make_worker, believed or costs))

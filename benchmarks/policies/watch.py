@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.policies.oracle import oracle_rows, oracle_step_ms
 from benchmarks.policies.stopwatch import Stopwatch
+from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.core.decision import StepOutcome
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
-from faser_trtllm.scheduler.outcome import step_outcome
+from faser_trtllm.core.plan import StepRecord
+from faser_trtllm.executor.stats import StepWatcher
 
 
 @dataclass
@@ -45,8 +44,8 @@ class TimelinePoint:
     num_tokens: int
 
 
-class StepWitness:
-    """Watches an executor's steps (executor/stats.py StepWatcher). start() forgets what was counted.
+class StepWitness(StepWatcher):
+    """Watches an executor's steps. start() forgets what was counted.
 
     clock: stands still while the witness itself takes time.
     """
@@ -60,41 +59,33 @@ class StepWitness:
         self.counts = Counts()
         self.timeline: list[TimelinePoint] = []
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
+    def step(self, record: StepRecord) -> None:
         if self._clock is not None:
             self._clock.stop()
-        if plan.view.decoding:
-            self.count(step_outcome(plan, drafts, result))
+        self.count(record)
         if self._clock is not None:
             self._clock.start()
 
-    def finished(self, request: Request) -> None:
-        """Nothing is counted by request."""
-
-    def count(self, outcome: StepOutcome) -> None:
-        n, counts = len(outcome.decoding), self.counts
+    def count(self, record: StepRecord) -> None:
+        rows, drafts, result, counts = record.plan.scheduled, record.drafts, record.result, self.counts
+        n = rows.num_decoding
         if n == 0:
             return
-        num_tokens = oracle_rows(outcome)
+        num_tokens, accepted = oracle_rows(record), result.num_accepted[:n]
+        pending = (rows.num_pending + drafts.num_new_drafts)[:n].tolist()
         counts.num_steps += 1
         counts.num_requests += n
-        counts.num_rows += outcome.num_rows
-        counts.num_context_rows += outcome.num_context_rows
-        counts.num_pruned += sum(outcome.num_pruned)
-        counts.num_drafted += outcome.num_drafted
-        counts.num_tested += sum(outcome.num_tested)
-        counts.num_accepted += sum(outcome.num_accepted)
+        counts.num_rows += record.num_rows
+        counts.num_context_rows += record.num_context_rows
+        counts.num_pruned += record.num_pruned
+        counts.num_drafted += record.num_drafted
+        counts.num_tested += int((accepted + (result.outcome[:n] == native.RECOVERED)).sum())
+        counts.num_accepted += int(accepted.sum())
         counts.num_tokens += num_tokens
-        counts.draft_ms += outcome.draft_ms
-        counts.verify_ms += outcome.verify_ms
-        counts.step_ms += outcome.step_ms
-        counts.oracle_ms += oracle_step_ms(outcome, self._table)
-        counts.modes[outcome.mode.value] += 1
-        counts.lengths.update(outcome.num_pending)
-        self.timeline.append(TimelinePoint(outcome.now_s, n, sum(outcome.num_pending) / n, num_tokens))
+        counts.draft_ms += drafts.draft_ms
+        counts.verify_ms += result.verify_ms
+        counts.step_ms += result.step_ms
+        counts.oracle_ms += oracle_step_ms(record, self._table)
+        counts.modes[record.plan.mode.value] += 1
+        counts.lengths.update(pending)
+        self.timeline.append(TimelinePoint(record.begun_s, n, sum(pending) / n, num_tokens))

@@ -19,9 +19,9 @@ from benchmarks.replay.recording import Recording
 from benchmarks.replay.simulate import Job, Machine, open_replay, run_closed_loop
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.costmodel.measured import MeasuredGpu
+from faser_trtllm.executor.stats import StepWatcher
 
 CLAIM = 0.10  # error of a claimed figure, at most
 NEARLY_ALL = 0.9  # of the load must decode in a steady step
@@ -134,28 +134,21 @@ class _Step:
     ms: float
 
 
-class _Steps:
+class _Steps(StepWatcher):
     """Watches an executor."""
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        n = len(plan.view.decoding)
+    def step(self, record: StepRecord) -> None:
+        rows = record.plan.scheduled
+        n = rows.num_decoding
         if not n:
             return
         # Steps whose prompts ended in them count as those that only decode, as in the report of the day.
-        only_decodes = all(s.request.is_decoding for s in plan.scheduled if s.num_new_tokens)
-        ms = 1e3 * (times_s[3] - times_s[0])
-        self._steps.append(_Step(n, only_decodes, n + sum(result.num_accepted), n + sum(result.num_verified), ms))
-
-    def finished(self, request: Request) -> None: ...
+        only_decodes = all(request.is_decoding for request in rows.requests[: rows.num_running])
+        ms = 1e3 * (record.updated_s - record.begun_s)
+        self._steps.append(_Step(n, only_decodes, n + record.num_accepted, n + record.num_verified, ms))
 
     def summary(self, run: Run, tokens_per_s: float) -> Run:
         steady = [s for s in self._steps if s.only_decodes and s.num_requests >= NEARLY_ALL * run.load]

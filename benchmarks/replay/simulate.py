@@ -55,7 +55,7 @@ class Machine:
 
 
 def _host_ms(gpu: MeasuredGpu, plan: SchedulerOutput) -> float:
-    num_decoding = len(plan.view.decoding)
+    num_decoding = plan.scheduled.num_decoding
     return gpu.host_ms(num_decoding, len(plan.scheduled) - num_decoding, plan.runs_draft_model)
 
 
@@ -89,7 +89,7 @@ def open_replay(recording: Recording, machine: Machine, spelling: str, load: int
         max_draft_len=recording.max_draft_len,
         clock=clock,
         enter_mode=stay,
-        make_lane=lambda stage, enter_mode: SimulatedDraftWorker(stage, engines, machine.times, clock, machine.host_ms),
+        make_worker=lambda stage, _: SimulatedDraftWorker(stage, engines, machine.times, clock, machine.host_ms),
     )
 
 

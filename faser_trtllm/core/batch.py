@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -104,7 +102,7 @@ class BatchBuilder:
         )
 
 
-def keep_rows(batch: RaggedBatch, rows: Int32Array, num_kept: Sequence[int]) -> RaggedBatch:
+def keep_rows(batch: RaggedBatch, rows: Int32Array, num_kept: npt.ArrayLike) -> RaggedBatch:
     """The batch after pruning: the rows listed (ascending indices), num_kept[i] of them from request i.
 
     Each request keeps a prefix of its rows. Logit rows that were dropped are dropped from logit_rows too.

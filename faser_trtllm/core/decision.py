@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
 
@@ -82,17 +83,13 @@ class PruneRule:
         return np.array([self.rank, self.gap, self.survival, self.intercept, self.least], np.float32)
 
 
-class Frontier(Protocol):
-    """Chooses the drafts that a pass verifies; see ops/best_slots.py."""
+class VerificationLengths(Protocol):
+    """Chooses how many drafts of each request a pass verifies; see ops/best_slots.py. Arrays [num_requests] int32."""
 
     def lengths(
-        self,
-        sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_pending: Sequence[int],
-    ) -> list[int]:
-        """Rows per request, 0 to num_pending[i]; its drafts are behind num_tokens[i] committed tokens."""
+        self, sampling: npt.NDArray[np.void], slots: Int32Array, num_tokens: Int32Array, num_pending: Int32Array
+    ) -> Int32Array:
+        """0 to num_pending[i] each; a request's drafts follow its num_tokens[i] committed tokens."""
 
 
 class Exits(Protocol):
@@ -107,24 +104,24 @@ class Exits(Protocol):
     def rule(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_drafts: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
-        """For the first num_drafts[i] pending drafts of each decoding request, behind num_tokens[i] committed ones."""
+        """For the first num_drafts[i] pending drafts of each request, which follow num_tokens[i] committed tokens."""
 
 
-class TestedDrafts(Protocol):
+class VerifiedDrafts(Protocol):
     """Sums up what rejection sampling found; see ops/tested.py."""
 
     def add(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_accepted: npt.NDArray[np.int32],
-        outcome: npt.NDArray[np.int32],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_accepted: Int32Array,
+        outcome: Int32Array,
     ) -> None: ...
 
 
@@ -134,17 +131,17 @@ class Decision:
     or waits. plan() need not be called for those; it may be.
 
     lengths: pending drafts wanted per decoding request (callers clamp to Request.draft_limit). stop: when drafting ends
-    early. frontier: which of the pending drafts are verified; None: all. exits: where rows are dropped inside the pass;
-    None: nowhere. tested: where the drafts that were tested are summed up; None: nowhere. model_lengths: by slot, up to
-    how many pending drafts the draft model drafts, where other drafters may go on for nothing (a slot that is missing:
-    0; empty: it does not run at all); None: as lengths.
+    early. verification: how many of the pending drafts are verified; None: all. exits: where rows are dropped inside
+    the pass; None: nowhere. tested: where the drafts that were tested are summed up; None: nowhere. model_lengths: by
+    slot, up to how many pending drafts the draft model drafts, where other drafters may go on for nothing (a slot that
+    is missing: 0; empty: it does not run at all); None: as lengths.
     """
 
     lengths: Sequence[int]
     stop: DraftStop | None = None
-    frontier: Frontier | None = None
+    verification: VerificationLengths | None = None
     exits: Exits | None = None
-    tested: TestedDrafts | None = None
+    tested: VerifiedDrafts | None = None
     mode: Mode = Mode.SERIAL
     num_held: int = 0
     price: float = 0.0  # tokens per ms that are expected; 0 if nothing is
@@ -186,29 +183,3 @@ class PlanStats:
     num_late_steps: int = 0
     num_late_drafted: int = 0
     late_ms: float = 0.0
-
-
-@value
-class StepOutcome:
-    """What a step found and what it cost, for reports; lists in the order of decoding (requests whose rows ran).
-
-    Of num_pending[i] drafts the pass ran rows for num_verified[i] to the end and dropped num_pruned[i] more on the way.
-    It tested num_tested[i] drafts and accepted num_accepted[i]: at most one was rejected, what is behind is censored.
-    """
-
-    decoding: Sequence[Request]
-    num_pending: Sequence[int]
-    num_verified: Sequence[int]
-    num_pruned: Sequence[int]
-    num_tested: Sequence[int]
-    num_accepted: Sequence[int]
-    num_drafted: int
-    num_rows: int  # target rows of the pass, prompts included
-    num_context_rows: int
-    num_draft_rows: int  # of the draft model's first pass: a row per request that drafts, and what it had missed
-    num_waiting: int
-    draft_ms: float
-    verify_ms: float
-    step_ms: float  # of drafting and verifying together: the sum in serial mode, the longer of the two when overlapped
-    mode: Mode
-    now_s: float  # when it was scheduled

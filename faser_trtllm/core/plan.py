@@ -1,16 +1,15 @@
-"""The frozen values that a step passes from schedule to draft, verify and update."""
+"""The frozen values that a step passes from schedule to draft, verify and update, and the record of all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.counts import NUM_COMPUTED, NUM_DRAFT_COMPUTED, NUM_DRAFTS, NUM_TOKENS
-from faser_trtllm.core.decision import DraftStop, Exits, Frontier, Mode, StepView, TestedDrafts
+from faser_trtllm.core.counts import DRAFTERS, NUM_COMPUTED, NUM_DRAFT_COMPUTED, NUM_DRAFTS, NUM_TOKENS, Int32Array
+from faser_trtllm.core.decision import Decision, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request, Top, counts_of
 from faser_trtllm.core.value import value
 
@@ -30,134 +29,124 @@ class ScheduledRequest:
         return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
 
 
-class ScheduledRequests(Sequence[ScheduledRequest]):
-    """The requests of a step with their shares, a list per field, and as values to whoever loops.
+class ScheduledRequests:
+    """The requests of a step, a column per field, in the one order that all parts of the step share.
 
-    slots, num_tokens, num_pending and num_computed are as they were when the step was scheduled; so are the arrays
-    slot_array [num_requests] and counts [num_requests, NUM_COUNTS] (core/counts.py), both int32.
+    First come the num_decoding requests whose drafts the pass verifies, then prompts whose last token it runs (up to
+    num_sampled: these have a next token), other prompts (up to num_running: these have rows), and last requests that
+    are only drafted for. So whoever works on a part takes the beginnings of the columns, and no index changes.
+
+    Columns are int32 [num_requests], contiguous. num_tokens (committed), num_pending (drafts), num_computed and
+    num_draft_computed (tokens with the target's and the draft model's KV) are as they were when the step was scheduled;
+    num_new_tokens, num_drafts and max_verified are ScheduledRequest's. max_model_drafts: pending drafts up to which the
+    draft model drafts. drafters: bits by source (native.SOURCES) of who may draft.
     """
 
     __slots__ = (
-        "_items",
-        "counts",
+        "drafters",
+        "max_model_drafts",
         "max_verified",
         "num_computed",
+        "num_decoding",
+        "num_draft_computed",
         "num_drafts",
         "num_new_tokens",
         "num_pending",
+        "num_running",
+        "num_sampled",
         "num_tokens",
         "requests",
-        "slot_array",
         "slots",
     )
 
     def __init__(
         self,
         requests: Sequence[Request],
-        num_new_tokens: Sequence[int],
-        num_drafts: Sequence[int],
-        max_verified: Sequence[int],
-        *,
-        slots: npt.NDArray[np.int32] | None = None,
-        counts: npt.NDArray[np.int32] | None = None,
+        slots: Int32Array,
+        counts: Int32Array,
+        num_new_tokens: Int32Array,
+        num_drafts: Int32Array,
+        max_verified: Int32Array,
+        parts: Sequence[int],
+        max_model_drafts: Int32Array | None = None,
     ) -> None:
-        """As ScheduledRequest has them. slots, counts: of the requests, if they are at hand."""
-        self.requests = requests
+        """counts [num_requests, NUM_COUNTS] (core/counts.py). parts: num_decoding, num_sampled, num_running.
+        max_model_drafts: None: num_drafts."""
+        self.requests, self.slots = requests, slots
+        columns = counts[:, : DRAFTERS + 1].T.copy()
+        self.num_tokens, self.num_pending = columns[NUM_TOKENS], columns[NUM_DRAFTS]
+        self.num_computed, self.num_draft_computed = columns[NUM_COMPUTED], columns[NUM_DRAFT_COMPUTED]
+        self.drafters = columns[DRAFTERS]
         self.num_new_tokens, self.num_drafts, self.max_verified = num_new_tokens, num_drafts, max_verified
-        if slots is None:
-            slots = np.array([request.slot for request in requests], np.int32)
-        if counts is None:
-            counts = counts_of(requests)
-        self.slot_array, self.counts = slots, counts
-        self.slots: list[int] = slots.tolist()
-        self.num_tokens: list[int] = counts[:, NUM_TOKENS].tolist()  # committed
-        self.num_pending: list[int] = counts[:, NUM_DRAFTS].tolist()  # drafts, before those of this step
-        self.num_computed: list[int] = counts[:, NUM_COMPUTED].tolist()  # tokens that have the target's KV
-        self._items: tuple[ScheduledRequest, ...] | None = None
-
-    @property
-    def num_draft_computed(self) -> list[int]:
-        """Tokens that have the draft model's KV."""
-        counts: list[int] = self.counts[:, NUM_DRAFT_COMPUTED].tolist()
-        return counts
+        self.max_model_drafts = num_drafts if max_model_drafts is None else max_model_drafts
+        self.num_decoding, self.num_sampled, self.num_running = parts
 
     @staticmethod
-    def of(items: Sequence[ScheduledRequest]) -> ScheduledRequests:
+    def of(items: Sequence[ScheduledRequest], model_lengths: Mapping[int, int] | None = None) -> ScheduledRequests:
+        """In any order. model_lengths: as Decision has them."""
+        requests = [item.request for item in items]
+        counts = counts_of(requests)
+        columns = [[request.slot for request in requests], [item.num_new_tokens for item in items]]
+        columns += [[item.num_drafts for item in items], [item.max_verified for item in items]]
+        if model_lengths is not None:
+            wanted = zip(columns[0], columns[2], strict=True)
+            columns.append([min(model_lengths.get(slot, 0), num_drafts) for slot, num_drafts in wanted])
+        shares = np.array(columns, np.int32)
+        reaches_end = counts[:, NUM_COMPUTED] + shares[1] == counts[:, NUM_TOKENS]
+        parts = np.select([shares[1] == 0, ~reaches_end, shares[1] > 1], [3, 2, 1], 0)
+        order = np.argsort(parts, kind="stable")
+        slots, num_new_tokens, num_drafts, max_verified, *of_model = shares.take(order, 1)
         return ScheduledRequests(
-            [s.request for s in items],
-            [s.num_new_tokens for s in items],
-            [s.num_drafts for s in items],
-            [s.max_verified for s in items],
+            [requests[index] for index in order.tolist()],
+            slots,
+            counts[order],
+            num_new_tokens,
+            num_drafts,
+            max_verified,
+            np.searchsorted(parts[order], [1, 2, 3]).tolist(),
+            of_model[0] if of_model else None,
         )
 
     def __len__(self) -> int:
         return len(self.requests)
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        return iter(self._values())
-
-    @overload
-    def __getitem__(self, index: int) -> ScheduledRequest: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ScheduledRequest]: ...
-    def __getitem__(self, index: int | slice) -> ScheduledRequest | Sequence[ScheduledRequest]:
-        return self._values()[index]
-
-    def _values(self) -> tuple[ScheduledRequest, ...]:
-        if self._items is None:
-            columns = (self.requests, self.num_new_tokens, self.num_drafts, self.max_verified)
-            self._items = tuple(map(ScheduledRequest, *columns))
-        return self._items
+        columns = (self.num_new_tokens, self.num_drafts, self.max_verified)
+        return map(ScheduledRequest, self.requests, *(column.tolist() for column in columns))
 
 
 @value
 class SchedulerOutput:
     scheduled: ScheduledRequests
-    view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order; of a step
-    # whose plan is held, the view that it was planned by
+    view: StepView  # its decoding requests are the first of scheduled; of a step whose plan is held, the view that it
+    # was planned by
+    decision: Decision
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
-    mode: Mode = Mode.SERIAL
-    stop: DraftStop | None = None
     is_drafting: bool = True  # without drafting, prompts skip the draft model too
     finished: tuple[Request, ...] = ()  # ended without running: cancelled, or the deadline passed in the queue
-    begun_s: float | None = None  # when the step was scheduled, if later than its view: the plan is held
-    frontier: Frontier | None = None  # of the plan's decision, as are the next three
-    exits: Exits | None = None
-    tested: TestedDrafts | None = None
-    model_lengths: Mapping[int, int] | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return self.decision.mode
 
     @property
     def runs_draft_model(self) -> bool:
         """Whether the draft model is used at all, if only to keep up with prompts."""
-        return self.is_drafting and (self.model_lengths is None or bool(self.model_lengths))
-
-    @property
-    def num_rows(self) -> int:
-        """Target rows of the step, drafts included, at most."""
-        return sum(self.scheduled.num_new_tokens) + sum(self.scheduled.max_verified)
-
-    @property
-    def verified(self) -> Sequence[int]:
-        """Indices of view.decoding in scheduled, by the counts from when the step was scheduled: `update` changes the
-        requests' own, and a prompt that has ended decodes from then on."""
-        rows = self.scheduled
-        if len(self.view.decoding) == len(rows):
-            return range(len(rows))
-        columns = zip(rows.num_new_tokens, rows.num_computed, rows.num_tokens, strict=True)
-        return [i for i, (new, computed, known) in enumerate(columns) if new == 1 and computed == known - 1]
+        lengths = self.decision.model_lengths
+        return self.is_drafting and (lengths is None or bool(lengths))
 
 
 @value
 class DraftResult:
-    """What drafting did, in the order of SchedulerOutput.scheduled."""
+    """What drafting did. Columns are int32 [num_requests], in the order of SchedulerOutput.scheduled."""
 
-    num_new_drafts: Sequence[int]
-    num_draft_computed: Sequence[int]  # number of tokens that the draft model's KV now covers
+    num_new_drafts: Int32Array
+    num_draft_computed: Int32Array  # number of tokens that the draft model's KV now covers
     draft_ms: float = 0.0
     num_rows: int = 0  # of the draft model's first pass: known tokens it had not seen
     num_asked: int = 0  # requests that the draft model was asked to draft for
-    num_free: Sequence[int] = ()  # of num_new_drafts, those that took no step of a draft model; empty: none
+    num_free: Int32Array | None = None  # of num_new_drafts, those that took no step of a draft model; None: none
     free_ms: float = 0.0  # to find those
 
 
@@ -177,32 +166,92 @@ class KeptRows:
 
 
 @value
-class VerifyResult:
-    """What a target pass found, in the order of SchedulerOutput.scheduled.
+class Ended:
+    """Why the target could not go on with a request: the finish reason, and with ERROR one sentence for the client."""
 
-    token_ids [num_requests, width] int32: the first num_tokens[i] are committed, and the first num_accepted[i] were
-    drafts; the array may be written again in the next step.
-    carried[i]: untested drafts stay pending. A context chunk that does not reach the end of the prompt has num_tokens
-    0. failed[i]: one sentence if the request cannot continue, else "". exhausted[i]: no token was allowed (all banned),
-    so the request ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted
-    whose guide is at its end, so that they end with "stop".
+    reason: FinishReason
+    error: str | None = None
+
+
+@value
+class VerifyResult:
+    """What a target pass found. Columns are int32, in the order of SchedulerOutput.scheduled.
+
+    Of the first num_sampled requests, token_ids [num_sampled, width]: the first num_tokens[i] are committed, the first
+    num_accepted[i] of which were drafts; outcome [num_sampled]: ops/accept.py Outcome. Other requests commit nothing.
+    All four may be written again in the next step.
+    num_verified [num_requests]: pending drafts whose rows the pass ran to the end. num_pruned [num_requests]: rows
+    dropped at segment boundaries; None: none. ended, kept_rows: by index, of requests that end in this step whatever
+    their tokens are, and of those that keep rows.
     """
 
-    token_ids: npt.NDArray[np.int32]
-    num_tokens: Sequence[int]
-    num_accepted: Sequence[int]
-    num_verified: Sequence[int]  # pending drafts whose rows the pass ran to the end (L)
-    carried: Sequence[bool]
-    failed: Sequence[str]
-    exhausted: Sequence[bool]
-    num_pruned: Sequence[int] = ()  # rows dropped at segment boundaries; empty if none
+    token_ids: Int32Array
+    num_tokens: Int32Array
+    num_accepted: Int32Array
+    outcome: Int32Array
+    num_verified: Int32Array
+    num_pruned: Int32Array | None = None
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
+    ended: Mapping[int, Ended] = field(default_factory=dict)
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
-    completed: frozenset[int] = frozenset()
-    num_pending: Sequence[int] = ()  # drafts that the test could see (empty: none of any request)
     num_branches: int = 0  # rows of the pass beside the chains of drafts
     num_followed: int = 0  # of these, those that yielded a token
+
+
+@value
+class StepRecord:
+    """One step as everybody who watches it is told, with its sums.
+
+    begun_s, scheduled_s, verified_s, updated_s: when it began, and the ends of scheduling, of drafting and
+    verification, and of the update. num_drafted, num_verified, num_pruned: drafts made, rows run to the end and rows
+    dropped; num_accepted: drafts that became tokens. num_tokens: committed; num_decoded: those of decoding requests.
+    num_context_rows: rows of prompts, and of requests that run their tokens again.
+    """
+
+    plan: SchedulerOutput
+    drafts: DraftResult
+    result: VerifyResult
+    begun_s: float
+    scheduled_s: float
+    verified_s: float
+    updated_s: float
+    num_drafted: int
+    num_verified: int
+    num_pruned: int
+    num_accepted: int
+    num_tokens: int
+    num_decoded: int
+    num_context_rows: int
+
+    @staticmethod
+    def of(
+        plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult, times_s: tuple[float, float, float, float]
+    ) -> StepRecord:
+        """times_s: begun, scheduled, verified and updated."""
+        rows, num_tokens = plan.scheduled, result.num_tokens.tolist()
+        n, num_decoded, num_context_rows = rows.num_decoding, sum(num_tokens), 0
+        total = num_decoded
+        if n < len(rows):
+            num_decoded, num_context_rows = sum(num_tokens[:n]), int(rows.num_new_tokens.sum()) - n
+        return StepRecord(
+            plan,
+            drafts,
+            result,
+            *times_s,
+            num_drafted=sum(drafts.num_new_drafts.tolist()),
+            num_verified=sum(result.num_verified.tolist()),
+            num_pruned=0 if result.num_pruned is None else int(result.num_pruned.sum()),
+            num_accepted=sum(result.num_accepted.tolist()),
+            num_tokens=total,
+            num_decoded=num_decoded,
+            num_context_rows=num_context_rows,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Target rows of the pass, branches included."""
+        return self.plan.scheduled.num_decoding + self.num_context_rows + self.num_verified + self.result.num_branches
 
 
 @value

@@ -10,7 +10,9 @@ from math import isnan, nan
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm import native
 from faser_trtllm.core.counts import (
+    DRAFTERS,
     MAX_DRAFT_LEN,
     MAX_NUM_TOKENS,
     NUM_ACCEPTED,
@@ -91,21 +93,22 @@ class RequestStats:
     first_token_s = _time(0)
     last_token_s = _time(1)
 
-    def __init__(self, counts: memoryview, times_s: memoryview) -> None:
-        """counts, times_s: of the request."""
+    def __init__(self, counts: memoryview, times_s: memoryview, is_synthetic: bool = False) -> None:
+        """counts, times_s: of the request. is_synthetic: drafts are accepted by synthetic_acceptance, so that the
+        output is not the target's."""
         self.counts, self.times_s = counts, times_s
         self.num_cached_tokens = 0  # prompt tokens found in the KV cache at admission
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
-        self.is_synthetic = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
+        self.is_synthetic = is_synthetic
 
     def copy(self) -> RequestStats:
         """These numbers as they are now, for another thread."""
-        copied = RequestStats(memoryview(array("i", self.counts)), memoryview(array("d", self.times_s)))
+        counts, times_s = memoryview(array("i", self.counts)), memoryview(array("d", self.times_s))
+        copied = RequestStats(counts, times_s, self.is_synthetic)
         copied.num_cached_tokens = self.num_cached_tokens
         copied.num_preemptions = self.num_preemptions
         copied.first_scheduled_s = self.first_scheduled_s
-        copied.is_synthetic = self.is_synthetic
         return copied
 
 
@@ -152,6 +155,7 @@ class Request:
         deadline_s: float | None = None,
         keep_candidates: bool = False,
         keep_runners_up: bool = False,
+        is_synthetic: bool = False,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         self.request_id = request_id
@@ -183,12 +187,15 @@ class Request:
         self.counts, times_s = new_counts()
         self.num_tokens = self.prompt_len
         self.counts[MAX_NUM_TOKENS], self.counts[MAX_DRAFT_LEN] = self.max_num_tokens, self.max_draft_len
+        names = native.SOURCES if params.drafters is None else params.drafters
+        if self.max_draft_len:
+            self.counts[DRAFTERS] = sum(1 << source for name, source in native.SOURCES.items() if name in names)
         self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.stats = RequestStats(self.counts, times_s)
+        self.stats = RequestStats(self.counts, times_s, is_synthetic)
 
     def keep_counts_in(self, counts: memoryview, times_s: memoryview) -> None:
         """Go on counting there; as new_counts makes them."""
@@ -218,11 +225,6 @@ class Request:
     def num_tokens_to_look_up(self) -> int:
         """The tokens whose KV may be that of another request, but for the last of them, which is computed."""
         return len(self.context_log_probs) + 1 if self.lacks_context_log_probs else self.num_tokens
-
-    def may_draft(self, drafter: str) -> bool:
-        """Whether its parameters let the drafter of this name draft for it."""
-        names = self.params.drafters
-        return names is None or drafter in names
 
     @property
     def draft_limit(self) -> int:

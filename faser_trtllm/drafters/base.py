@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """name: in the configuration. source: how its drafts are marked in Request.draft_sources.
+    """name: in the configuration, one of native.SOURCES. has_kv: it has an engine, whose KV shares the target's block
+    ids.
 
-    Drafts that are not marked as the model's were not drawn: they have no distribution q, and the target's own draw
-    tests them. has_kv: it has an engine, whose KV shares the target's block ids.
+    Drafts that Request.draft_sources does not mark as the model's were not drawn: they have no distribution q, and the
+    target's own draw tests them.
     """
 
     name: str
-    source: int
     has_kv: bool
+
+    @property
+    def source(self) -> int:
+        """How its drafts are marked in Request.draft_sources."""
+        return native.SOURCES[self.name]
 
 
 class Drafter(Protocol):
@@ -33,10 +41,10 @@ class Drafter(Protocol):
     @property
     def spec(self) -> DrafterSpec: ...
 
-    def propose(self, plan: SchedulerOutput, taken: Sequence[int]) -> DraftResult:
-        """Write drafts behind the pending ones of each request, up to the plan's number of them.
+    def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
+        """Write drafts after the pending ones of each request, up to the plan's number of them.
 
-        taken: pending drafts of this step by drafters before this one, by index of plan.scheduled; empty: none.
+        num_pending [num_requests] int32: pending drafts, those that drafters before this one made included.
         """
 
     def end(self, slot: int) -> None:
@@ -45,4 +53,4 @@ class Drafter(Protocol):
 
 def nothing_drafted(plan: SchedulerOutput) -> DraftResult:
     """The result of a skipped draft call."""
-    return DraftResult((0,) * len(plan.scheduled), plan.scheduled.num_draft_computed)
+    return DraftResult(np.zeros(len(plan.scheduled), np.int32), plan.scheduled.num_draft_computed)

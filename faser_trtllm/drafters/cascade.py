@@ -1,12 +1,12 @@
-"""The drafting stage of a step: every drafter in its turn, each behind what those before it proposed."""
+"""The drafting stage of a step: every drafter in its turn, each going on from what those before it proposed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import add, sub
 
 from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import Drafter, nothing_drafted
 from faser_trtllm.errors import FaserError
@@ -26,33 +26,32 @@ class Cascade:
     def draft(self, plan: SchedulerOutput) -> DraftResult:
         if not plan.is_drafting or not self.drafters:
             return nothing_drafted(plan)
+        pending = plan.scheduled.num_pending
         if len(self.drafters) == 1 and self.drafters[0].spec.has_kv:
-            return self.drafters[0].propose(plan, ())
-        result, taken, num_free = nothing_drafted(plan), [0] * len(plan.scheduled), [0] * len(plan.scheduled)
-        free_s = 0.0
+            return self.drafters[0].propose(plan, pending)
+        result = nothing_drafted(plan)
+        num_free, free_s = result.num_new_drafts, 0.0
         for drafter in self.drafters:
             started_s = self._clock.now_s()
-            found = drafter.propose(plan, taken)
-            self._check(plan, drafter, taken, found)
-            taken = list(map(add, taken, found.num_new_drafts))
+            found = drafter.propose(plan, pending)
+            self._check(plan, drafter, pending, found.num_new_drafts)
+            pending = pending + found.num_new_drafts
             if drafter.spec.has_kv:
                 result = found
             else:
                 free_s += self._clock.now_s() - started_s
-                num_free = list(map(add, num_free, found.num_new_drafts))
-        return replace(result, num_new_drafts=taken, num_free=num_free, free_ms=1e3 * free_s)
+                num_free = num_free + found.num_new_drafts
+        num_new = pending - plan.scheduled.num_pending
+        return replace(result, num_new_drafts=num_new, num_free=num_free, free_ms=1e3 * free_s)
 
-    def _check(self, plan: SchedulerOutput, drafter: Drafter, taken: Sequence[int], found: DraftResult) -> None:
+    def _check(self, plan: SchedulerOutput, drafter: Drafter, pending: Int32Array, counted: Int32Array) -> None:
         """What a drafter says indexes memory: FaserError if it cannot be so. Whether drafts are any good, the target
         tests."""
-        rows, counted = plan.scheduled, found.num_new_drafts
-        if len(counted) != len(rows):
-            raise FaserError(f"the drafter {drafter.spec.name} told of {len(counted)} requests, there are {len(rows)}")
-        if not any(counted):
-            return
-        pending = list(map(add, rows.num_pending, taken))
-        first, room = list(map(add, rows.num_tokens, pending)), list(map(sub, rows.num_drafts, pending))
-        bad = check_drafts(self._sampling.array, rows.slots, first, counted, room, self._vocab_size)
+        rows = plan.scheduled
+        if counted.shape != pending.shape:
+            raise FaserError(f"the drafter {drafter.spec.name} told of {counted.size} requests, there are {len(rows)}")
+        room = rows.num_drafts - pending
+        bad = check_drafts(self._sampling.array, rows.slots, rows.num_tokens + pending, counted, room, self._vocab_size)
         if bad is not None:
             raise FaserError(
                 f"the drafter {drafter.spec.name} gave {counted[bad]} drafts where {room[bad]} fit, or tokens outside "

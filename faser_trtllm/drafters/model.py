@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from operator import add
-
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.ops.fill_rows import RowFiller
+from faser_trtllm.ops.requests.draft_rows import draft_rows
 from faser_trtllm.sampling.table import SamplingTable
 
 
@@ -30,7 +26,7 @@ class ModelDrafter:
     those tokens.
     """
 
-    spec = DrafterSpec("model", native.BY_MODEL, has_kv=True)
+    spec = DrafterSpec("model", has_kv=True)
 
     def __init__(
         self,
@@ -48,79 +44,34 @@ class ModelDrafter:
         self._max_num_tokens = spec.max_num_tokens
         self._is_head = spec.is_head
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
-        self._counts = np.zeros((3, spec.max_batch_size), np.int32)
-        self._count_views = [column.data for column in self._counts]
 
-    def propose(self, plan: SchedulerOutput, taken: Sequence[int] = ()) -> DraftResult:
+    def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
         """As Drafter.propose."""
         if not plan.runs_draft_model:
             return nothing_drafted(plan)
-        rows, lengths, is_head = plan.scheduled, plan.model_lengths, self._is_head
-        pending = list(map(add, rows.num_pending, taken)) if taken else rows.num_pending
-        planned: list[int] = []
-        entries: list[int] = []  # _run's columns, request by request: tuples would keep the garbage collector busy
-        num_computed = list(rows.num_draft_computed)
-        budget = self._max_num_tokens
-        progress = rows.num_tokens, rows.num_computed, num_computed
-        for index, (request, slot, num_tokens, target, computed, drafts, wanted) in enumerate(
-            zip(rows.requests, rows.slots, *progress, pending, rows.num_drafts, strict=True)
-        ):
-            if request.max_draft_len == 0 or not request.may_draft(self.spec.name):
-                continue
-            num_new = 0
-            if target == num_tokens - 1:  # it decodes
-                num_new = wanted - drafts
-                if lengths is not None:
-                    num_new = min(num_new, lengths.get(slot, 0) - drafts)
-                if num_new <= 0:
-                    continue
-                end = num_tokens + (0 if is_head else drafts)
-            elif is_head:
-                end = target + 1 if target else 0
-            else:
-                end = target + rows.num_new_tokens[index]
-            if end - computed > budget:
-                end, num_new = computed + budget, 0
-            if end <= computed or (is_head and end < 2):  # a head has no hidden row before the first token
-                continue
-            budget -= end - computed
-            planned.append(index)
-            entries += (slot, computed, end, 1 if num_new else 0, num_tokens, drafts, num_new)
-        num_drafted = [0] * len(rows)
-        started = self._clock.now_s()
-        num_asked = 0
-        if planned:
-            columns = [entries[place::7] for place in range(7)]
-            _, _, ends, num_logits, _, _, num_wanted = columns
-            num_asked = sum(num_logits)
-            drafted = self._run(columns, plan.stop)
-            for index, end, num_new, num_found in zip(planned, ends, num_wanted, drafted, strict=True):
-                num_computed[index] = end
-                if num_new:
-                    num_drafted[index] = num_found
-                    if is_head:
-                        continue
-                    num_computed[index] += num_found - 1  # the newest draft has not been run through the model
-        draft_ms = 1e3 * (self._clock.now_s() - started)
-        return DraftResult(num_drafted, num_computed, draft_ms, self._max_num_tokens - budget, num_asked)
+        rows, sampling, is_head = plan.scheduled, self._sampling.array, self._is_head
+        num_drafted, num_computed = np.zeros(len(rows), np.int32), rows.num_draft_computed.copy()
+        started_s, num_rows, num_asked = self._clock.now_s(), 0, 0
+        asked = draft_rows(rows, num_pending, self._max_num_tokens, is_head=is_head)
+        if asked.requests.size:
+            batch = self._rows.fill(sampling, asked.slots, asked.first, asked.end, asked.num_logit_rows)
+            num_rows, num_asked = batch.num_rows, batch.logit_rows.size
+            draft_batch = DraftBatch(
+                batch=batch,
+                sampling=sampling,
+                num_tokens=asked.num_tokens,
+                num_drafts=asked.num_pending,
+                num_new_drafts=asked.num_new,
+                max_draft_len=self._max_draft_len,
+                stop=plan.decision.stop,
+            )
+            drafted = self._engine.draft(draft_batch)
+            num_drafted[asked.requests] = drafted
+            # The newest draft has not been run through the model, and what a head has made of its own output counts for
+            # nothing.
+            num_computed[asked.requests] = asked.end if is_head else asked.end + asked.num_logit_rows * (drafted - 1)
+        draft_ms = 1e3 * (self._clock.now_s() - started_s)
+        return DraftResult(num_drafted, num_computed, draft_ms, num_rows, num_asked)
 
     def end(self, slot: int) -> None:
         """The request's own counter says how far its KV reaches."""
-
-    def _run(self, columns: Sequence[Sequence[int]], stop: DraftStop | None) -> list[int]:
-        """columns: slots, first, end and num_logit_rows as RowFiller.fill has them, then committed tokens, pending
-        drafts, and drafts wanted."""
-        counts = self._counts[:, : len(columns[0])]
-        for view, column in zip(self._count_views, columns[4:], strict=True):
-            view[: len(column)] = array("i", column)
-        draft_batch = DraftBatch(
-            batch=self._rows.fill(self._sampling.array, *columns[:4]),
-            sampling=self._sampling.array,
-            num_tokens=counts[0],
-            num_drafts=counts[1],
-            num_new_drafts=counts[2],
-            max_draft_len=self._max_draft_len,
-            stop=stop,
-        )
-        drafted: list[int] = self._engine.draft(draft_batch).tolist()
-        return drafted

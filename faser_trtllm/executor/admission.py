@@ -6,7 +6,9 @@ Knows token ids and engine limits; serving/ handles text and tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams, check_token_ids
 from faser_trtllm.errors import InvalidArgumentError
 
@@ -44,3 +46,44 @@ def check_request(
             max_seq_len - 1,
         )
     check_token_ids("prompt", prompt_token_ids, vocab_size)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Makes the requests of an executor. drafters: names of the server's. keep_candidates, keep_runners_up,
+    is_synthetic: as Request has them."""
+
+    vocab_size: int
+    max_seq_len: int
+    max_draft_len: int
+    drafters: tuple[str, ...] = ()
+    keep_candidates: bool = False
+    keep_runners_up: bool = False
+    is_synthetic: bool = False
+
+    def request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrival_s: float,
+        priority: float,
+        deadline_s: float | None,
+    ) -> Request:
+        """Raises as check_request."""
+        limits = {"vocab_size": self.vocab_size, "max_seq_len": self.max_seq_len}
+        check_request(prompt_token_ids, params, **limits, drafters=self.drafters)
+        return Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_seq_len=self.max_seq_len,
+            max_draft_len=self.max_draft_len,
+            arrival_s=arrival_s,
+            priority=priority,
+            deadline_s=deadline_s,
+            keep_candidates=self.keep_candidates,
+            keep_runners_up=self.keep_runners_up,
+            is_synthetic=self.is_synthetic,
+        )

@@ -14,17 +14,15 @@ from contextlib import ExitStack
 
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.closing import Closing
-from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import RequestOutput, SchedulerOutput, StepRecord
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.base import Drafter
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from faser_trtllm.executor.admission import check_request
-from faser_trtllm.executor.guard import SpeculationGuard
-from faser_trtllm.executor.lanes import DraftLane
+from faser_trtllm.executor.admission import Admission
+from faser_trtllm.executor.draft_worker import DraftWorker
 from faser_trtllm.executor.slow_steps import SlowSteps
 from faser_trtllm.executor.stats import ExecutorStats, Progress, StepWatcher
-from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.kvcache.base import BlockListener
 from faser_trtllm.sampling.table import SamplingTable
@@ -43,46 +41,34 @@ class Executor(Closing):
     def __init__(
         self,
         scheduler: Scheduler,
-        drafter: DraftLane,
+        draft_worker: DraftWorker,
         verifier: Verifier,
         sampling: SamplingTable,
         clock: Clock,
+        admission: Admission,
         *,
-        vocab_size: int,
-        max_seq_len: int,
-        max_draft_len: int,
         max_queue_size: int,
         resources: ExitStack | None = None,
-        trace: TraceWriter | None = None,
-        keep_candidates: bool = False,
-        keep_runners_up: bool = False,
-        guard: SpeculationGuard | None = None,
-        is_synthetic: bool = False,
         drafters: Sequence[Drafter] = (),
-        gauges: Mapping[str, float] | None = None,
+        gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """drafters: those behind `drafter`, told when requests leave. gauges: of stats(), which do not change.
-        is_synthetic: drafts are accepted at random, which outputs are marked with."""
-        self.vocab_size = vocab_size
-        self.max_seq_len = max_seq_len
-        self.max_draft_len = max_draft_len
+        """drafters: those that draft_worker runs, told when requests leave. gauges: of stats()."""
+        self.vocab_size = admission.vocab_size
+        self.max_seq_len = admission.max_seq_len
+        self.max_draft_len = admission.max_draft_len
         self.tokens_per_block = verifier.tokens_per_block
         self._scheduler = scheduler
-        self._drafter = drafter
+        self._draft_worker = draft_worker
         self._verifier = verifier
         self._sampling = sampling
         self._clock = clock
+        self._admission = admission
         self._max_queue_size = max_queue_size
         self._resources = resources or ExitStack()
-        self._trace = trace
-        self._keep_candidates = keep_candidates  # early exit compares with them
-        self._keep_runners_up = keep_runners_up  # branches are of them
-        self._guard = guard
-        self._is_synthetic = is_synthetic
         self._drafters = tuple(drafters)
-        self._stats = ExecutorStats(max_draft_len)
-        self._gauges = dict(gauges or {})
-        self._watchers: list[StepWatcher] = []
+        self._stats = ExecutorStats(admission.max_draft_len)
+        self._gauges = gauges
+        self._watchers: list[StepWatcher] = [self._stats]
         self._before_pass: Callable[[], None] = lambda: None
         self._sinks: dict[str, Sink] = {}
         self._slots: dict[str, int] = {}
@@ -102,17 +88,20 @@ class Executor(Closing):
         if not self._scheduler.has_work():
             self._before_pass()
             return False
-        started = self._clock.now_s()
+        begun_s = self._clock.now_s()
         plan = self._scheduler.schedule()
         self._bind(plan)
         self._before_pass()
-        scheduled = self._clock.now_s()
-        drafting = self._drafter.draft(plan)
+        scheduled_s = self._clock.now_s()
+        drafting = self._draft_worker.draft(plan)
         result = self._verifier.verify(plan, drafting)
-        verified = self._clock.now_s()
-        outputs = self._scheduler.update(plan, drafting.result(), result)
+        verified_s, drafts = self._clock.now_s(), drafting.result()
+        outputs = self._scheduler.update(plan, drafts, result)
         self._deliver(plan, outputs)
-        self._record(plan, drafting.result(), result, (started, scheduled, verified, self._clock.now_s()))
+        record = StepRecord.of(plan, drafts, result, (begun_s, scheduled_s, verified_s, self._clock.now_s()))
+        self._scheduler.observe(record)
+        for watcher in self._watchers:
+            watcher.step(record)
         if not self._scheduler.has_work():
             self._before_pass()
         return True
@@ -128,24 +117,15 @@ class Executor(Closing):
         timeout_s: float | None = None,
     ) -> None:
         """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
-        names = [drafter.spec.name for drafter in self._drafters]
-        check_request(
-            prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len, drafters=names
-        )
         now_s = self._clock.now_s()
-        request = Request(
+        request = self._admission.request(
             request_id,
             prompt_token_ids,
             params,
-            max_seq_len=self.max_seq_len,
-            max_draft_len=self.max_draft_len,
             arrival_s=now_s,
             priority=priority,
             deadline_s=None if timeout_s is None else now_s + timeout_s,
-            keep_candidates=self._keep_candidates,
-            keep_runners_up=self._keep_runners_up,
         )
-        request.stats.is_synthetic = self._is_synthetic
         self._scheduler.check(request)
         with self._wake:
             if self._closing or self._draining:
@@ -189,14 +169,12 @@ class Executor(Closing):
 
     def stats(self) -> dict[str, float]:
         """Counters since the start; gauges of the queue, the cache and the speculation guard."""
-        guard = self._guard.gauges() if self._guard is not None else {}
-        synthetic = {"synthetic_acceptance": 1.0} if self._is_synthetic else {}
         sources = {}
         for drafter in self._drafters:
             tested, passed = self._sampling.tests(drafter.spec.source)
             sources[f"num_tested_drafts_{drafter.spec.name}"] = float(tested)
             sources[f"num_passed_drafts_{drafter.spec.name}"] = float(passed)
-        return self._stats.as_dict() | self._gauges | self._scheduler.gauges() | guard | synthetic | sources
+        return self._stats.as_dict() | self._scheduler.gauges() | dict(self._gauges()) | sources
 
     def progress(self) -> Progress:
         """Whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
@@ -238,21 +216,6 @@ class Executor(Closing):
             self._cancel(request_id)
         self._before_pass()
         self._resources.close()
-
-    def _record(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        self._stats.record(plan, drafts, result, times_s)
-        if self._guard is not None:
-            self._guard.verified(drafts, result)
-        if self._trace is not None:
-            self._trace.step(plan, drafts, result, times_s)
-        for watcher in self._watchers:
-            watcher.step(plan, drafts, result, times_s)
 
     def _run(self) -> None:
         while True:
@@ -325,7 +288,6 @@ class Executor(Closing):
         if output.finish_reason is not None or stop:
             del self._sinks[request.request_id]
             self._release(request)
-            self._stats.record_finished(request)
             for watcher in self._watchers:
                 watcher.finished(request)
             with self._wake:

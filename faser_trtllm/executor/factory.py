@@ -27,11 +27,12 @@ from faser_trtllm.engine.opening import (
     stay,
 )
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.admission import Admission
 from faser_trtllm.executor.batching import make_batching
 from faser_trtllm.executor.branches import BranchRows, CopyKv
+from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
-from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.partition.core_set import CoreSet
@@ -54,17 +55,17 @@ MAX_LOGIT_ROWS = 64
 DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
-LaneMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftLane]
+WorkerMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftWorker]
 EngineWrapper = Callable[[Engine, str], Engine]
 """Wraps an engine of a role, "target" or "draft"."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The wrappers of engines and lanes in a simulation (simulation/), and its policy's costs."""
+    """The wrappers of engines and of the draft worker in a simulation (simulation/), and its policy's costs."""
 
     wrap_engine: EngineWrapper
-    make_lane: LaneMaker
+    make_worker: WorkerMaker
     costs: CostTable
 
 
@@ -151,7 +152,7 @@ def open_executor(
             resources=stack,
             enter_mode=opened.enter_mode,
             trace=trace,
-            make_lane=simulation.make_lane if simulation else DraftLane,
+            make_worker=simulation.make_worker if simulation else DraftWorker,
             sampler=opened.sampler,
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
@@ -162,7 +163,7 @@ def open_executor(
 
 
 def refuse_overlap(mode: Mode) -> None:
-    """The enter_mode of engines without partitions for overlap: two lanes on the threads of one core set would hang."""
+    """The enter_mode of engines without partitions for overlap: two passes on one core set's threads would hang."""
     if mode is not Mode.SERIAL:
         raise ConfigError(
             f"mode is {mode.value}, and nothing moves target and draft apart for it; give assemble() their opener's "
@@ -182,7 +183,7 @@ def assemble(
     resources: ExitStack | None = None,
     enter_mode: Callable[[Mode], None] = refuse_overlap,
     trace: TraceWriter | None = None,
-    make_lane: LaneMaker = DraftLane,
+    make_worker: WorkerMaker = DraftWorker,
     sampler: RejectionSampler | None = None,
     draft_timeout_ms: float | None = None,
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
@@ -236,8 +237,8 @@ def assemble(
     drafters = [wrap_drafter(drafter) for drafter in drafters]
     cascade = Cascade(drafters, sampling, spec.vocab_size, clock)
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
-    drafter = make_lane(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
-    drafter.register(resources)
+    worker = make_worker(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
+    worker.register(resources)
     is_synthetic = config.synthetic_acceptance is not None
     if config.synthetic_acceptance is not None:
         probabilities = place_probabilities(config.synthetic_acceptance, max_draft_len)
@@ -251,25 +252,32 @@ def assemble(
                 "native scheduler and no synthetic acceptance; set it to 0"
             )
         branches = BranchRows(spec, copy_kv, sampling, kv.block_table, config.num_branches, max_draft_len)
-    return Executor(
+    admission = Admission(
+        spec.vocab_size,
+        max_seq_len,
+        max_draft_len,
+        drafters=tuple(drafter.spec.name for drafter in drafters),
+        keep_candidates=len(spec.segments) > 2,  # early exit compares with them
+        keep_runners_up=branches is not None,  # branches are of them
+        is_synthetic=is_synthetic,
+    )
+    fixed_gauges = dict(gauges or {}) | ({"synthetic_acceptance": 1.0} if is_synthetic else {})
+    executor = Executor(
         scheduler,
-        drafter,
+        worker,
         Verifier(target, sampling, kv.block_table, clock, sampler, branches),
         sampling,
         clock,
-        vocab_size=spec.vocab_size,
-        max_seq_len=max_seq_len,
-        max_draft_len=max_draft_len,
+        admission,
         max_queue_size=config.max_queue_size,
         resources=resources,
-        trace=trace,
-        keep_candidates=len(spec.segments) > 2,
-        keep_runners_up=branches is not None,
-        guard=guard,
-        is_synthetic=is_synthetic,
         drafters=drafters,
-        gauges=gauges,
+        gauges=lambda: fixed_gauges if guard is None else fixed_gauges | guard.gauges(),
     )
+    for watcher in (guard, trace):
+        if watcher is not None:
+            executor.watch(watcher)
+    return executor
 
 
 def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:

@@ -10,10 +10,11 @@ import logging
 from collections import Counter
 
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput, StepRecord
 from faser_trtllm.drafters.base import nothing_drafted
 from faser_trtllm.errors import OutOfMemoryError
-from faser_trtllm.executor.lanes import DraftStage
+from faser_trtllm.executor.draft_worker import DraftStage
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.policy.base import Decision, PlanStats, Policy, StepView
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class DisabledReason(str, enum.Enum):
     NO_ACCEPTANCE = "no_acceptance"
 
 
-class SpeculationGuard:
+class SpeculationGuard(StepWatcher):
     """Counts what goes wrong and says whether to speculate now: off for a back-off, then tried again.
 
     A failure is taken to be none of the drafted tokens' doing, so that dropping the drafts of a failed call is exact.
@@ -80,7 +81,7 @@ class SpeculationGuard:
                 DisabledReason.DRAFT_TIMEOUT,
                 f"a draft call took {drafts.draft_ms:.0f} ms, draft_timeout_ms is {self._draft_timeout_ms:g}",
             )
-        elif any(drafts.num_new_drafts):
+        elif any(drafts.num_new_drafts.tolist()):
             self._num_empty = 0
         else:
             self._num_empty += 1
@@ -94,14 +95,14 @@ class SpeculationGuard:
         reason = DisabledReason.DRAFT_OOM if is_oom else DisabledReason.DRAFT_ERROR
         self._disable(reason, f"a draft call failed with {type(error).__name__}: {error}")
 
-    def verified(self, drafts: DraftResult, result: VerifyResult) -> None:
+    def step(self, record: StepRecord) -> None:
         """A step is over; it was fruitless if it drafted and accepted nothing."""
         if self._reason is not None:
             return
-        if any(result.num_accepted):
+        if record.num_accepted:
             self._num_fruitless = 0
             self._backoff_s = BACKOFF_S
-        elif any(drafts.num_new_drafts):
+        elif record.num_drafted:
             self._num_fruitless += 1
             if self._num_fruitless >= FRUITLESS_STEPS:
                 self._disable(

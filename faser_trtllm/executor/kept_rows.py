@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import KeptRows, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.native import SEEDED
@@ -35,27 +36,25 @@ class ContextRows:
     sampled, which must be contiguous."""
 
     asking: Sequence[Kept]
-    test_rows: Sequence[int]
+    sampled_rows: Sequence[int]
 
     @classmethod
-    def split(
-        cls, rows: ScheduledRequests, lengths: Sequence[int], tested: Sequence[int], num_context: Mapping[int, int]
-    ) -> ContextRows:
-        """num_context: by index, rows of logits before those that are sampled, of which there are 1 + lengths[index] if
-        it is in `tested`."""
+    def split(cls, rows: ScheduledRequests, num_verified: Int32Array, num_context: Mapping[int, int]) -> ContextRows:
+        """num_context: by index, rows of logits before those that are sampled, of which the first num_sampled requests
+        have 1 + num_verified[index]."""
         asking: list[Kept] = []
-        test_rows: list[int] = []
-        tests, end = set(tested), 0
-        for index, request in enumerate(rows.requests):
+        sampled_rows: list[int] = []
+        end = 0
+        for index, (request, num_drafts) in enumerate(zip(rows.requests, num_verified.tolist(), strict=True)):
             count = num_context.get(index, 0)
             if count:
                 known = len(request.context_log_probs) + 1
                 asking.append(Kept(index, request, end, request.tokens[known : known + count].tolist()))
             end += count
-            if index in tests:
-                test_rows += range(end, end + 1 + lengths[index])
-                end += 1 + lengths[index]
-        return cls(asking, test_rows)
+            if index < rows.num_sampled:
+                sampled_rows += range(end, end + 1 + num_drafts)
+                end += 1 + num_drafts
+        return cls(asking, sampled_rows)
 
     def keep(self, logits: Any, sampler: RejectionSampler) -> dict[int, KeptRows]:
         """By index."""

@@ -1,6 +1,6 @@
 """Early pruning inside a verification pass: rows dropped between two segments.
 
-The engine scores and drops (ops/prune_rows.py says which rows); what is dropped is carried, so a wrong exit costs
+The engine scores and drops (ops/prune_rows.py says which rows); what is dropped stays pending, so a wrong exit costs
 nothing but time.
 """
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.decision import Exits
-from faser_trtllm.core.plan import SchedulerOutput
+from faser_trtllm.core.plan import ScheduledRequests, SchedulerOutput
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows
 from faser_trtllm.ops.requests.exit_drafts import exit_drafts
@@ -26,62 +27,38 @@ class Pruner:
         self._sampling = sampling
 
     def forward(
-        self, plan: SchedulerOutput, batch: RaggedBatch, frontiers: list[int]
-    ) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per decoding
-        request, [] where none could be.
+        self, plan: SchedulerOutput, batch: RaggedBatch, num_verified: Int32Array
+    ) -> tuple[npt.NDArray[np.float32], Int32Array | None]:
+        """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per request
+        [num_requests], None where none could be.
 
-        frontiers[k]: drafts whose rows the pass starts with, for plan.view.decoding[k]; lowered in place.
+        num_verified [num_requests]: drafts whose rows the pass starts with; lowered in place.
         """
-        exits = plan.exits
+        exits, rows = plan.decision.exits, plan.scheduled
         num_segments = len(self._engine.spec.segments) - 1
-        if exits is None or num_segments == 1 or not exits.boundaries or not any(frontiers):
-            return self._engine.forward(batch), []
-        entries = _batch_entries(plan)
-        num_pruned = [0] * len(entries)
-        logits = None
+        if exits is None or num_segments == 1 or not exits.boundaries or not num_verified.any():
+            return self._engine.forward(batch), None
+        begun_with, logits = num_verified.copy(), None
         for segment in range(num_segments):
-            if segment in exits.boundaries and any(frontiers):
-                batch = self._prune(plan, exits, batch, entries, frontiers, num_pruned, segment)
+            if segment in exits.boundaries and num_verified.any():
+                batch = self._prune(rows, exits, batch, num_verified[: rows.num_decoding], segment)
             logits = self._engine.run_segment(batch, segment)
         assert logits is not None
-        return logits, num_pruned
+        return logits, begun_with - num_verified
 
     def _prune(
-        self,
-        plan: SchedulerOutput,
-        exits: Exits,
-        batch: RaggedBatch,
-        entries: npt.NDArray[np.intp],
-        frontiers: list[int],
-        num_pruned: list[int],
-        boundary: int,
+        self, rows: ScheduledRequests, exits: Exits, batch: RaggedBatch, num_verified: Int32Array, boundary: int
     ) -> RaggedBatch:
-        rows, sampling = plan.scheduled, self._sampling.array
-        slots, num_tokens = [rows.slots[i] for i in plan.verified], [rows.num_tokens[i] for i in plan.verified]
-        candidates, places = exit_drafts(sampling, slots, num_tokens, frontiers)
-        counts, starts = np.diff(batch.cu_rows), batch.cu_rows[:-1]
-        boundary_batch = PruneBatch(
-            starts[entries],
-            1 + np.array(frontiers, np.int32),
-            candidates,
-            places,
-            batch.num_rows,
-            exits.rule(sampling, slots, num_tokens, frontiers, boundary),
-        )
+        n, sampling = rows.num_decoding, self._sampling.array
+        columns = (rows.slots[:n], rows.num_tokens[:n], num_verified)
+        candidates, places = exit_drafts(sampling, *columns)
+        starts, counts = batch.cu_rows[:n], np.diff(batch.cu_rows)
+        rule = exits.rule(sampling, *columns, boundary)
+        boundary_batch = PruneBatch(starts, 1 + num_verified, candidates, places, batch.num_rows, rule)
         kept = self._engine.prune(boundary_batch)
         dropped = boundary_batch.num_rows - kept
         if not dropped.any():
             return batch
-        counts[entries] -= dropped
-        for k, count in enumerate(dropped.tolist()):
-            frontiers[k] -= count
-            num_pruned[k] += count
-        return keep_rows(batch, kept_rows(boundary_batch, kept), counts.tolist())
-
-
-def _batch_entries(plan: SchedulerOutput) -> npt.NDArray[np.intp]:
-    """Entry k is the batch entry of plan.view.decoding[k]; requests without rows have none."""
-    has_rows = np.array(plan.scheduled.num_new_tokens) > 0
-    entries: npt.NDArray[np.intp] = (np.cumsum(has_rows) - 1)[list(plan.verified)]
-    return entries
+        counts[:n] -= dropped
+        num_verified -= dropped
+        return keep_rows(batch, kept_rows(boundary_batch, kept), counts)

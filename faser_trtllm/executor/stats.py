@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import or_
-from typing import Protocol
 
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import ScheduledRequests, StepRecord
 from faser_trtllm.core.request import FinishReason, Request
 
 LATENCY_BUCKETS_S = (
@@ -78,17 +77,11 @@ class Progress:
         return self.age_s if self.has_work else 0.0
 
 
-class StepWatcher(Protocol):
+class StepWatcher:
     """Notified on the executor's thread; must neither block nor raise."""
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        """A step has ended and its tokens were delivered; times as in ExecutorStats.record."""
+    def step(self, record: StepRecord) -> None:
+        """A step has ended and its tokens were delivered."""
 
     def finished(self, request: Request) -> None:
         """A request ended; if a step ended it, step() is called afterwards."""
@@ -109,7 +102,7 @@ class Histogram:
         self.sums[place] += num_values * value
 
 
-class ExecutorStats:
+class ExecutorStats(StepWatcher):
     """Sums since the start. Acceptance counts drafts whose rows ran: accepted / verified."""
 
     def __init__(self, max_draft_len: int = 0) -> None:
@@ -123,54 +116,40 @@ class ExecutorStats:
         self._ended: list[Request] = []  # since the last step
         self._steady: Sequence[Request] = ()  # a held plan's: all of them had their last token at _steady_s
         self._steady_s = 0.0
-        self._plan: SchedulerOutput | None = None
+        self._last: StepRecord | None = None
 
-    def record(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        """times_s: start of the step, then the ends of scheduling, of drafting and verification, and of the update."""
+    def step(self, record: StepRecord) -> None:
         num, ms = self._num, self._ms
-        num_requests, num_decoding = len(plan.scheduled), len(plan.view.decoding)
-        num_verified, num_tokens = sum(result.num_verified), sum(result.num_tokens)
-        num_new = num_decoding
-        if num_decoding < num_requests:
-            num_new = sum(plan.scheduled.num_new_tokens)
+        plan, drafts, result = record.plan, record.drafts, record.result
+        n = plan.scheduled.num_decoding
         num["num_steps"] += 1
-        num["num_draft_tokens"] += sum(drafts.num_new_drafts)
-        num["num_verified_tokens"] += num_verified
-        num["num_accepted_tokens"] += sum(result.num_accepted)
-        num["num_output_tokens"] += num_tokens
-        num["num_rows"] += num_new + num_verified + result.num_branches
+        num["num_draft_tokens"] += record.num_drafted
+        num["num_verified_tokens"] += record.num_verified
+        num["num_accepted_tokens"] += record.num_accepted
+        num["num_output_tokens"] += record.num_tokens
+        num["num_rows"] += record.num_rows
         num["num_branch_rows"] += result.num_branches
         num["num_branch_tokens"] += result.num_followed
-        num["num_pruned_rows"] += sum(result.num_pruned)
-        num["num_frontier_rows"] += num_decoding + num_verified
-        num["num_oracle_rows"] += num_tokens
-        if num_decoding < num_requests:  # a prompt's last chunk yields one token; frontiers yield all others
-            num["num_oracle_rows"] -= max(0, num_requests - result.num_tokens.count(0) - num_decoding)
+        num["num_pruned_rows"] += record.num_pruned
+        num["num_frontier_rows"] += n + record.num_verified
+        num["num_oracle_rows"] += record.num_decoded
         num["num_steps_" + plan.mode] += 1
-        self._frontier_lens[0] -= num_requests - num_decoding  # prefill chunks, and requests that are only drafted for
-        for lengths, totals in ((result.num_verified, self._frontier_lens), (result.num_accepted, self._accepted_lens)):
+        verified, accepted = result.num_verified.tolist(), result.num_accepted.tolist()
+        for lengths, totals in ((verified[:n], self._frontier_lens), (accepted, self._accepted_lens)):
             for length, count in Counter(lengths).items():
                 totals[length] += count
-        num["num_drafts"] += num_requests - list(map(or_, result.num_verified, result.num_accepted)).count(0)
-        start, scheduled, verified, updated = times_s
-        ms["schedule_ms"] += 1e3 * (scheduled - start)
+        num["num_drafts"] += len(accepted) - list(map(or_, verified, accepted)).count(0)
+        ms["schedule_ms"] += 1e3 * (record.scheduled_s - record.begun_s)
         ms["draft_ms"] += drafts.draft_ms
         ms["free_draft_ms"] += drafts.free_ms
         ms["verify_ms"] += result.verify_ms
-        ms["update_ms"] += 1e3 * (updated - verified)
+        ms["update_ms"] += 1e3 * (record.updated_s - record.verified_s)
         for request in plan.admitted:
             self._record_admitted(request)
-        self._record_tokens(plan, result, updated)
-        self._plan = plan
+        self._record_tokens(plan.scheduled, result.num_tokens.tolist(), record.updated_s)
+        self._last = record
 
-    def record_finished(self, request: Request) -> None:
-        """A request ended for any reason."""
+    def finished(self, request: Request) -> None:
         num, stats = self._num, request.stats
         num["num_finished_requests"] += 1
         num["num_prompt_tokens"] += request.prompt_len
@@ -213,15 +192,16 @@ class ExecutorStats:
         self._num["num_prefix_tokens"] += request.prompt_len
         self._num["num_prefix_hit_tokens"] += stats.num_cached_tokens
 
-    def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
-        """Record token latencies; requests whose previous token came from the same step share a value."""
+    def _record_tokens(self, rows: ScheduledRequests, num_tokens: Sequence[int], now_s: float) -> None:
+        """Record token latencies; requests whose previous token came from the same step share a value. num_tokens: of
+        the first num_sampled requests."""
         last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
-        if plan.scheduled.requests is self._steady and not self._ended and 0 not in result.num_tokens:
+        if rows.requests is self._steady and not self._ended and 0 not in num_tokens:
             inter_token.observe(now_s - self._steady_s, len(self._steady))
             self._steady_s = now_s
             return
         last_token_s.update(dict.fromkeys(self._steady, self._steady_s))
-        requests = [r for r, n in zip(plan.scheduled.requests, result.num_tokens, strict=True) if n]
+        requests = [r for r, count in zip(rows.requests, num_tokens, strict=False) if count]
         times = [last_token_s.get(request) for request in requests]
         for last_s in set(times):
             if last_s is not None:
@@ -233,20 +213,19 @@ class ExecutorStats:
         last_token_s.update(dict.fromkeys(requests, now_s))
         for request in self._ended:
             last_token_s.pop(request, None)
-        is_steady = len(requests) == len(plan.scheduled) and not self._ended
-        self._steady, self._steady_s = plan.scheduled.requests if is_steady else (), now_s
+        is_steady = len(requests) == len(rows) and not self._ended
+        self._steady, self._steady_s = rows.requests if is_steady else (), now_s
         self._ended.clear()
 
     def _last_step(self) -> dict[str, float]:
-        plan = self._plan
-        if plan is None:
+        if self._last is None:
             return dict.fromkeys(_LAST_STEP, 0)
-        num_generation = len(plan.view.decoding)
-        num_drafted_only = plan.scheduled.num_new_tokens.count(0)
+        rows = self._last.plan.scheduled
+        num_contexts = rows.num_running - rows.num_decoding
         return {
-            "num_scheduled": len(plan.scheduled),
-            "num_context_requests": len(plan.scheduled) - num_generation - num_drafted_only,
-            "num_generation_requests": num_generation + num_drafted_only,
-            "num_context_tokens": sum(plan.scheduled.num_new_tokens) - num_generation,
-            "num_paused": len(plan.paused),
+            "num_scheduled": len(rows),
+            "num_context_requests": num_contexts,
+            "num_generation_requests": len(rows) - num_contexts,
+            "num_context_tokens": self._last.num_context_rows,
+            "num_paused": len(self._last.plan.paused),
         }

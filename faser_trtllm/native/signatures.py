@@ -106,7 +106,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         ],
     ),
     "faser_best_slots": (c_int32, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p]),
-    "faser_frontier": (
+    "faser_verify_lengths": (
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
@@ -189,6 +189,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "faser_count_tests": (c_int32, [c_int32, *[c_void_p] * 5]),
     "faser_pending_survival": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5]),
+    "faser_draft_rows": (c_int32, [c_int32, *[c_void_p] * 8, c_int32, c_int32, c_void_p]),
     "faser_check_drafts": (
         c_int32,
         [
@@ -201,11 +202,12 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [
             c_int32,  # num_requests
+            c_int32,  # num_sampled
             *[c_void_p] * 5,  # slots, counts, times_s, texts, bounds
             c_double,  # now_s
             *[c_void_p] * 4,  # num_rows, num_drafted, num_draft_computed, token_ids
             c_int32,  # stride
-            *[c_void_p] * 8,  # num_new, num_accepted, is_carried, num_pruned, out_num_new, out_end, out_due, out_tokens
+            *[c_void_p] * 8,  # num_new, num_accepted, outcome, num_pruned, out_num_new, out_end, out_due, out_tokens
         ],
     ),
     "faser_host_loop": (c_int64, [c_int32, c_int32, c_int32, c_uint64]),

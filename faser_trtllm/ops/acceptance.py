@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Sequence
 
 import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
-from faser_trtllm.ops.arrays import Float32Array, SamplingArray, address_of, float32_at, int8_at, sampling_address
+from faser_trtllm.ops.arrays import (
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int8_at,
+    int32_addresses,
+    sampling_address,
+)
 from faser_trtllm.ops.draft_stop import sigmoid
 
 MAX_LOG_ODDS = 13.8  # a millionth: less certain than any estimate, and finite
@@ -40,31 +47,30 @@ class AcceptanceModel:
         return int(self.slope.shape[1])
 
     def log_odds(
-        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+        self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
     ) -> Float32Array:
-        """Of the first num_drafts[i] drafts behind num_tokens[i] tokens, of all requests in turn [num_drafts in all],
+        """Of the first num_drafts[i] drafts behind num_tokens[i] tokens, of all requests in turn [sum of num_drafts],
         at most MAX_LOG_ODDS from 0. InvalidArgumentError for a slot with drafts but no margins."""
-        columns = array("i", slots), array("i", num_tokens), array("i", num_drafts)
-        at_slots, *at_counts = [column.buffer_info()[0] for column in columns]
-        odds: Float32Array = np.zeros(sum(num_drafts), np.float32)
+        at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
+        odds: Float32Array = np.zeros(num_drafts.sum(), np.float32)
         status = native.library().faser_log_odds(
             self.address,
             MAX_LOG_ODDS,
-            len(slots),
+            slots.size,
             at_slots,
             sampling_address(sampling),
-            *at_counts,
+            *columns,
             address_of(odds, np.float32),
         )
-        native.check(status, f"reading the margins of {len(slots)} requests")
+        native.check(status, f"reading the margins of {slots.size} requests")
         return odds
 
     def log_odds_reference(
-        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+        self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
     ) -> Float32Array:
         """log_odds in plain loops."""
         odds: list[float] = []
-        for slot, first, count in zip(slots, num_tokens, num_drafts, strict=True):
+        for slot, first, count in zip(*(c.tolist() for c in (slots, num_tokens, num_drafts)), strict=True):
             mode = int(sampling[slot]["mode"])
             margins = float32_at(int(sampling[slot]["draft_margins"]), first + count)[first:].tolist()
             for place, margin in enumerate(margins):

@@ -21,6 +21,8 @@ SamplingArray = npt.NDArray[np.void]
 # One element per slot: faser_sampling, field for field.
 SAMPLING_DTYPE = np.dtype(native.FaserSampling)
 
+_INT32 = np.dtype(np.int32)
+
 
 def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
     """The address of a C-contiguous array's first element; TypeError or ValueError if it is not one."""
@@ -30,6 +32,16 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
     # ctypes describes a structure's fields to take its address, bytes at once.
     return native.address_of_buffer(array.view(np.uint8) if array.dtype.names else array)
+
+
+def int32_addresses(*columns: Int32Array) -> list[int]:
+    """Of int32 arrays, C-contiguous, in less time than address_of takes; raises as it does."""
+    return [
+        ctypes.addressof(ctypes.c_char.from_buffer(column))  # type: ignore[arg-type]
+        if column.dtype is _INT32 and column.size
+        else address_of(column, np.int32)
+        for column in columns
+    ]
 
 
 _last_table: tuple[Callable[[], Any], int] = (lambda: None, 0)  # replaced as a whole, since threads share it

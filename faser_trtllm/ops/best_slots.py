@@ -11,7 +11,6 @@ of its request, since what gets no row stays pending: rows decide when a draft i
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +19,15 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
-from faser_trtllm.ops.arrays import Float64Array, Int32Array, SamplingArray, address_of, float32_at, sampling_address
+from faser_trtllm.ops.arrays import (
+    Float64Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int32_addresses,
+    sampling_address,
+)
 from faser_trtllm.ops.draft_stop import sigmoid
 
 
@@ -83,7 +90,7 @@ def best_slots_reference(survival: Float64Array, limits: Int32Array, costs: Slot
 
 
 @value
-class FrontierRule:
+class VerificationRule:
     """Which of the pending drafts the pass verifies: those with the most tokens - price * ms, ranked over the batch."""
 
     acceptance: AcceptanceModel
@@ -97,37 +104,29 @@ class FrontierRule:
         return self.costs.price * float(verify_ms[last] - verify_ms[first]) / max(1, last - first)
 
     def lengths(
-        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_pending: Sequence[int]
-    ) -> list[int]:
-        """Rows per request, 0 to num_pending[i]; its drafts are behind num_tokens[i] committed tokens."""
-        lengths = array("i", num_pending)
-        columns = array("i", slots), array("i", num_tokens), array("i", num_pending), lengths
-        at_slots, at_tokens, at_pending, at_lengths = [column.buffer_info()[0] for column in columns]
-        status = native.library().faser_frontier(
-            self.costs.address,
-            self.acceptance.address,
-            len(slots),
-            at_slots,
-            sampling_address(sampling),
-            at_tokens,
-            at_pending,
-            at_lengths,
+        self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_pending: Int32Array
+    ) -> Int32Array:
+        """0 to num_pending[i] each; a request's drafts follow its num_tokens[i] committed tokens."""
+        lengths = np.empty_like(num_pending)
+        at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, lengths)
+        status = native.library().faser_verify_lengths(
+            self.costs.address, self.acceptance.address, slots.size, at_slots, sampling_address(sampling), *columns
         )
         if status:
-            native.check(status, f"ranking {list(num_pending)} pending drafts")
-        return lengths.tolist()
+            native.check(status, f"ranking {num_pending.tolist()} pending drafts")
+        return lengths
 
 
-def frontier_reference(
-    rule: FrontierRule,
+def verify_lengths_reference(
+    rule: VerificationRule,
     sampling: SamplingArray,
-    slots: Sequence[int],
-    num_tokens: Sequence[int],
-    num_pending: Sequence[int],
+    slots: Int32Array,
+    num_tokens: Int32Array,
+    num_pending: Int32Array,
 ) -> list[int]:
-    """FrontierRule.lengths in plain loops."""
+    """VerificationRule.lengths in plain loops."""
     rows = []
-    for slot, tokens, pending in zip(slots, num_tokens, num_pending, strict=True):
+    for slot, tokens, pending in zip(*(c.tolist() for c in (slots, num_tokens, num_pending)), strict=True):
         alive, row = 1.0, []
         entry = sampling[slot]
         for place, margin in enumerate(pending_margins(sampling, slot, tokens, pending)):

@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.ops.arrays import SamplingArray, address_of, int32_at, sampling_address
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, int32_at, sampling_address
 
 
 class RowFiller:
     """Builds batches in buffers that are allocated once; a batch is valid until the next call."""
 
-    def __init__(self, max_num_requests: int, max_num_rows: int, block_table: npt.NDArray[np.int32]) -> None:
+    def __init__(self, max_num_requests: int, max_num_rows: int, block_table: Int32Array) -> None:
         self._max_num_requests = max_num_requests
         self._max_num_rows = max_num_rows
         self._block_table = block_table
         self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
         self._token_ids, self._positions, self._logit_rows = np.zeros((3, max_num_rows), np.int32)
         self._num_logit_rows = np.zeros(1, np.int32)
-        self._slots = np.zeros(max_num_requests, np.int32)
-        self._slots_view, self._num_logit_rows_view = self._slots.data, self._num_logit_rows.data
-        self._slots_address = address_of(self._slots, np.int32)
+        self._num_logit_rows_view = self._num_logit_rows.data
         outputs = (self._cu_rows, self._token_ids, self._positions, self._logit_rows, self._num_logit_rows)
         self._outputs = [address_of(array, np.int32) for array in outputs]
 
     def fill(
-        self,
-        sampling: SamplingArray,
-        slots: Sequence[int],
-        first: Sequence[int],
-        end: Sequence[int],
-        num_logit_rows: Sequence[int],
+        self, sampling: SamplingArray, slots: Int32Array, first: Int32Array, end: Int32Array, num_logit_rows: Int32Array
     ) -> RaggedBatch:
         """Rows for the tokens [first[i], end[i]) of the request in slots[i]; its last num_logit_rows[i] produce logits.
 
-        sampling: SamplingTable.array. InvalidArgumentError for rows that do not fit, a request without rows, or a slot
-        without a request.
+        Arrays [num_requests] int32. sampling: SamplingTable.array. InvalidArgumentError for rows that do not fit, a
+        request without rows, or a slot without a request.
         """
-        n = len(slots)
+        n = slots.size
         if n > self._max_num_requests:
             raise ValueError(f"a batch of {n} requests, there is room for {self._max_num_requests}")
-        self._slots_view[:n] = array("i", slots)
-        columns = array("i", first), array("i", end), array("i", num_logit_rows)
+        at_slots, *columns = int32_addresses(slots, first, end, num_logit_rows)
         num_rows = native.library().faser_fill_rows(
-            n,
-            self._slots_address,
-            sampling_address(sampling),
-            *[column.buffer_info()[0] for column in columns],
-            self._max_num_rows,
-            *self._outputs,
+            n, at_slots, sampling_address(sampling), *columns, self._max_num_rows, *self._outputs
         )
         native.check(num_rows, f"building a batch of {n} requests in {self._max_num_rows} rows")
         return RaggedBatch(
-            self._slots[:n],
+            slots,
             self._cu_rows[: n + 1],
             self._token_ids[:num_rows],
             self._positions[:num_rows],
@@ -68,18 +51,18 @@ class RowFiller:
 
 def fill_rows_reference(
     sampling: SamplingArray,
-    slots: Sequence[int],
-    first: Sequence[int],
-    end: Sequence[int],
-    num_logit_rows: Sequence[int],
-    block_table: npt.NDArray[np.int32],
+    slots: Int32Array,
+    first: Int32Array,
+    end: Int32Array,
+    num_logit_rows: Int32Array,
+    block_table: Int32Array,
 ) -> RaggedBatch:
     """RowFiller.fill in plain loops."""
     cu_rows = [0]
     token_ids: list[int] = []
     positions: list[int] = []
     logit_rows: list[int] = []
-    for slot, start, stop, num_logits in zip(slots, first, end, num_logit_rows, strict=True):
+    for slot, start, stop, num_logits in zip(*(c.tolist() for c in (slots, first, end, num_logit_rows)), strict=True):
         token_ids += int32_at(int(sampling[slot]["tokens"]), stop)[start:].tolist()
         positions += range(start, stop)
         logit_rows += range(len(token_ids) - num_logits, len(token_ids))

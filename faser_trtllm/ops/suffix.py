@@ -19,9 +19,9 @@ from faser_trtllm.ops.arrays import (
     Float32Array,
     Int32Array,
     SamplingArray,
-    address_of,
     float32_at,
     int8_at,
+    int32_addresses,
     int32_at,
     sampling_address,
 )
@@ -75,14 +75,10 @@ class SuffixAutomata(Closing):
         All [num_requests] int32, as in faser_suffix_draft: at most num_new_drafts[i], and where the draft model would
         draft as well, before place num_model[i], only while the match is at least as sure as its drafts have been.
         """
-        found = np.empty(slots.size, np.int32)
+        found = np.zeros(slots.size, np.int32)
+        at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts, num_new_drafts, num_model, found)
         status = native.library().faser_suffix_draft(
-            self._handle,
-            slots.size,
-            address_of(slots, np.int32),
-            sampling_address(sampling),
-            *(address_of(array, np.int32) for array in (num_tokens, num_drafts, num_new_drafts, num_model)),
-            address_of(found, np.int32),
+            self._handle, slots.size, at_slots, sampling_address(sampling), *columns
         )
         native.check(status, "drafting from the text")
         return found

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Sequence
 
 import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
-from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, sampling_address
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, sampling_address
 
 NUM_CELL_SUMS = 7
 NUM_BINS = 20
@@ -37,37 +35,35 @@ class TestedSums:
     def add(
         self,
         sampling: SamplingArray,
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
         num_accepted: Int32Array,
         outcome: Int32Array,
     ) -> None:
         """num_tokens: committed before the test; num_accepted, outcome: as ops.accept.AcceptResult has them."""
-        known = array("i", slots), array("i", num_tokens)
-        at_slots, at_tokens = [column.buffer_info()[0] for column in known]
+        at_slots, *columns = int32_addresses(slots, num_tokens, num_accepted, outcome)
         status = native.library().faser_add_tests(
             ctypes.addressof(self._struct),
             self._model.address,
-            len(slots),
+            slots.size,
             at_slots,
             sampling_address(sampling),
-            at_tokens,
-            address_of(num_accepted, np.int32),
-            address_of(outcome, np.int32),
+            *columns,
         )
         native.check(status, "counting tested drafts")
 
     def add_reference(
         self,
         sampling: SamplingArray,
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_accepted: Sequence[int],
-        outcome: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_accepted: Int32Array,
+        outcome: Int32Array,
     ) -> None:
         """add in plain loops."""
-        for slot, tokens, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):
-            num_tested = int(accepted) + (int(how) == native.RECOVERED)
+        columns = (column.tolist() for column in (slots, num_tokens, num_accepted, outcome))
+        for slot, tokens, accepted, how in zip(*columns, strict=True):
+            num_tested = accepted + (how == native.RECOVERED)
             mode = int(sampling[slot]["mode"])
             for place, m in enumerate(pending_margins(sampling, slot, tokens, num_tested)):
                 if is_certain(sampling[slot], tokens + place):

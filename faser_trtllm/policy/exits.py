@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.cost_table import CostTable, ExitModel
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import AcceptanceModel
@@ -33,9 +34,9 @@ class ExitRule:
     def rule(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_drafts: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
         model = self.models[boundary]

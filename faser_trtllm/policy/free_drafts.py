@@ -1,7 +1,7 @@
 """Drafts that cost no draft step, beside a policy that plans the draft model's, or alone.
 
 They are proposed in every step for as long as they may be, and of all that is pending the pass verifies the rows that
-are worth their time at the price of the step, by the frontier's argmax (docs/policy.md).
+are worth their time at the price of the step, by the argmax of ops/best_slots.py (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.ops.acceptance import AcceptanceModel
-from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
+from faser_trtllm.ops.best_slots import SlotCosts, VerificationRule
 from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import HELD_STEPS, Decision, PlanStats, Policy, StepView, mean_context
 from faser_trtllm.policy.costs import MeasuredCosts
@@ -43,7 +43,7 @@ class FreeDraftsPolicy:
         self._context_len = mean_context(decoding)
         lengths = {r.slot: k for r, k in zip(decoding, decision.lengths, strict=True) if k}
         wanted = [self._max_draft_len] * n
-        if decision.frontier is not None:  # with a price of its own
+        if decision.verification is not None:  # with a price of its own
             return replace(decision, lengths=wanted, model_lengths=lengths)
         costs = self._costs.step(n, self._context_len)
         price = n / costs.off_ms * max(1.0, math.exp(self._goodput.mean))
@@ -52,7 +52,7 @@ class FreeDraftsPolicy:
         return replace(
             decision,
             lengths=wanted,
-            frontier=FrontierRule(self._model, SlotCosts(verify, price=price)),
+            verification=VerificationRule(self._model, SlotCosts(verify, price=price)),
             num_held=decision.num_held if self._model_policy else HELD_STEPS - 1,
             price=price / self._costs.slowness,
             model_lengths=lengths,

@@ -19,7 +19,7 @@ import numpy as np
 
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.ops.arrays import Float64Array, Int32Array
-from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots
+from faser_trtllm.ops.best_slots import SlotCosts, VerificationRule, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.base import (
     HELD_MS,
@@ -158,7 +158,7 @@ class PricePolicy:
         decision = Decision(
             wanted if n > 1 else [self._max_draft_len],  # one request alone is drafted for as far as it pays
             draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size),
-            FrontierRule(self.estimator.model, SlotCosts(smooth, price=price)),
+            VerificationRule(self.estimator.model, SlotCosts(smooth, price=price)),
             self._exits.rule(num_rows, n, self._context_len, price),
             self.estimator.tested,
             mode,
@@ -166,7 +166,7 @@ class PricePolicy:
             goodput / self._costs.slowness,
         )
         if self._running == PROBE:  # all of it runs, whatever it is thought to be worth
-            return replace(decision, lengths=probed or lengths, stop=None, frontier=None)
+            return replace(decision, lengths=probed or lengths, stop=None, verification=None)
         return decision
 
     def _choose(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.decision import Decision, PruneRule, StepView
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.plan import StepRecord
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops.arrays import float32_at
 from faser_trtllm.policy.base import StatelessPolicy
 
@@ -30,7 +30,7 @@ class Observations:
 
 
 @dataclass
-class RecordingPolicy(StatelessPolicy):
+class RecordingPolicy(StatelessPolicy, StepWatcher):
     """boundaries: indices into EngineSpec.segments to record at. steps: of those that the executor reported (it watches
     the executor, too), whether prompts ran, and the ms of drafting and verification."""
 
@@ -50,54 +50,47 @@ class RecordingPolicy(StatelessPolicy):
     def rule(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_drafts: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
         """Drops nothing, and writes down what is seen."""
-        self._slots = list(slots)
+        self._slots = slots.tolist()
         ends = np.cumsum(num_drafts)[:-1]
 
         def record(rank: npt.NDArray[np.int32], gap: npt.NDArray[np.float32]) -> None:
             self._seen[boundary] = np.split(rank, ends), np.split(gap, ends)
 
-        return PruneRule(np.zeros(sum(num_drafts), np.float32), record=record)
+        return PruneRule(np.zeros(num_drafts.sum(), np.float32), record=record)
 
     def add(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_accepted: npt.NDArray[np.int32],
-        outcome: npt.NDArray[np.int32],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_accepted: Int32Array,
+        outcome: Int32Array,
     ) -> None:
         """Write down what rejection sampling found of the drafts that were looked at."""
         views = [self._seen[boundary] for boundary in self.boundaries if boundary in self._seen]
         if views and len(views) == len(self.boundaries):
-            for slot, first, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):
+            columns = (column.tolist() for column in (slots, num_tokens, num_accepted, outcome))
+            for slot, first, accepted, how in zip(*columns, strict=True):
                 if slot not in self._slots:
                     continue
                 k = self._slots.index(slot)
-                num_tested = int(accepted) + (int(how) == native.RECOVERED)
+                num_tested = accepted + (how == native.RECOVERED)
                 for j in range(min(num_tested, len(views[0][0][k]))):
                     margin = float(float32_at(int(sampling[slot]["draft_margins"]) + 4 * first, num_tested)[j])
                     signals = [value for rank, gap in views for value in (float(rank[k][j]), float(gap[k][j]))]
                     self._columns.append((j, j < accepted, margin, *signals))
         self._seen.clear()
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        if plan.view.decoding:
-            self.steps.append((len(plan.verified) < len(plan.scheduled), result.step_ms))
-
-    def finished(self, request: Request) -> None:
-        """Nothing is written down by request."""
+    def step(self, record: StepRecord) -> None:
+        rows = record.plan.scheduled
+        if rows.num_decoding:
+            self.steps.append((rows.num_decoding < len(rows), record.result.step_ms))
 
     def observations(self) -> Observations:
         width = 3 + 2 * len(self.boundaries)

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from faser_trtllm.core.counts import MAX_DRAFT_LEN, MAX_NUM_TOKENS, NUM_DRAFTS, NUM_TOKENS
+from faser_trtllm.core.counts import MAX_DRAFT_LEN, MAX_NUM_TOKENS, NUM_DRAFTS, NUM_TOKENS, Int32Array
 from faser_trtllm.core.decision import Decision, StepView
+from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.core.request import counts_of
-from faser_trtllm.ops.arrays import Int32Array
 
 
 class HeldPlan:
-    """slots [num_requests] int32; ones: new tokens of each request."""
+    """slots [num_requests] int32."""
 
     def __init__(self, view: StepView, decision: Decision) -> None:
         self.view, self.decision = view, decision
-        self.slots = np.array([request.slot for request in view.decoding], np.int32)
-        self.ones = [1] * len(view.decoding)
+        requests, n = view.decoding, len(view.decoding)
+        self.slots = np.array([request.slot for request in requests], np.int32)
         self.is_drafting = any(decision.lengths)
-        counts = counts_of(view.decoding)
+        self._ones, self._parts = np.ones(n, np.int32), (n, n, n)
+        counts = counts_of(requests)
         self._wanted = np.minimum(np.array(decision.lengths, np.int32), counts[:, MAX_DRAFT_LEN])
         self._last = counts[:, MAX_NUM_TOKENS] - 1  # tokens with which no draft is useful
+        self._of_model: Int32Array | None = None
+        if decision.model_lengths is not None:
+            self._of_model = np.array([decision.model_lengths.get(request.slot, 0) for request in requests], np.int32)
 
-    def shares(self, counts: Int32Array, num_rows: int) -> tuple[Int32Array, Int32Array]:
-        """Drafts pending after drafting, and rows for drafts out of num_rows, first come first served. counts
-        [num_requests, NUM_COUNTS]: of now."""
-        pending = counts[:, NUM_DRAFTS]
-        if not self.is_drafting and not pending.any():
-            return pending, pending
-        wanted = np.maximum(pending, np.minimum(self._wanted, self._last - counts[:, NUM_TOKENS]))
-        if wanted.sum() <= num_rows:
-            return wanted, wanted
-        shares = np.clip(num_rows - (np.cumsum(wanted) - wanted), 0, wanted).astype(np.int32)
-        return np.maximum(shares, pending), shares
+    def schedule(self, counts: Int32Array, num_rows: int) -> ScheduledRequests:
+        """A step; counts [num_requests, NUM_COUNTS] of now. Rows for drafts are first come, first served, out of
+        num_rows; drafts that are pending stay so without one."""
+        pending = counts[:, NUM_DRAFTS].copy()
+        num_drafts = shares = pending
+        if self.is_drafting or any(pending.tolist()):
+            shares = np.maximum(pending, np.minimum(self._wanted, self._last - counts[:, NUM_TOKENS]))
+            num_drafts = shares
+            if sum(shares.tolist()) > num_rows:
+                shares = np.clip(num_rows - (np.cumsum(shares) - shares), 0, shares).astype(np.int32)
+                num_drafts = np.maximum(shares, pending)
+        of_model = None if self._of_model is None else np.minimum(num_drafts, self._of_model)
+        columns = (self._ones, num_drafts, shares)
+        return ScheduledRequests(self.view.decoding, self.slots, counts, *columns, self._parts, of_model)

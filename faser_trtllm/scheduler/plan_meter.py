@@ -2,92 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from faser_trtllm.core.decision import Mode, PlanStats
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, StepRecord
 
 SKIPPED_STEPS = 2  # after a change between drafting and not: what was missed is made up for, and caches are cold
 MAX_DRAFT_ROWS = 2  # per request, of a draft call's first step; more is a prompt that is made up for
-NUM_LATE = 5  # the last fields of PlanStats
-NUM_COUNTED = len(PlanStats.__dataclass_fields__) - NUM_LATE
+
+_COUNTED = [name for name in PlanStats.__dataclass_fields__ if "late" not in name]
+_LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
 
 
 class PlanMeter:
-    """begin_step() when a step is scheduled, note() when it is verified, take() before the next plan."""
+    """begin_step() when a step is scheduled, note() when it is over, take() before the next plan."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * NUM_COUNTED
-        self._late = [0.0] * NUM_LATE
-        self._step: tuple[float, ...] | None = None  # what the step that was noted last adds, but for its ms
+        self._sums = dict.fromkeys(_COUNTED, 0.0)
+        self._late = dict.fromkeys(_LATE, 0.0)  # of calls that made up for what was missed
+        self._last: StepRecord | None = None  # the step that was noted last, if it counts; its ms are not known yet
         self._begun_s = 0.0
         self._num_skipped = 0
         self._was_drafting = False
 
     def begin_step(self, now_s: float) -> None:
         """A step begins, so the one before is over."""
-        if self._step is not None:
-            sums = self._sums
-            for place, value in enumerate(self._step):
-                sums[place] += value
-            sums[1] += 1e3 * (now_s - self._begun_s)
-            self._step = None
+        if self._last is not None:
+            self._add(self._last, 1e3 * (now_s - self._begun_s))
+            self._last = None
         self._begun_s = now_s
 
     def rest(self) -> None:
         """Nothing is left to do: the time to the next step is nobody's."""
-        self._step = None
+        self._last = None
 
-    def note(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> None:
-        self._step = None
-        n = len(plan.view.decoding)
+    def note(self, record: StepRecord) -> None:
+        self._last = None
+        plan, drafts, n = record.plan, record.drafts, record.plan.scheduled.num_decoding
         is_drafting = plan.runs_draft_model
         if is_drafting != self._was_drafting:
             self._was_drafting, self._num_skipped = is_drafting, 0
         if n == 0:
             return
-        calls = int(drafts.num_asked > 0)
-        drafted = (0, 0, 0)
-        is_late = calls and drafts.num_rows > MAX_DRAFT_ROWS * n
-        if calls:
-            new: Sequence[int] = drafts.num_new_drafts
-            if drafts.num_free:
-                new = [count - free for count, free in zip(new, drafts.num_free, strict=True)]
-            drafted = (drafts.num_rows, max(new), sum(new))
-        times = (drafts.draft_ms, result.verify_ms) if plan.mode is Mode.SERIAL else (0.0, 0.0)
-        if is_late and drafted[1] and plan.mode is Mode.SERIAL:
-            late = (1, *drafted, drafts.draft_ms)
-            self._late = [total + value for total, value in zip(self._late, late, strict=True)]
+        is_late = drafts.num_asked > 0 and drafts.num_rows > MAX_DRAFT_ROWS * n
+        if is_late and plan.mode is Mode.SERIAL:
+            self._add_late(drafts)
         if self._num_skipped < SKIPPED_STEPS:
             self._num_skipped += 1
-            return
-        num_tokens, num_verified, context_rows = sum(result.num_tokens), sum(result.num_verified), 0
-        if len(plan.scheduled) > n:  # prompts run in the pass, and some of them give a token
-            verified = plan.verified
-            num_tokens = sum([result.num_tokens[index] for index in verified])
-            context_rows = sum(plan.scheduled.num_new_tokens) - n
-        if is_late and drafts.num_rows > MAX_DRAFT_ROWS * n + context_rows:
-            return
-        pruned = sum(result.num_pruned) if result.num_pruned else 0
-        accepted = sum(result.num_accepted) if num_tokens > n or num_verified or calls else 0
-        counts = (
-            num_tokens,
-            n,
-            n + num_verified + result.num_branches,
-            num_verified,
-            pruned,
-            accepted,
-            calls,
-            *drafted,
-            context_rows,
-        )
-        self._step = (1, 0.0, *times, *counts)
+        elif not is_late or drafts.num_rows <= MAX_DRAFT_ROWS * n + record.num_context_rows:
+            self._last = record
 
     def take(self) -> PlanStats:
         """What was summed up since it was taken last."""
-        if not self._sums[0]:
+        if not self._sums["num_steps"]:
             return PlanStats()
-        one, ms, draft_ms, verify_ms, *counts = self._sums
-        *late, late_ms = self._late
-        self._sums, self._late = [0.0] * NUM_COUNTED, [0.0] * NUM_LATE
-        return PlanStats(int(one), ms, draft_ms, verify_ms, *[int(count) for count in (*counts, *late)], late_ms)  # type: ignore[call-arg]
+        sums = self._sums | self._late
+        self._sums, self._late = dict.fromkeys(_COUNTED, 0.0), dict.fromkeys(_LATE, 0.0)
+        return PlanStats(**{name: sums[name] if name.endswith("ms") else int(sums[name]) for name in sums})  # type: ignore[arg-type]
+
+    def _add(self, record: StepRecord, ms: float) -> None:
+        sums, drafts, result = self._sums, record.drafts, record.result
+        n = record.plan.scheduled.num_decoding
+        sums["num_steps"] += 1
+        sums["ms"] += ms
+        if record.plan.mode is Mode.SERIAL:
+            sums["draft_ms"] += drafts.draft_ms
+            sums["verify_ms"] += result.verify_ms
+        sums["num_tokens"] += record.num_decoded
+        sums["num_requests"] += n
+        sums["num_rows"] += n + record.num_verified + result.num_branches
+        sums["num_verified"] += record.num_verified
+        sums["num_pruned"] += record.num_pruned
+        sums["num_accepted"] += sum(result.num_accepted[:n].tolist())
+        sums["num_context_rows"] += record.num_context_rows
+        if drafts.num_asked:
+            num_steps, num_drafted = _of_model(drafts)
+            sums["num_draft_calls"] += 1
+            sums["num_draft_rows"] += drafts.num_rows
+            sums["num_draft_steps"] += num_steps
+            sums["num_drafted"] += num_drafted
+
+    def _add_late(self, drafts: DraftResult) -> None:
+        num_steps, num_drafted = _of_model(drafts)
+        if num_steps:
+            self._late["num_late_calls"] += 1
+            self._late["num_late_rows"] += drafts.num_rows
+            self._late["num_late_steps"] += num_steps
+            self._late["num_late_drafted"] += num_drafted
+            self._late["late_ms"] += drafts.draft_ms
+
+
+def _of_model(drafts: DraftResult) -> tuple[int, int]:
+    """Steps that the draft model took, and drafts that it made."""
+    new = drafts.num_new_drafts if drafts.num_free is None else drafts.num_new_drafts - drafts.num_free
+    counts: list[int] = new.tolist()
+    return max(counts), sum(counts)

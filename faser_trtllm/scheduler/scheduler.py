@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.counts import NUM_TOKENS
 from faser_trtllm.core.decision import Decision, Mode, StepView
 from faser_trtllm.core.plan import (
     DraftResult,
@@ -18,6 +17,7 @@ from faser_trtllm.core.plan import (
     ScheduledRequest,
     ScheduledRequests,
     SchedulerOutput,
+    StepRecord,
     VerifyResult,
 )
 from faser_trtllm.core.request import FinishReason, Request, RequestState
@@ -27,10 +27,10 @@ from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
 from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.held_plan import HeldPlan
-from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
+from faser_trtllm.scheduler.roles import Role, assign_roles
 from faser_trtllm.scheduler.rows import RowsLeft, context_reserve, share_draft_rows, split_running
 from faser_trtllm.scheduler.update import apply_results
 
@@ -146,9 +146,8 @@ class Scheduler:
         """Plan one step: the rows of each request. Allocates the blocks for them."""
         if self._num_held and self._held is not None and self._has_ample_blocks():
             self._num_held -= 1
-            now_s = self._clock.now_s()
-            self._meter.begin_step(now_s)
-            return self._steady_step(self._held, begun_s=now_s)
+            self._meter.begin_step(self._clock.now_s())
+            return self._steady_step(self._held)
         finished = self._expire() if self._may_expire else ()
         decoding, contexts = split_running(self._running)
         view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
@@ -163,20 +162,26 @@ class Scheduler:
         paused: list[Request] = []
         scheduled = self._schedule_running(decoding, contexts, decision, paused)
         admitted = [] if paused else self._admit(scheduled)
-        verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
+        return self._mixed_step(scheduled, decision, admitted, paused, finished)
+
+    def _mixed_step(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        decision: Decision,
+        admitted: Sequence[Request],
+        paused: Sequence[Request],
+        finished: tuple[Request, ...],
+    ) -> SchedulerOutput:
+        rows = ScheduledRequests.of(scheduled, decision.model_lengths)
+        decoding, others = rows.requests[: rows.num_decoding], rows.requests[rows.num_decoding :]
         return SchedulerOutput(
-            scheduled=ScheduledRequests.of(scheduled),
-            view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
+            scheduled=rows,
+            view=self._view(decoding, [request for request in others if not request.is_decoding]),
+            decision=decision,
             admitted=tuple(admitted),
             paused=tuple(paused),
-            mode=decision.mode,
-            stop=decision.stop,
             is_drafting=any(decision.lengths),
             finished=finished,
-            frontier=decision.frontier,
-            exits=decision.exits,
-            tested=decision.tested,
-            model_lengths=decision.model_lengths,
         )
 
     def _decide(self, view: StepView) -> Decision:
@@ -191,23 +196,24 @@ class Scheduler:
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit the results of the pass; returns the requests that have new tokens or ended."""
-        self._meter.note(plan, drafts, result)
         rows = plan.scheduled
         outputs, due = apply_results(self._committer, rows, drafts, result, self._clock.now_s())
-        failed = {}
-        if any(result.failed):
-            failed = {r: sentence for r, sentence in zip(rows.requests, result.failed, strict=True) if sentence}
+        errors = {rows.requests[index]: end.error for index, end in result.ended.items() if end.error is not None}
         for request, bits in zip(rows.requests, due, strict=True):
-            if bits & BLOCK_FULL and request not in failed:  # KV that led to NaN logits must not be reused
+            if bits & BLOCK_FULL and request not in errors:  # KV that led to NaN logits must not be reused
                 counts = request.num_computed_tokens, request.num_draft_computed_tokens
                 self._kv.commit(request.slot, request.tokens, *counts)
         for output in outputs:
             if output.finish_reason is not None:
-                self.finish(output.request, output.finish_reason, failed.get(output.request))
+                self.finish(output.request, output.finish_reason, errors.get(output.request))
         self._rewind(rows, due)
+        return outputs
+
+    def observe(self, record: StepRecord) -> None:
+        """A step is over; the policy is told before its next plan."""
+        self._meter.note(record)
         if not self._requests:
             self._meter.rest()
-        return outputs
 
     def _rewind(self, rows: ScheduledRequests, due: Sequence[int]) -> None:
         """Free the blocks of rejected rows."""
@@ -223,7 +229,9 @@ class Scheduler:
             self.finish(request, FinishReason.TIMEOUT)
         return tuple(late)
 
-    def _view(self, decoding: list[Request], contexts: list[Request], joining: Sequence[Request] = ()) -> StepView:
+    def _view(
+        self, decoding: Sequence[Request], contexts: Sequence[Request], joining: Sequence[Request] = ()
+    ) -> StepView:
         """joining: waiting requests for which there are slots, so that their prompts run in the same pass."""
         num_context_rows = sum([r.num_tokens - r.num_computed_tokens for r in (*contexts, *joining)])
         num_waiting, num_rows = len(self._waiting), self._limits.max_num_tokens - len(decoding)
@@ -241,33 +249,13 @@ class Scheduler:
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
-    def _steady_step(
-        self, held: HeldPlan, finished: tuple[Request, ...] = (), begun_s: float | None = None
-    ) -> SchedulerOutput:
-        decision = held.decision
-        return SchedulerOutput(
-            scheduled=self._schedule_steady(held),
-            view=held.view,
-            mode=decision.mode,
-            stop=decision.stop,
-            is_drafting=held.is_drafting,
-            finished=finished,
-            begun_s=begun_s,
-            frontier=decision.frontier,
-            exits=decision.exits,
-            tested=decision.tested,
-            model_lengths=decision.model_lengths,
-        )
-
-    def _schedule_steady(self, held: HeldPlan) -> ScheduledRequests:
-        """_schedule_running for steps where all requests decode, none waits and blocks are ample."""
-        slots, ones = held.slots, held.ones
-        counts = self._table.counts[slots]
-        num_drafts, shares = held.shares(counts, self._limits.max_num_tokens - len(ones))
-        allocated = self._kv.allocate_many(slots, counts[:, NUM_TOKENS] + num_drafts)
+    def _steady_step(self, held: HeldPlan, finished: tuple[Request, ...] = ()) -> SchedulerOutput:
+        """A step in which all requests decode, none waits and blocks are ample."""
+        counts = self._table.counts.take(held.slots, 0)
+        rows = held.schedule(counts, self._limits.max_num_tokens - len(counts))
+        allocated = self._kv.allocate_many(held.slots, rows.num_tokens + rows.num_drafts)
         assert allocated, "blocks were ample"
-        drafts, verified = num_drafts.tolist(), shares.tolist()
-        return ScheduledRequests(held.view.decoding, ones, drafts, verified, slots=slots, counts=counts)
+        return SchedulerOutput(rows, held.view, held.decision, is_drafting=held.is_drafting, finished=finished)
 
     def _schedule_running(
         self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]
@@ -285,7 +273,7 @@ class Scheduler:
             max(request.num_drafts, min(length, request.draft_limit))
             for request, length in zip(decoding, decision.lengths, strict=True)
         ]
-        lanes = assign_lanes(decoding, decision.mode)
+        roles = assign_roles(decoding, decision.mode)
         shares = dict(zip((r.slot for r in decoding), share_draft_rows(wanted, num_rows - reserve), strict=True))
         left = RowsLeft(limits, len(decoding) + sum(shares.values()))
         scheduled: list[ScheduledRequest] = []
@@ -293,7 +281,7 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted for an earlier request
             if request.slot in shares:
-                item = self._place_decoding(request, shares[request.slot], lanes[request.slot], paused)
+                item = self._place_decoding(request, shares[request.slot], roles[request.slot], paused)
                 if item is not None:
                     scheduled.append(item)
             else:
@@ -304,24 +292,24 @@ class Scheduler:
         # Drafts come after all other rows, so that no request is preempted for them.
         for index, item in enumerate(scheduled):
             request, share = item.request, shares.get(item.request.slot, 0)
-            lane = lanes.get(request.slot, Lane.VERIFY)
-            wants_drafts = lane is not Lane.VERIFY and share > item.num_drafts
+            role = roles.get(request.slot, Role.VERIFY)
+            wants_drafts = role is not Role.VERIFY and share > item.num_drafts
             if wants_drafts and self._kv.allocate(request.slot, request.num_tokens + share):
-                max_verified = share if lane is Lane.BOTH else item.max_verified
+                max_verified = share if role is Role.BOTH else item.max_verified
                 scheduled[index] = ScheduledRequest(request, item.num_new_tokens, share, max_verified)
-            elif lane is Lane.DRAFT:  # nothing to draft with: run its row instead, so that it progresses
+            elif role is Role.DRAFT:  # nothing to draft with: run its row instead, so that it progresses
                 scheduled[index] = ScheduledRequest(request, 1, item.num_drafts, min(share, item.num_drafts))
             request.was_drafted = scheduled[index].num_new_tokens == 0
         return scheduled
 
     def _place_decoding(
-        self, request: Request, share: int, lane: Lane, paused: list[Request]
+        self, request: Request, share: int, role: Role, paused: list[Request]
     ) -> ScheduledRequest | None:
         """Blocks for the last committed token and the pending drafts."""
         pending = request.num_drafts
-        if lane is Lane.NONE or not self._make_room(request, request.num_tokens + pending, paused):
+        if role is Role.NONE or not self._make_room(request, request.num_tokens + pending, paused):
             return None
-        num_new = 0 if lane is Lane.DRAFT else 1
+        num_new = 0 if role is Role.DRAFT else 1
         return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
 
     def _place_context(self, request: Request, left: RowsLeft, paused: list[Request]) -> ScheduledRequest | None:

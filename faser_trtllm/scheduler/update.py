@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequests, VerifyResult
 from faser_trtllm.core.request import FinishReason
-from faser_trtllm.ops.requests.commit import GOES_ON, LENGTH, STOP, Committer, Found
+from faser_trtllm.ops.requests.commit import GOES_ON, LENGTH, STOP, Committer
 
 _REASONS = {GOES_ON: None, STOP: FinishReason.STOP, LENGTH: FinishReason.LENGTH}
 
@@ -13,23 +13,12 @@ def apply_results(
     committer: Committer, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float
 ) -> tuple[list[RequestOutput], list[int]]:
     """Commit the tokens of a step -> the requests that have new output tokens or ended, and why; and Committed.due."""
-    found = Found(
-        rows.slots,
-        rows.num_new_tokens,
-        drafts.num_new_drafts,
-        drafts.num_draft_computed,
-        result.token_ids,
-        result.num_tokens,
-        result.num_accepted,
-        result.carried,
-        now_s,
-        result.num_pruned,
-    )
-    committed = committer.commit(found)
+    committed = committer.commit(rows, drafts, result, now_s)
     token_ids, num_output = committed.token_ids, committed.num_output
     reasons = [_REASONS[end] for end in committed.ends]
-    if any(result.failed) or any(result.exhausted):
-        reasons = [_reason(index, reason, result) for index, reason in enumerate(reasons)]
+    for index, ended in result.ended.items():
+        if reasons[index] is not FinishReason.STOP:  # an end id comes before what failed after it
+            reasons[index] = ended.reason
     outputs: list[RequestOutput] = []
     end = 0
     for request, num_new, reason in zip(rows.requests, num_output, reasons, strict=True):
@@ -44,14 +33,3 @@ def apply_results(
         request.context_log_probs += kept.context_log_probs
         request.context_tops += kept.context_tops
     return outputs, committed.due
-
-
-def _reason(index: int, reason: FinishReason | None, result: VerifyResult) -> FinishReason | None:
-    """An end id comes before what failed behind it."""
-    if reason is FinishReason.STOP:
-        return reason
-    if result.failed[index]:
-        return FinishReason.ERROR
-    if index in result.completed:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if result.exhausted[index] else reason

@@ -9,12 +9,12 @@ from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.traffic import Work
-from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
+from faser_trtllm.executor.draft_worker import Drafting, DraftStage, DraftWorker
 from faser_trtllm.policy.modes import DRAFT, VERIFY
 from faser_trtllm.simulation.priced_engine import PassTimes, PricedEngine, RunningDraft
 
 
-class SimulatedDraftWorker(DraftLane):
+class SimulatedDraftWorker(DraftWorker):
     """An overlapped draft does not depend on the concurrent verification, so it can run before it.
 
     engines: by role, "target" and "draft"; the worker selects the partition of their costs, and both are slowed while

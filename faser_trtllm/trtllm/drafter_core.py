@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView, TestedDrafts
+from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView, VerifiedDrafts
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.request import Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.cascade import Cascade
 from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.executor.lanes import Drafting, DraftLane
+from faser_trtllm.executor.draft_worker import Drafting, DraftWorker
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
@@ -79,7 +79,7 @@ class DraftCore:
         self._drafter = Cascade([model], self._sampling, spec.vocab_size, clock)
         self._draft_ahead = draft_ahead
         ahead = ModelDrafter(engine, self._sampling, block_table, self._capacity, clock)
-        self._lane = DraftLane(Cascade([ahead], self._sampling, spec.vocab_size, clock))
+        self._ahead_worker = DraftWorker(Cascade([ahead], self._sampling, spec.vocab_size, clock))
         self._ahead: _Ahead | None = None
         self._is_drafting = policy.name != "off"  # the last step had drafts, or would have had
         self._known: OrderedDict[int, Request] = OrderedDict()  # most recently used last
@@ -110,11 +110,11 @@ class DraftCore:
             planned = plan.lengths
             drafts = self._draft(view, plan)
             pending = [request.num_drafts for request in requests]
-            frontier = pending
-            if plan.frontier is not None:
-                slots, num_tokens = [r.slot for r in requests], [r.num_tokens for r in requests]
-                frontier = plan.frontier.lengths(self._sampling.array, slots, num_tokens, pending)
-            lengths = dict(zip(map(id, requests), frontier, strict=True))
+            wanted = pending
+            if plan.verification is not None:
+                columns = ([r.slot for r in requests], [r.num_tokens for r in requests], pending)
+                wanted = plan.verification.lengths(self._sampling.array, *np.array(columns, np.int32)).tolist()
+            lengths = dict(zip(map(id, requests), wanted, strict=True))
             for place, request in enumerate(followed[: len(asked)]):
                 if request is not None:
                     length = min(lengths[id(request)], request.num_drafts, asked[place].max_drafts)
@@ -133,7 +133,7 @@ class DraftCore:
 
     def close(self) -> None:
         """Wait for drafting ahead and end its thread; the caller owns the engine."""
-        self._lane.close()
+        self._ahead_worker.close()
 
     def _follow_all(self, asked: Sequence[Asked]) -> list[Request | None]:
         """The tracked requests, as many as there are slots; None for the others."""
@@ -215,8 +215,8 @@ class DraftCore:
 
     def _draft(self, view: StepView, plan: Decision) -> DraftResult:
         wanted = [min(length, request.draft_limit) for length, request in zip(plan.lengths, view.decoding, strict=True)]
-        scheduled = ScheduledRequests.of(_scheduled(view.decoding, wanted))
-        drafts = self._drafter.draft(SchedulerOutput(scheduled, view, stop=plan.stop, is_drafting=any(wanted)))
+        rows, decision = ScheduledRequests.of(_scheduled(view.decoding, wanted)), Decision(wanted, plan.stop)
+        drafts = self._drafter.draft(SchedulerOutput(rows, view, decision, is_drafting=any(wanted)))
         _take(view.decoding, drafts)
         return drafts
 
@@ -239,9 +239,11 @@ class DraftCore:
             return
         view = StepView(requests, 0, 0, self._clock.now_s())
         plan = SchedulerOutput(
-            ScheduledRequests.of([*_scheduled(requests, wanted), *reading]), view, mode=Mode.DRAFT_AHEAD
+            ScheduledRequests.of([*_scheduled(requests, wanted), *reading]),
+            view,
+            Decision(wanted, mode=Mode.DRAFT_AHEAD),
         )
-        self._ahead = _Ahead(plan, self._lane.draft(plan))
+        self._ahead = _Ahead(plan, self._ahead_worker.draft(plan))
 
     def _take_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -269,8 +271,8 @@ class DraftCore:
             rejected = [a < length for a, length in zip(accepted, lengths, strict=True)]
             last.tested.add(
                 self._sampling.array,
-                [request.slot for request in requests],
-                [request.num_tokens for request in requests],
+                np.array([request.slot for request in requests], np.int32),
+                np.array([request.num_tokens for request in requests], np.int32),
                 np.array(accepted, np.int32),
                 np.where(rejected, native.RECOVERED, native.BONUS).astype(np.int32),
             )
@@ -291,8 +293,8 @@ class DraftCore:
                 num_accepted=sum(accepted),
                 num_draft_calls=int(drafts.num_asked > 0),
                 num_draft_rows=drafts.num_rows,
-                num_draft_steps=max(drafts.num_new_drafts),
-                num_drafted=sum(drafts.num_new_drafts),
+                num_draft_steps=int(drafts.num_new_drafts.max()),
+                num_drafted=int(drafts.num_new_drafts.sum()),
             )
         )
 
@@ -302,7 +304,7 @@ class _LastStep:
     """The proposals, in the order of view.decoding."""
 
     view: StepView
-    tested: TestedDrafts | None
+    tested: VerifiedDrafts | None
     lengths: Sequence[int]
     drafts: DraftResult
     proposed_s: float
@@ -316,7 +318,8 @@ def _scheduled(requests: Sequence[Request], wanted: Sequence[int]) -> tuple[Sche
 
 
 def _take(requests: Sequence[Request], drafts: DraftResult) -> None:
-    for request, num_new, computed in zip(requests, drafts.num_new_drafts, drafts.num_draft_computed, strict=True):
+    columns = drafts.num_new_drafts.tolist(), drafts.num_draft_computed.tolist()
+    for request, num_new, computed in zip(requests, *columns, strict=True):
         request.num_drafts += num_new
         request.num_draft_computed_tokens = computed
 

@@ -25,8 +25,8 @@ from faser_trtllm.core.plan import (
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.roles import Role, assign_roles
 from faser_trtllm.scheduler.rows import context_reserve, share_draft_rows
 from faser_trtllm.scheduler.scheduler import Scheduler
 from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
@@ -108,30 +108,16 @@ class TrtllmScheduler(Scheduler):
         decoding = [request for request in self._running if not self._in_context(request)]
         started = [request for request in contexts if request.state is RequestState.RUNNING]
         decision = self._decide(self._view(decoding, started))
-        lanes = assign_lanes(decoding, decision.mode)
+        roles = assign_roles(decoding, decision.mode)
         shares = self._draft_shares(decoding, contexts, decision)
-        choice = self._ask(candidates, shares, lanes)
+        choice = self._ask(candidates, shares, roles)
         for request in choice.paused:
             self._pause(request)
         admitted = [r for r in candidates if r.request_id in choice.chunks and r.state is RequestState.WAITING]
         for request in admitted:
             self._admit_request(request)
-        scheduled = self._place_chosen(choice, shares, lanes)
-        verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
-        return SchedulerOutput(
-            scheduled=ScheduledRequests.of(scheduled),
-            view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
-            admitted=tuple(admitted),
-            paused=tuple(choice.paused),
-            mode=decision.mode,
-            stop=decision.stop,
-            is_drafting=any(decision.lengths),
-            finished=finished,
-            frontier=decision.frontier,
-            exits=decision.exits,
-            tested=decision.tested,
-            model_lengths=decision.model_lengths,
-        )
+        scheduled = self._place_chosen(choice, shares, roles)
+        return self._mixed_step(scheduled, decision, admitted, choice.paused, finished)
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         outputs = super().update(plan, drafts, result)
@@ -162,14 +148,14 @@ class TrtllmScheduler(Scheduler):
         shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, limits))
         return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
 
-    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], lanes: dict[int, Lane]) -> _Choice:
+    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: dict[int, Role]) -> _Choice:
         """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""
         requests = {self._llm_request(request).request_id: request for request in candidates}
         for request in candidates:
             self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
         fitting, _, paused = self._capacity([self._llm_request(r) for r in candidates], self._blocks.impl)
         contexts, generations = self._micro_batch(
-            fitting, self._resting(lanes), self._limits.max_batch_size, self._limits.max_num_tokens
+            fitting, self._resting(roles), self._limits.max_batch_size, self._limits.max_num_tokens
         )
         return _Choice(
             {requests[c.request_id].request_id: int(c.context_chunk_size) for c in contexts},
@@ -177,22 +163,22 @@ class TrtllmScheduler(Scheduler):
             [requests[p.request_id] for p in paused],
         )
 
-    def _resting(self, lanes: dict[int, Lane]) -> Any:
+    def _resting(self, roles: dict[int, Role]) -> Any:
         """Ids that TensorRT-LLM takes to be in another micro batch: the half that waits for its turn."""
         resting = self._bindings.ReqIdsSet()
         for request in self._running:
-            if lanes.get(request.slot) is Lane.NONE:
+            if roles.get(request.slot) is Role.NONE:
                 resting.insert(self._llm_request(request).request_id)
         return resting
 
-    def _place_chosen(self, choice: _Choice, shares: dict[int, int], lanes: dict[int, Lane]) -> list[ScheduledRequest]:
+    def _place_chosen(self, choice: _Choice, shares: dict[int, int], roles: dict[int, Role]) -> list[ScheduledRequest]:
         scheduled: list[ScheduledRequest] = []
         for request in self._running:
             request.was_drafted = False
             if request.request_id in choice.chunks:
                 scheduled.append(ScheduledRequest(request, choice.chunks[request.request_id], 0, 0))
             elif request.request_id in choice.generations:
-                scheduled.append(self._place(request, shares[request.slot], lanes[request.slot]))
+                scheduled.append(self._place(request, shares[request.slot], roles[request.slot]))
         # Pending drafts that TensorRT-LLM did not count come after everybody's blocks, or wait.
         for item in scheduled:
             request, share = item.request, shares.get(item.request.slot, 0)
@@ -204,15 +190,15 @@ class TrtllmScheduler(Scheduler):
                 request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, newest)
         return scheduled
 
-    def _place(self, request: Request, share: int, lane: Lane) -> ScheduledRequest:
+    def _place(self, request: Request, share: int, role: Role) -> ScheduledRequest:
         allocated = self._blocks.allocate(request.slot, request.num_tokens + share)
         assert allocated, "TensorRT-LLM's capacity scheduler counted other blocks than its cache"
         pending = request.num_drafts
-        wanted = pending if lane is Lane.VERIFY else max(pending, share)
-        if lane is Lane.DRAFT and wanted > pending:
+        wanted = pending if role is Role.VERIFY else max(pending, share)
+        if role is Role.DRAFT and wanted > pending:
             request.was_drafted = True
             return ScheduledRequest(request, 0, wanted, 0)
-        return ScheduledRequest(request, 1, wanted, share if lane is Lane.BOTH else min(share, pending))
+        return ScheduledRequest(request, 1, wanted, share if role is Role.BOTH else min(share, pending))
 
     def _admit_request(self, request: Request) -> None:
         """A slot, and blocks for its whole context."""

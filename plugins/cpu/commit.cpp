@@ -28,16 +28,18 @@ int32_t due_of(const faser_block_bounds& bounds, const int32_t* count) {
 }  // namespace
 }  // namespace faser
 
-int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts, double* times_s,
+int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* slots, int32_t* counts, double* times_s,
                      const faser_texts* texts, const faser_block_bounds* bounds, double now_s, const int32_t* num_rows,
                      const int32_t* num_drafted, const int32_t* num_draft_computed, const int32_t* token_ids,
-                     int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* is_carried,
+                     int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* outcome,
                      const int32_t* num_pruned, int32_t* out_num_new, int32_t* out_end, int32_t* out_due,
                      int32_t* out_tokens) {
+  if (num_sampled > num_requests) return FASER_BAD_ARGUMENT;
   for (int32_t i = 0; i < num_requests; ++i) {
-    const faser_texts& text = texts[slots[i]];
-    if (num_new[i] < 0 || num_new[i] > stride || num_accepted[i] < 0 || num_accepted[i] > num_new[i] ||
-        text.tokens == nullptr) {
+    if (texts[slots[i]].tokens == nullptr) return FASER_BAD_ARGUMENT;
+  }
+  for (int32_t i = 0; i < num_sampled; ++i) {
+    if (num_new[i] < 0 || num_new[i] > stride || num_accepted[i] < 0 || num_accepted[i] > num_new[i]) {
       return FASER_BAD_ARGUMENT;
     }
   }
@@ -49,7 +51,7 @@ int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts
     out_end[i] = FASER_GOES_ON;
     count[FASER_NUM_DRAFTS] += num_drafted[i];
     count[FASER_NUM_DRAFTED] += num_drafted[i];
-    if (count[FASER_NUM_COMPUTED] + num_rows[i] != known) {
+    if (i >= num_sampled) {
       count[FASER_NUM_COMPUTED] += num_rows[i];
       count[FASER_NUM_DRAFT_COMPUTED] = num_draft_computed[i];
       out_due[i] = faser::due_of(bounds[slots[i]], count);
@@ -66,11 +68,12 @@ int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts
       if (std::isnan(times[0])) times[0] = now_s;
       times[1] = now_s;
     }
-    // The last committed token has not been run: it was drawn or accepted on the previous row. What is behind the
+    // The last committed token has not been run: it was drawn or accepted on the previous row. What follows the
     // accepted drafts was drawn and differs from the draft at its position, so the draft model's KV ends before it.
-    count[FASER_NUM_DRAFTS] = is_carried[i] ? count[FASER_NUM_DRAFTS] - num_accepted[i] : 0;
+    const bool stays = outcome[i] == FASER_STILL_PENDING;
+    count[FASER_NUM_DRAFTS] = stays ? count[FASER_NUM_DRAFTS] - num_accepted[i] : 0;
     count[FASER_NUM_DRAFT_COMPUTED] =
-        is_carried[i] ? num_draft_computed[i] : std::min({num_draft_computed[i], known + num_accepted[i], end - 1});
+        stays ? num_draft_computed[i] : std::min({num_draft_computed[i], known + num_accepted[i], end - 1});
     const int32_t kept = faser::before_end(text, tokens, num_new[i]);
     count[FASER_NUM_TOKENS] = known + kept;
     count[FASER_NUM_COMPUTED] = std::min(end - 1, known + kept);

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 17
+#define FASER_ABI_VERSION 18
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -327,11 +327,11 @@ typedef struct {
   int32_t stride;  // most drafts that are pending
 } faser_acceptance;
 
-// faser_best_slots over the pending drafts of a batch, with the survivals that their margins tell. num_tokens,
-// num_pending [num_requests]: committed tokens, and drafts behind them.
-int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* acceptance, int32_t num_requests,
-                       const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
-                       const int32_t* num_pending, int32_t* out_lengths);
+// How many drafts of each request a pass verifies: faser_best_slots over the pending drafts of a batch, with the
+// survivals that their margins tell. num_tokens, num_pending [num_requests]: committed tokens, and drafts after them.
+int32_t faser_verify_lengths(const faser_slot_costs* costs, const faser_acceptance* acceptance, int32_t num_requests,
+                             const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
+                             const int32_t* num_pending, int32_t* out_lengths);
 
 // Which rows are worth running beside the frontiers: at place j of request i (row j of its frontier, 0 ..
 // num_verified[i], that tests a pending draft) the draft model's runner-up, which may be what the target says instead.
@@ -380,13 +380,14 @@ int32_t faser_fill_rows(int32_t num_requests, const int32_t* slots, const faser_
                         int32_t* out_num_logit_rows);
 
 // What is counted of a request: committed tokens, pending drafts, tokens with the target's and with the draft model's
-// KV, the most tokens and pending drafts there may be; and over its life drafts, those that passed, rows dropped inside
-// passes, and passes that committed tokens.
+// KV, who may draft for it (bits by faser_draft_source), the most tokens and pending drafts; and over its life drafts,
+// those that passed, rows dropped inside passes, and passes that committed tokens.
 typedef enum {
   FASER_NUM_TOKENS,
   FASER_NUM_DRAFTS,
   FASER_NUM_COMPUTED,
   FASER_NUM_DRAFT_COMPUTED,
+  FASER_DRAFTERS,
   FASER_MAX_NUM_TOKENS,
   FASER_MAX_DRAFT_LEN,
   FASER_NUM_DRAFTED,
@@ -419,15 +420,15 @@ typedef enum { FASER_BLOCK_FULL = 1, FASER_BLOCK_SPARE = 2 } faser_due;  // bits
 
 // Commits a step's tokens. counts [num_slots, FASER_NUM_COUNTS], times_s [num_slots, 2], of the first and the last
 // token, nan before the first, texts and bounds [num_slots] by slot; now_s: of these tokens. All else by request:
-// num_rows: committed tokens that the pass ran; num_drafted, num_draft_computed: as drafting told them; token_ids
-// [num_requests, stride]: tokens found, of which num_new[i] count and num_accepted[i] were drafts; is_carried: untested
-// drafts stay; num_pruned: may be NULL. out_num_new: tokens that are output, less those from an end id on; out_end:
-// faser_end; out_tokens [sum of num_new, at most]: the tokens that are output, of all requests in turn. A request whose
-// rows do not reach its last token commits none.
-int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts, double* times_s,
+// num_rows: committed tokens that the pass ran; num_drafted, num_draft_computed: as drafting told them; num_pruned: may
+// be NULL. Of the first num_sampled requests, whose rows reach their last tokens: token_ids [num_sampled, stride],
+// of which num_new[i] count and num_accepted[i] were drafts, and outcome, as faser_accept tells it. out_num_new: tokens
+// that are output, less those from an end id on; out_end: faser_end; out_tokens [sum of num_new, at most]: the tokens
+// that are output, of all requests in turn.
+int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* slots, int32_t* counts, double* times_s,
                      const faser_texts* texts, const faser_block_bounds* bounds, double now_s, const int32_t* num_rows,
                      const int32_t* num_drafted, const int32_t* num_draft_computed, const int32_t* token_ids,
-                     int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* is_carried,
+                     int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* outcome,
                      const int32_t* num_pruned, int32_t* out_num_new, int32_t* out_end, int32_t* out_due,
                      int32_t* out_tokens);
 
@@ -470,6 +471,28 @@ int32_t faser_store_drafts(int32_t num_requests, const int32_t* slots, faser_sam
                            const int32_t* num_known, int32_t num_steps, int32_t stride, const int32_t* tokens,
                            const float* margins, const int32_t* candidates, const int32_t* runners_up,
                            int32_t* out_num_new);
+
+// The rows of a draft model's first pass: tokens that it has not seen, of the requests that have a part in it. By
+// request: num_tokens, num_computed, num_draft_computed and num_pending as faser_count has them, who may draft for it,
+// num_new_tokens: committed tokens that the target's pass runs, max_drafts: pending drafts up to which the model
+// drafts. A request drafts once it decodes and all of its rows fit into max_num_rows; a prompt is followed. is_head:
+// its rows follow the target's, and end with the last committed token. out [FASER_NUM_DRAFT_COLUMNS, num_requests], of
+// those that have rows -> their number.
+typedef enum {
+  FASER_DRAFT_REQUEST,
+  FASER_DRAFT_SLOT,
+  FASER_DRAFT_FIRST,  // rows are those of tokens first .. end - 1
+  FASER_DRAFT_END,
+  FASER_DRAFT_LOGITS,  // rows with logits: 1 if it drafts
+  FASER_DRAFT_TOKENS,  // num_tokens
+  FASER_DRAFT_PENDING,
+  FASER_DRAFT_NEW,  // drafts wanted
+  FASER_NUM_DRAFT_COLUMNS
+} faser_draft_column;
+int32_t faser_draft_rows(int32_t num_requests, const int32_t* slots, const int32_t* num_tokens,
+                         const int32_t* num_computed, const int32_t* num_draft_computed, const int32_t* num_pending,
+                         const int32_t* drafters, const int32_t* num_new_tokens, const int32_t* max_drafts,
+                         int32_t is_head, int32_t max_num_rows, int32_t* out);
 
 // Counts what a test elsewhere found, as faser_accept does by itself.
 int32_t faser_count_tests(int32_t num_requests, const int32_t* slots, faser_sampling* sampling,

@@ -371,6 +371,8 @@ int32_t faser_suffix_draft(faser_suffix* suffix, int32_t num_requests, const int
     }
   }
   for (int32_t i = 0; i < num_requests; ++i) {
+    out_num_new[i] = 0;
+    if (num_new_drafts[i] == 0) continue;
     faser::Slot& slot = suffix->slots[static_cast<size_t>(slots[i])];
     faser_sampling& s = sampling[slots[i]];
     try {

@@ -10,6 +10,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.errors import FaserError
 from tests.drafters.driving import drive
+from tests.support.columns import columns
 from tests.support.executor_harness import Setup, run
 from tests.support.random_setups import POLICIES, VOCAB, greedy_reference
 
@@ -23,20 +24,20 @@ REQUESTS = [
 class Rubbish:
     """In place of the suffix drafter: as many tokens as fit, drawn at random, whatever the text."""
 
-    spec = DrafterSpec("suffix", native.BY_SUFFIX, has_kv=False)
+    spec = DrafterSpec("suffix", has_kv=False)
 
     def __init__(self, inner, fault=""):
         self._rng = np.random.default_rng(5)
         self._fault = fault
         self.num_proposed = 0
 
-    def propose(self, plan, taken):
+    def propose(self, plan, num_pending):
         if self._fault == "raises":
             raise RuntimeError("out of ideas")
         drafted = []
         for index, scheduled in enumerate(plan.scheduled):
             request = scheduled.request
-            first = request.num_tokens + request.num_drafts + (taken[index] if taken else 0)
+            first = request.num_tokens + int(num_pending[index])
             wanted = max(0, request.num_tokens + scheduled.num_drafts - first) if request.is_decoding else 0
             request.tokens[first : first + wanted] = self._rng.integers(0, VOCAB, wanted)
             if self._fault == "outside" and wanted:
@@ -45,7 +46,8 @@ class Rubbish:
             request.draft_margins[first : first + wanted] = self._rng.normal(0, 5, wanted)
             drafted.append(wanted + (self._fault == "too many" and wanted > 0))
         self.num_proposed += sum(drafted)
-        return replace(nothing_drafted(plan), num_new_drafts=drafted, num_free=drafted)
+        (counts,) = columns(drafted)
+        return replace(nothing_drafted(plan), num_new_drafts=counts, num_free=counts)
 
     def end(self, slot):
         pass

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from faser_trtllm.core.decision import StepView
+from faser_trtllm.core.decision import Decision, StepView
 from faser_trtllm.core.plan import ScheduledRequest, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -35,10 +35,10 @@ def test_behind_a_draft_that_the_guide_forbids_there_is_none(pending, wanted, al
     request.tokens[first : first + len(pending)] = pending
     request.num_drafts = len(pending)
     share = ScheduledRequest(request, num_new_tokens=1, num_drafts=len(pending) + wanted, max_verified=0)
-    plan = SchedulerOutput(ScheduledRequests.of([share]), StepView([request], 0, 0, 0.0))
+    plan = SchedulerOutput(ScheduledRequests.of([share]), StepView([request], 0, 0, 0.0), Decision([wanted]))
     with ExitStack() as stack:
         drafter = SuffixDrafter(table, 64, has_model=False, resources=stack)
-        count = drafter.propose(plan, ()).num_new_drafts[0]
+        count = drafter.propose(plan, plan.scheduled.num_pending).num_new_drafts[0]
         behind = first + len(pending)
         assert request.tokens[behind : behind + count].tolist() == allowed
     # The forbidden draft is rejected for what the guide allows, and the next position has a mask of its own.

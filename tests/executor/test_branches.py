@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.stats import StepWatcher
 from tests.support.executor_harness import Collector, ErraticPolicy, Setup
 from tests.support.executor_harness import run as run_all
 
@@ -64,17 +66,16 @@ def test_a_branch_that_was_right_brings_a_token(params, num_branches):
     assert of_tree["num_rows"] > of_tree["num_branch_rows"]
 
 
-class RowCounter:
+class RowCounter(StepWatcher):
     """Watches an executor: rows that pending drafts had room for, and those of drafts and branches."""
 
     def __init__(self):
         self.rows = []
 
-    def step(self, plan, drafts, result, times_s):
-        room = sum(map(min, result.num_pending, plan.scheduled.max_verified))
-        self.rows.append((room, sum(result.num_verified) + result.num_branches))
-
-    def finished(self, request): ...
+    def step(self, record):
+        rows = record.plan.scheduled
+        room = np.minimum(rows.num_pending + record.drafts.num_new_drafts, rows.max_verified).sum()
+        self.rows.append((room, record.num_verified + record.result.num_branches))
 
 
 @pytest.mark.parametrize("params", [greedy, seeded])

@@ -37,7 +37,7 @@ def test_counts_add_up(policy, capacity):
     resumed = run.total("num_preemptions")
     assert stats["num_preemptions"] == resumed
     assert (resumed > 0) == (capacity == "MAX_UTILIZATION")
-    assert stats["num_oracle_rows"] == run.watcher.num_frontier_tokens
+    assert stats["num_oracle_rows"] == run.watcher.num_decoded
     assert sorted(map(id, run.watcher.ended)) == sorted(map(id, run.requests))
     if policy == "off":
         assert stats["num_oracle_rows"] == stats["num_frontier_rows"] == by_len[0]

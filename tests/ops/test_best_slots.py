@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import MAX_MARGIN
-from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots, best_slots_reference, frontier_reference
+from faser_trtllm.ops.best_slots import (
+    SlotCosts,
+    VerificationRule,
+    best_slots,
+    best_slots_reference,
+    verify_lengths_reference,
+)
 from tests.ops.acceptance_models import model_and_slots
+from tests.support.columns import columns
 from tests.support.effort import examples
 
 NUM_REQUESTS, NUM_DRAFTS = 4, 5
@@ -112,23 +119,22 @@ def test_limits_and_numbers_that_index_memory_are_checked():
 
 
 @st.composite
-def frontiers(draw):
+def pending_drafts(draw):
     n, k = draw(st.integers(1, NUM_REQUESTS)), draw(st.integers(1, NUM_DRAFTS))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     model, slots, margins = model_and_slots(rng, n, k, tie=draw(st.booleans()))
     costs = random_costs(draw, rng, n, k, drafts=False)
     costs = SlotCosts(costs.verify_ms, price=costs.price or 0.5)
-    order = rng.permutation(n).tolist()
-    counts = rng.integers(0, 16 - k, n).tolist(), rng.integers(0, k + 1, n).tolist()
-    return FrontierRule(model, costs), slots, margins, (order, *counts)
+    counts = columns(rng.permutation(n), rng.integers(0, 16 - k, n), rng.integers(0, k + 1, n))
+    return VerificationRule(model, costs), slots, margins, counts
 
 
 @settings(max_examples=examples(300))
-@given(frontiers())
-def test_native_frontier_is_the_reference(case):
+@given(pending_drafts())
+def test_native_verification_lengths_are_the_reference(case):
     rule, slots, _, counts = case
-    lengths = rule.lengths(slots.array, *counts)
-    assert lengths == frontier_reference(rule, slots.array, *counts)
+    lengths = rule.lengths(slots.array, *counts).tolist()
+    assert lengths == verify_lengths_reference(rule, slots.array, *counts)
     assert all(0 <= length <= pending for length, pending in zip(lengths, counts[2], strict=True))
 
 
@@ -136,8 +142,8 @@ def test_the_cases_reach_every_kind_of_decision():
     """Nothing, all and some of what is pending; one request and several; with the property above, not a tautology."""
     seen = set()
 
-    @settings(max_examples=examples(400), database=None, derandomize=True)
-    @given(frontiers())
+    @settings(max_examples=examples(600), database=None, derandomize=True)
+    @given(pending_drafts())
     def look(case):
         rule, slots, _, counts = case
         total, run = sum(counts[2]), sum(rule.lengths(slots.array, *counts))
@@ -152,24 +158,24 @@ def test_margins_count_up_to_a_limit():
     """Beyond it two drafts are alike, so the earlier request's runs: here the second one's is surer below the limit."""
     model, slots, margins = model_and_slots(np.random.default_rng(0), 2, 3, tie=True)
     slots.array["mode"] = 0
-    rule = FrontierRule(model, SlotCosts(np.array([0, 0.5, 2, 3, 4, 5, 6.0]), price=1.0))
+    rule = VerificationRule(model, SlotCosts(np.array([0, 0.5, 2, 3, 4, 5, 6.0]), price=1.0))
     for margin, lengths in ((MAX_MARGIN / 2, [0, 1]), (2 * MAX_MARGIN, [1, 0])):
         margins[0], margins[1] = margin, 2 * margin
-        assert rule.lengths(slots.array, [0, 1], [4, 4], [1, 1]) == lengths
+        assert rule.lengths(slots.array, *columns([0, 1], [4, 4], [1, 1])).tolist() == lengths
 
 
 def test_a_later_draft_may_carry_an_earlier_one_over_a_stair():
     """The second slot lies on the stair of the first: together they pay, the first alone does not."""
     model, slots, margins = model_and_slots(np.random.default_rng(0), 1, 2, tie=True)
-    rule = FrontierRule(model, SlotCosts(np.array([1.0, 2.2, 2.2]), price=1.0))
+    rule = VerificationRule(model, SlotCosts(np.array([1.0, 2.2, 2.2]), price=1.0))
     margins[0] = 20.0
-    assert rule.lengths(slots.array, [0], [4], [2]) == [2]
-    assert rule.lengths(slots.array, [0], [4], [1]) == [0]
+    assert rule.lengths(slots.array, *columns([0], [4], [2])).tolist() == [2]
+    assert rule.lengths(slots.array, *columns([0], [4], [1])).tolist() == [0]
 
 
 @pytest.mark.parametrize("counts", [([0], [4], [4]), ([0], [4], [-1]), ([0], [-1], [1])])
 def test_counts_that_index_memory_are_checked(counts):
     model, slots, _ = model_and_slots(np.random.default_rng(0), 1, 3)
-    rule = FrontierRule(model, SlotCosts(np.ones(4), price=1.0))
+    rule = VerificationRule(model, SlotCosts(np.ones(4), price=1.0))
     with pytest.raises(InvalidArgumentError, match="an argument is out of range"):
-        rule.lengths(slots.array, *counts)
+        rule.lengths(slots.array, *columns(*counts))

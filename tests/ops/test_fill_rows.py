@@ -16,7 +16,7 @@ FIELDS = ("slots", "cu_rows", "token_ids", "positions", "logit_rows")
 
 def columns(requests):
     """Slots, first, end and num_logit_rows of (slot, first, end, num_logit_rows) each."""
-    return np.array(requests, np.int32).reshape(-1, 4).T.tolist()
+    return np.ascontiguousarray(np.array(requests, np.int32).reshape(-1, 4).T)
 
 
 def filled_slots(seed=0):

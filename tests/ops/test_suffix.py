@@ -9,6 +9,7 @@ from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.suffix import SuffixAutomata, SuffixReference, longest_match
+from tests.support.columns import columns
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
 
@@ -38,8 +39,8 @@ class Text:
 
     def draft(self, slot, num_tokens, num_drafts=0, wanted=MAX_DRAFTS, num_model=0):
         """-> tokens and margins behind the pending drafts."""
-        columns = (np.array([value], np.int32) for value in (slot, num_tokens, num_drafts, wanted, num_model))
-        (count,) = self.automata.draft(self.slots.array, *columns)
+        counts = columns([slot], [num_tokens], [num_drafts], [wanted], [num_model])
+        (count,) = self.automata.draft(self.slots.array, *counts)
         drafted = slice(num_tokens + num_drafts, num_tokens + num_drafts + count)
         assert (self.sources[slot, drafted] == native.BY_SUFFIX).all()
         assert (self.candidates[slot, drafted, 0] == self.slots.tokens[slot, drafted]).all()
@@ -114,6 +115,18 @@ def test_what_followed_most_often_comes_first_and_of_equals_the_latest():
             assert text.draft(0, len(tokens), wanted=1)[0] == [expected]
 
 
+def test_who_wants_no_drafts_is_left_alone():
+    with SuffixAutomata(2, 100) as automata:
+        text = Text(automata, 2)
+        for slot in (0, 1):
+            text.begin(slot)
+            text.write(slot, 0, [1, 2, 3] * 4)
+        before = text.slots.tokens.copy()
+        found = automata.draft(text.slots.array, *columns([0, 1], [12, 12], [0, 0], [0, 2], [0, 0]))
+        assert found.tolist() == [0, 2]
+        assert text.slots.tokens[0].tolist() == before[0].tolist()
+
+
 def test_slots_share_nothing_but_what_was_learnt():
     with SuffixAutomata(2, 100) as automata:
         text = Text(automata, 2)
@@ -165,10 +178,12 @@ def test_memory_is_bounded_counted_and_given_back():
         for kind in range(2):
             long[:] = rng.integers(0, 50, long.size) if kind else 0
             text.begin(0)
-            text.slots.array[0]["tokens"] = long.ctypes.data
-            text.slots.array[0]["draft_sources"] = np.zeros(long.size, np.int8).ctypes.data
+            sources = np.zeros(long.size, np.int8)
+            fields = {"tokens": long.ctypes.data, "draft_sources": sources.ctypes.data}
+            for name, address in (fields | dict.fromkeys(("draft_margins", "draft_candidates"), 0)).items():
+                text.slots.array[0][name] = address
             for known in range(1, 8000, 37):
-                text.automata.draft(text.slots.array, *(np.array([v], np.int32) for v in (0, known, 0, 0, 0)))
+                text.automata.draft(text.slots.array, *columns([0], [known], [0], [1], [0]))
                 held.append(automata.memory_bytes)
             automata.reset(0)
             assert automata.memory_bytes == empty

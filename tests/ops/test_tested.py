@@ -10,6 +10,7 @@ from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.tested import NUM_BINS, TestedSums
 from tests.ops.acceptance_models import model_and_slots
+from tests.support.columns import columns
 
 OUTCOMES = [native.STILL_PENDING, native.RECOVERED, native.BONUS, native.FAILED]
 
@@ -24,7 +25,7 @@ def test_native_is_the_reference(n, k, seed, num_steps):
     for _ in range(num_steps):
         outcome = rng.choice(OUTCOMES, n).astype(np.int32)
         accepted = np.array([rng.integers(0, k + (how != native.RECOVERED)) for how in outcome], np.int32)
-        step = rng.permutation(n).tolist(), rng.integers(0, 16 - k, n).tolist(), accepted, outcome
+        step = *columns(rng.permutation(n), rng.integers(0, 16 - k, n)), accepted, outcome
         sums.add(slots.array, *step)
         expected.add_reference(slots.array, *step)
         for slot, first, passed, how in zip(*step, strict=True):
@@ -43,7 +44,7 @@ def test_gradient_and_information_are_the_log_likelihoods_derivatives():
     slots.draft_sources[:] = native.BY_MODEL
     margins[:] = np.abs(margins)
     sums, eps = TestedSums(model), 1e-3
-    sums.add(slots.array, [0], [3], np.array([1], np.int32), np.array([native.BONUS], np.int32))
+    sums.add(slots.array, *columns([0], [3], [1], [native.BONUS]))
     margin = min(float(margins[0, 3]), 20.0)
 
     def log_likelihood(slope, intercept):
@@ -60,4 +61,4 @@ def test_gradient_and_information_are_the_log_likelihoods_derivatives():
 def test_more_tests_than_places_are_refused():
     model, slots, _ = model_and_slots(np.random.default_rng(1), 1, 2)
     with pytest.raises(InvalidArgumentError, match="an argument is out of range"):
-        TestedSums(model).add(slots.array, [0], [3], np.array([3], np.int32), np.array([native.BONUS], np.int32))
+        TestedSums(model).add(slots.array, *columns([0], [3], [3], [native.BONUS]))

@@ -8,6 +8,7 @@ from faser_trtllm.core.sampling_params import SamplingMode
 from faser_trtllm.policy.acceptance import INITIAL_LOGIT, AcceptanceEstimator, Reliability
 from faser_trtllm.sampling.table import SamplingTable
 from tests.policy.world import request
+from tests.support.columns import columns
 
 
 class Tests:
@@ -38,7 +39,7 @@ class Tests:
                         break
                     accepted[i] += 1
             slots, known = [r.slot for r in self.requests], [r.num_tokens for r in self.requests]
-            self.estimator.tested.add(self.sampling.array, slots, known, accepted, outcome)
+            self.estimator.tested.add(self.sampling.array, *columns(slots, known, accepted, outcome))
             if step % every == every - 1:
                 self.estimator.fit()
         return self.estimator

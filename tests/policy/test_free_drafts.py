@@ -9,6 +9,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.policy.free_drafts import FreeDraftsPolicy
 from faser_trtllm.policy.price import PricePolicy
+from tests.support.columns import columns
 from tests.support.executor_harness import toy_costs
 from tests.support.sampling_slots import Slots
 
@@ -36,7 +37,7 @@ def pending(n, log_odds):
     slots.draft_sources[:] = native.BY_SUFFIX
     slots.array["draft_margins"] = [row.ctypes.data for row in margins]
     slots.kept = margins
-    return slots, (list(range(n)), [3] * n, [MAX_DRAFT_LEN] * n)
+    return slots, columns(range(n), [3] * n, [MAX_DRAFT_LEN] * n)
 
 
 def policies():
@@ -53,7 +54,7 @@ def test_sure_drafts_get_rows_and_doubtful_ones_none(which):
     found = {}
     for log_odds in (6.0, -6.0):
         slots, counts = pending(2, log_odds)
-        found[log_odds] = decision.frontier.lengths(slots.array, *counts)
+        found[log_odds] = decision.verification.lengths(slots.array, *counts).tolist()
     # A pass of 4 rows costs what one of 2 does, so one row each is for nothing; 6 more cost half a pass.
     assert found[6.0] == [MAX_DRAFT_LEN] * 2
     assert sum(found[-6.0]) <= 2

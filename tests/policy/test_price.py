@@ -16,6 +16,7 @@ from faser_trtllm.policy.price import RETRY_REQUESTS, PricePolicy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
 from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
+from tests.support.columns import columns
 from tests.support.effort import pick
 from tests.support.executor_harness import toy_costs
 
@@ -217,7 +218,7 @@ def test_a_doubted_draft_loses_its_row_and_all_behind_it_and_none_before():
     def kept():
         places, starts = np.zeros(32, np.int32), np.arange(0, 40, 5, dtype=np.int32)
         slots, known = [r.slot for r in world.requests], [r.num_tokens for r in world.requests]
-        rule = exits.rule(world.sampling.array, slots, known, [4] * 8, 1)
+        rule = exits.rule(world.sampling.array, *columns(slots, known, [4] * 8), 1)
         batch = PruneBatch(starts, np.full(8, 5, np.int32), np.zeros((32, 10), np.int32), places, 40, rule)
         return prune_rows_reference(scores.reshape(32, 10), batch).tolist()
 
@@ -251,7 +252,7 @@ def test_lanes_that_take_turns_are_given_up_when_one_request_is_left():
         drafts = sum(decision.lengths)
         if drafts:
             passed = np.array(decision.lengths, np.int32)
-            decision.tested.add(sampling.array, [0, 1], [9, 9], passed, np.full(2, native.BONUS, np.int32))
+            decision.tested.add(sampling.array, *columns([0, 1], [9, 9], passed, [native.BONUS] * 2))
         policy.observe(_pair_beside(drafts))
     assert decision.mode is Mode.PING_PONG
     assert policy.plan(StepView(pair[:1], 16, 0, step + 1.0)).mode is not Mode.PING_PONG

@@ -15,6 +15,7 @@ from faser_trtllm.policy.base import PlanStats, StepView
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
 from tests.policy.world import cost_table, request
+from tests.support.columns import columns
 from tests.support.effort import examples
 from tests.support.executor_harness import toy_costs
 
@@ -101,15 +102,13 @@ class Life:
             return
         slots, known = [r.slot for r in decoding], [r.num_tokens for r in decoding]
         pending = [min(k, r.draft_limit) for k, r in zip(decision.lengths, decoding, strict=True)]
-        if decision.frontier is not None and any(pending):
-            rows_each = decision.frontier.lengths(self.sampling.array, slots, known, pending)
+        if decision.verification is not None and any(pending):
+            rows_each = decision.verification.lengths(self.sampling.array, *columns(slots, known, pending))
             assert all(0 <= length <= limit for length, limit in zip(rows_each, pending, strict=True))
         if decision.tested is not None and any(pending):
             accepted = [self.draw(st.integers(0, k)) for k in pending]
             outcome = [native.RECOVERED if a < k else native.BONUS for a, k in zip(accepted, pending, strict=True)]
-            decision.tested.add(
-                self.sampling.array, slots, known, np.array(accepted, np.int32), np.array(outcome, np.int32)
-            )
+            decision.tested.add(self.sampling.array, *columns(slots, known, accepted, outcome))
         if self.draw(st.booleans()):
             self.policy.observe(self.draw(stats(len(decoding))))
 

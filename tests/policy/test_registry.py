@@ -13,7 +13,7 @@ def _view(n):
 def test_fixed_wants_the_same_length_everywhere():
     policy = make_policy("fixed:3", max_draft_len=8)
     assert policy.plan(_view(2)).lengths == [3, 3]
-    assert policy.plan(_view(2)).frontier is None
+    assert policy.plan(_view(2)).verification is None
     assert policy.name == "fixed:3"
     assert make_policy("fixed:3,mode=ping_pong", max_draft_len=8).plan(_view(2)).mode is Mode.PING_PONG
 
@@ -22,7 +22,7 @@ def test_fixed_wants_the_same_length_everywhere():
 def test_off_drafts_nothing_but_uses_up_what_is_pending(spelling):
     policy = make_policy(spelling, max_draft_len=8)
     assert policy.plan(_view(2)).lengths == [0, 0]
-    assert policy.plan(_view(2)).frontier is None
+    assert policy.plan(_view(2)).verification is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from faser_trtllm.core.sampling_params import SamplingMode, SamplingParams
 from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.policy.base import Mode, PlanStats, StepView
 from faser_trtllm.sampling.table import SamplingTable
+from tests.support.columns import columns
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)
 
@@ -117,8 +118,9 @@ class World:
         pending = [r.num_drafts + n for r, n in zip(self.requests, new, strict=True)]
         slots, known = [r.slot for r in self.requests], [r.num_tokens for r in self.requests]
         verified = pending
-        if plan.frontier is not None:
-            verified = plan.frontier.lengths(self.sampling.array, slots, known, pending)
+        if plan.verification is not None:
+            counts = columns(slots, known, pending)
+            verified = plan.verification.lengths(self.sampling.array, *counts).tolist()
         assert all(0 <= v <= p for v, p in zip(verified, pending, strict=True))
         tested, accepted, tokens = [], [], []
         for r, p, v in zip(self.requests, pending, verified, strict=True):
@@ -143,9 +145,7 @@ class World:
         self.now_s += 1e-3 * (spent_ms * noise + verify_ms + host_ms)
         if plan.tested is not None and any(pending):
             outcome = [native.RECOVERED if t > a else native.BONUS for t, a in zip(tested, accepted, strict=True)]
-            plan.tested.add(
-                self.sampling.array, slots, known, np.array(accepted, np.int32), np.array(outcome, np.int32)
-            )
+            plan.tested.add(self.sampling.array, *columns(slots, known, accepted, outcome))
         is_drafting = any(plan.lengths)
         if is_drafting is self.was_drafting:
             seen = {

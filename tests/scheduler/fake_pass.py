@@ -2,13 +2,15 @@
 
 import numpy as np
 
+from faser_trtllm import native
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.plan import DraftResult, VerifyResult
+from faser_trtllm.core.plan import DraftResult, StepRecord, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.support.columns import columns
 
 
 class Bench:
@@ -42,34 +44,29 @@ class Bench:
         return request
 
     def step(self, accept=0, carry=False, token=51, trim=64):
+        """-> the plan, (request id, rows of tokens, drafts wanted) of each request in the order of admission, and the
+        outputs."""
         plan = self.scheduler.schedule()
-        rows = [(s.request.request_id, s.num_new_tokens, s.num_drafts) for s in plan.scheduled]
-        new, tokens, accepted, verified = [], [], [], []
-        ids = np.full((len(plan.scheduled), self.max_draft_len + 1), token, np.int32)
-        for index, item in enumerate(plan.scheduled):
+        rows, items = plan.scheduled, list(plan.scheduled)
+        order = sorted(items, key=lambda item: int(item.request.request_id))
+        shares = [(s.request.request_id, s.num_new_tokens, s.num_drafts) for s in order]
+        drafted, verified, found = [], [], []
+        ids = np.full((rows.num_sampled, self.max_draft_len + 1), token, np.int32)
+        for index, item in enumerate(items):
             request = item.request
-            drafted = item.num_drafts - request.num_drafts if request.is_decoding else 0
+            drafted.append(item.num_drafts - request.num_drafts if request.is_decoding else 0)
             start = request.num_tokens + request.num_drafts
-            request.tokens[start : start + drafted] = 60 + np.arange(drafted)
-            pending = request.num_drafts + drafted
-            if not item.reaches_end:
-                num_tokens = num_accepted = num_verified = 0
-            else:
-                num_verified = min(item.max_verified, pending, trim)
-                num_accepted = min(accept, num_verified + (1 if carry and num_verified < pending else 0))
-                is_carried = carry and num_accepted == num_verified + 1
-                ids[index, :num_accepted] = request.tokens[request.num_tokens : request.num_tokens + num_accepted]
-                num_tokens = num_accepted + (0 if is_carried else 1)
-            new.append(drafted)
-            tokens.append(num_tokens)
-            accepted.append(num_accepted)
-            verified.append(num_verified)
-        carried = tuple(a == v + 1 for a, v in zip(accepted, verified, strict=True))
-        n = len(rows)
-        drafts = DraftResult(
-            tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
-        )
-        result = VerifyResult(ids, tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
+            request.tokens[start : start + drafted[-1]] = 60 + np.arange(drafted[-1])
+            pending = request.num_drafts + drafted[-1]
+            verified.append(min(item.max_verified, pending, trim) if index < rows.num_sampled else 0)
+            if index < rows.num_sampled:
+                accepted = min(accept, verified[-1] + (1 if carry and verified[-1] < pending else 0))
+                stays = carry and accepted == verified[-1] + 1
+                ids[index, :accepted] = request.tokens[request.num_tokens : request.num_tokens + accepted]
+                found.append((accepted + (not stays), accepted, native.STILL_PENDING if stays else native.BONUS))
+        drafts = DraftResult(*columns(drafted, rows.num_computed + rows.num_new_tokens))
+        result = VerifyResult(ids, *columns(*np.array(found).reshape(-1, 3).T, verified))
         outputs = self.scheduler.update(plan, drafts, result)
+        self.scheduler.observe(StepRecord.of(plan, drafts, result, (0.0,) * 4))
         self.scheduler.check_integrity()
-        return plan, rows, outputs
+        return plan, shares, outputs

@@ -6,15 +6,17 @@ from collections import Counter
 
 import numpy as np
 
+from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.plan import DraftResult, VerifyResult
+from faser_trtllm.core.plan import DraftResult, Ended, StepRecord, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.support.columns import columns
 
 MAX_SEQ_LEN = 40
 MAX_DRAFT_LEN = 5
@@ -47,7 +49,7 @@ def expected_output(request):
 
 
 class RandomPolicy:
-    """Any draft and frontier lengths, also ones that callers have to clamp, in any mode, for one step or more."""
+    """Any lengths of drafts and of their verification, also ones that callers clamp, in any mode, for some steps."""
 
     name = "random"
 
@@ -59,7 +61,7 @@ class RandomPolicy:
         lengths = [self._rng.randint(0, MAX_DRAFT_LEN + 1) for _ in view.decoding]
         return Decision(lengths, mode=self._rng.choice(tuple(Mode)), num_held=self._holding.choice((0, 0, 1, 5)))
 
-    def frontier_length(self, pending):
+    def verification_length(self, pending):
         return self._rng.choice((0, pending, self._rng.randint(0, pending)))
 
     def observe(self, stats):
@@ -107,27 +109,29 @@ class ToyPair:
                     computed = end
             num_new.append(new)
             num_computed.append(computed)
-        return DraftResult(tuple(num_new), tuple(num_computed))
+        return DraftResult(*columns(num_new, num_computed))
 
     def verify(self, plan, drafts, fault):
         """Rejection sampling, greedy. fault: "failed" or "exhausted", for the first request that reaches its end."""
-        n = len(plan.scheduled)
-        ids = np.full((n, MAX_DRAFT_LEN + 2), -7, np.int32)
-        num_tokens, num_accepted, num_verified = [0] * n, [0] * n, [0] * n
-        carried, failed, exhausted = [False] * n, [""] * n, [False] * n
-        for i, item in enumerate(plan.scheduled):
+        rows, ended = plan.scheduled, {}
+        ids, num_verified = np.full((rows.num_sampled, MAX_DRAFT_LEN + 2), -7, np.int32), [0] * len(rows)
+        num_tokens, num_accepted, outcome = np.zeros((3, rows.num_sampled), np.int32)
+        for i, item in enumerate(rows):
             request, end = item.request, item.request.num_computed_tokens + item.num_new_tokens
             if not item.num_new_tokens:
+                assert i >= rows.num_running
                 continue
-            pending = request.num_drafts + drafts.num_new_drafts[i]
-            limit = self._policy.frontier_length(pending) if request.is_decoding else 0
+            pending = request.num_drafts + int(drafts.num_new_drafts[i])
+            limit = self._policy.verification_length(pending) if request.is_decoding else 0
             live = num_verified[i] = min(limit, item.max_verified)
             self._run(self.target, request, request.num_computed_tokens, end + live)
+            assert (end == request.num_tokens) == (i < rows.num_sampled)
             if end < request.num_tokens:
                 continue
+            outcome[i] = native.BONUS
             for row in range(live + 1):
                 if fault:
-                    failed[i], exhausted[i] = ("broken", False) if fault == "failed" else ("", True)
+                    ended[i] = Ended(FinishReason.ERROR, "broken") if fault == "failed" else Ended(FinishReason.LENGTH)
                     fault = None
                     break
                 token = next_token(request.tokens, end + row)
@@ -137,16 +141,8 @@ class ToyPair:
                     break
                 num_accepted[i] = row + 1
             else:
-                carried[i] = True
-        return VerifyResult(
-            ids,
-            tuple(num_tokens),
-            tuple(num_accepted),
-            tuple(num_verified),
-            tuple(carried),
-            tuple(failed),
-            tuple(exhausted),
-        )
+                outcome[i] = native.STILL_PENDING
+        return VerifyResult(ids, num_tokens, num_accepted, outcome, *columns(num_verified), ended=ended)
 
 
 class Life:
@@ -237,12 +233,10 @@ class Life:
         self.check_plan(plan)
         drafts = self.pair.draft_tokens(plan)
         result = self.pair.verify(plan, drafts, fault)
-        broken = {
-            s.request.request_id
-            for s, f, e in zip(plan.scheduled, result.failed, result.exhausted, strict=True)
-            if f or e
-        }
+        broken = {plan.scheduled.requests[index].request_id for index in result.ended}
         outputs = self.scheduler.update(plan, drafts, result)
+        record = StepRecord.of(plan, drafts, result, (self.clock.now_s(),) * 4)
+        self.scheduler.observe(record)
         for output in outputs:
             self.check_output(output, output.request.request_id in broken)
         self.scheduler.check_integrity()
@@ -258,10 +252,10 @@ class Life:
             admitted=len(plan.admitted),
             preempted=len(plan.paused),
             timeouts=len(plan.finished),
-            accepted=sum(result.num_accepted),
-            carried=sum(result.carried),
-            short_of_rows=sum(s.max_verified < s.num_drafts for s in plan.scheduled),
-            chunks=sum(not s.reaches_end for s in plan.scheduled),
+            accepted=record.num_accepted,
+            carried=int((result.outcome == native.STILL_PENDING).sum()),
+            short_of_rows=int((plan.scheduled.max_verified < plan.scheduled.num_drafts).sum()),
+            chunks=len(plan.scheduled) - plan.scheduled.num_sampled,
         )
 
     def check_blocks(self, item, end, held):
@@ -270,7 +264,7 @@ class Life:
 
     def check_plan(self, plan):
         assert bool(plan.scheduled) == bool(self.live), "a step with requests must do some work"
-        assert plan.num_rows <= self.limits.max_num_tokens
+        assert (plan.scheduled.num_new_tokens + plan.scheduled.max_verified).sum() <= self.limits.max_num_tokens
         requests = [s.request for s in plan.scheduled]
         assert all(r.state is RequestState.RUNNING for r in requests)
         assert len({r.slot for r in requests}) == len(requests) <= self.limits.max_batch_size

@@ -121,7 +121,7 @@ def test_a_held_plan_schedules_as_one_that_is_made_anew(seed):
             bench.step(accept, carry, trim=trim) for bench in benches
         )
         assert rows == other_rows
-        assert [s.max_verified for s in plan_.scheduled] == [s.max_verified for s in other.scheduled]
+        assert plan_.scheduled.max_verified.tolist() == other.scheduled.max_verified.tolist()
         assert [r.request_id for r in plan_.view.decoding] == [r.request_id for r in other.view.decoding]
         assert [(o.request.request_id, o.new_token_ids) for o in outputs] == [
             (o.request.request_id, o.new_token_ids) for o in other_outputs

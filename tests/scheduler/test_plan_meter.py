@@ -1,13 +1,23 @@
 """What a policy is told of the steps of its plans."""
 
+import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.core.decision import StepView
-from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import (
+    DraftResult,
+    ScheduledRequest,
+    ScheduledRequests,
+    SchedulerOutput,
+    StepRecord,
+    VerifyResult,
+)
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.policy.base import Decision
 from faser_trtllm.scheduler.plan_meter import SKIPPED_STEPS, PlanMeter
+from tests.support.columns import columns
 from tests.support.executor_harness import Setup, run
 
 
@@ -48,27 +58,31 @@ def test_steps_that_run_prompts_are_counted_and_their_rows_are_told_apart(chunk)
 def stats_of(drafts, model_lengths=None):
     """Of steps with two requests, until they are counted."""
     requests = [Request(str(i), [1, 2], SamplingParams(max_tokens=9), max_seq_len=16, max_draft_len=5) for i in (0, 1)]
+    for request in requests:
+        request.num_computed_tokens = 1
     plan = SchedulerOutput(
         ScheduledRequests.of([ScheduledRequest(request, 1, 5, 5) for request in requests]),
         StepView(requests, 0, 0, 0.0),
-        model_lengths=model_lengths,
+        Decision([5, 5], model_lengths=model_lengths),
     )
-    result = VerifyResult(((1,), (1,)), (1, 1), (0, 0), (5, 3), (False, False), ("", ""), (False, False))
+    result = VerifyResult(np.ones((2, 1), np.int32), *columns([1, 1], [0, 0], [native.RECOVERED] * 2, [5, 3]))
     meter = PlanMeter()
     for step in range(SKIPPED_STEPS + 1):
         meter.begin_step(float(step))
-        meter.note(plan, drafts, result)
+        meter.note(StepRecord.of(plan, drafts, result, (float(step),) * 4))
     meter.begin_step(9.0)
     return meter.take()
 
 
 def test_free_drafts_are_not_the_draft_models():
-    stats = stats_of(DraftResult((5, 3), (2, 2), 1.0, num_rows=2, num_asked=2, num_free=(4, 0)))
+    stats = stats_of(
+        DraftResult(*columns([5, 3], [2, 2]), 1.0, num_rows=2, num_asked=2, num_free=np.array([4, 0], np.int32))
+    )
     assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (1, 3, 4)
     assert stats.num_verified == 8
 
 
 def test_without_a_draft_call_there_are_no_draft_steps():
-    stats = stats_of(DraftResult((5, 3), (2, 2), num_free=(5, 3)), model_lengths={})
+    stats = stats_of(DraftResult(*columns([5, 3], [2, 2]), num_free=np.array([5, 3], np.int32)), model_lengths={})
     assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (0, 0, 0)
     assert stats.num_rows == 10

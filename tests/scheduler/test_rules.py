@@ -8,8 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
-from faser_trtllm.core.plan import DraftResult, VerifyResult
+from faser_trtllm.core.plan import DraftResult, Ended, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
@@ -17,6 +18,7 @@ from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.rows import chunk_length
 from faser_trtllm.scheduler.scheduler import SchedulerLimits
 from tests.scheduler.fake_pass import Bench
+from tests.support.columns import columns
 
 NO_EVICT = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
@@ -134,7 +136,7 @@ def test_carried_drafts_stay_pending_behind_the_accepted_ones():
     bench.kv.allocate(request.slot, before + 5)
     other = [bench.add(1, max_tokens=40, first=20 + i) for i in range(3)]
     plan, _, _ = bench.step(accept=99, carry=True)
-    item = plan.scheduled[0]
+    item = next(iter(plan.scheduled))
     assert item.request is request
     assert item.num_drafts >= 5
     assert request.num_tokens == before + item.max_verified + 1
@@ -242,9 +244,10 @@ def test_blocks_of_a_request_that_failed_are_not_reused():
     bench = Bench()
     bench.add(9)
     plan = bench.scheduler.schedule()
-    ids = np.zeros((1, 1), np.int32)
-    result = VerifyResult(ids, (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
-    bench.scheduler.update(plan, DraftResult((0,), (0,)), result)
+    sampled = columns([0], [0], [native.FAILED], [0])
+    ended = {0: Ended(FinishReason.ERROR, "logits are NaN")}
+    result = VerifyResult(np.zeros((1, 1), np.int32), *sampled, ended=ended)
+    bench.scheduler.update(plan, DraftResult(*columns([0], [0])), result)
     again = bench.add(9)
     bench.step()
     assert again.stats.num_cached_tokens == 0
@@ -283,8 +286,8 @@ def test_the_steady_state_is_scheduled_as_any_other(seed, max_num_tokens):
     benches = [Bench(drafts=8, policy=_LoosePolicy(seed), **sizes) for _ in range(2)]
     short, long = (bench.scheduler for bench in benches)
     short_ways = []
-    schedule_steady = short._schedule_steady
-    short._schedule_steady = lambda *args: short_ways.append(1) or schedule_steady(*args)
+    steady_step = short._steady_step
+    short._steady_step = lambda *args: short_ways.append(1) or steady_step(*args)
     long._has_ample_blocks = lambda: False
     for bench in benches:
         bench.add(3, max_tokens=40)
@@ -298,7 +301,7 @@ def test_the_steady_state_is_scheduled_as_any_other(seed, max_num_tokens):
         accept, carry, trim = rng.randint(0, 3), rng.random() < 0.7, rng.randint(0, 2)
         (plan, rows, _), (other, other_rows, _) = (bench.step(accept, carry, trim=trim) for bench in benches)
         assert rows == other_rows
-        assert [s.max_verified for s in plan.scheduled] == [s.max_verified for s in other.scheduled]
+        assert plan.scheduled.max_verified.tolist() == other.scheduled.max_verified.tolist()
         assert [r.request_id for r in plan.view.decoding] == [r.request_id for r in other.view.decoding]
         assert plan.is_drafting == other.is_drafting
         assert benches[0].kv.num_free_blocks == benches[1].kv.num_free_blocks

@@ -11,7 +11,7 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Interference
-from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.decision import Decision, Mode
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.core.traffic import Traffic, Work
@@ -20,6 +20,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine, RunningDraft
 from tests.support.checkpoints import make_pair
+from tests.support.columns import columns
 from tests.support.executor_harness import Collector, Setup, toy_costs
 
 PARTITIONS = ("all", "draft", "verify")
@@ -184,19 +185,19 @@ def test_a_step_of_two_streams_ends_with_the_later_one():
     class Stage:
         def draft(self, plan):
             engines["draft"]._take(4.0)
-            return DraftResult((), ())
+            return DraftResult(*columns([], []))
 
     worker = SimulatedDraftWorker(Stage(), engines, table, clock, lambda plan: 0.0)
     # 2 ms take 2.5 beside the draft, of whose 4 ms 1.67 are then done; of 8 ms 4.8 are done when 4 took 6.
     for verify_ms, expected_ms in ((2.0, 2.5 + 4.0 - 2.5 / 1.5), (8.0, 6.0 + 8.0 - 6.0 / 1.25)):
         start_s = clock.now_s()
-        drafting = worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.DRAFT_AHEAD))
+        drafting = worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, Decision([], mode=Mode.DRAFT_AHEAD)))
         assert clock.now_s() == pytest.approx(start_s)
         assert engines["target"].partition == "verify"
         engines["target"]._take(verify_ms)
         drafting.result()
         assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
-    worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.SERIAL)).result()
+    worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, Decision([]))).result()
     assert (engines["draft"].partition, engines["target"].beside) == ("all", None)
 
 

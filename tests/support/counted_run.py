@@ -3,23 +3,24 @@
 import random
 
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.executor.stats import StepWatcher
 from tests.support.executor_harness import Collector
 
 
-class Watcher:
-    """Counts the tokens of frontiers one by one."""
+class Watcher(StepWatcher):
+    """Counts the tokens of decoding requests one by one."""
 
     def __init__(self):
-        self.num_frontier_tokens = 0
+        self.num_decoded = 0
         self.ended = []
 
     def finished(self, request):
         self.ended.append(request)
 
-    def step(self, plan, drafts, result, times_s):
-        decoding = set(map(id, plan.view.decoding))
-        for scheduled, num_tokens in zip(plan.scheduled, result.num_tokens, strict=True):
-            self.num_frontier_tokens += num_tokens if id(scheduled.request) in decoding else 0
+    def step(self, record):
+        decoding = set(map(id, record.plan.view.decoding))
+        for request, num_tokens in zip(record.plan.scheduled.requests, record.result.num_tokens, strict=False):
+            self.num_decoded += int(num_tokens) if id(request) in decoding else 0
 
 
 class Run:

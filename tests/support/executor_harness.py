@@ -24,7 +24,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.ops.arrays import int32_at
-from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
+from faser_trtllm.ops.best_slots import SlotCosts, VerificationRule
 from faser_trtllm.ops.requests.pick_branches import prior_acceptance
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
@@ -78,11 +78,11 @@ class ErraticPolicy:
         num_held = self._random.choice((0, 0, 2))
         mode = self._random.choice(self._modes)
         self.boundaries = (1,) if self._random.random() < 0.7 else ()
-        return Decision(lengths, frontier=self, exits=self, tested=self, mode=mode, num_held=num_held)
+        return Decision(lengths, verification=self, exits=self, tested=self, mode=mode, num_held=num_held)
 
     def lengths(self, sampling, slots, num_tokens, num_pending):
         lengths = []
-        for slot, first, pending in zip(slots, num_tokens, num_pending, strict=True):
+        for slot, first, pending in zip(*(c.tolist() for c in (slots, num_tokens, num_pending)), strict=True):
             drafts = int32_at(int(sampling[slot]["tokens"]), first + pending)[first:].tolist()
             length = self._random.randint(0, pending)
             if drafts and drafts[-1] == 0:  # by the last of the drafts, which none of the rows may test yet
@@ -110,10 +110,10 @@ class FreeRowsPolicy(FixedPolicy):
     def __init__(self, num_draft_tokens, max_draft_len):
         super().__init__(num_draft_tokens)
         costs = SlotCosts(np.ones(2), price=1.0)
-        self._rule = FrontierRule(prior_acceptance(max_draft_len), costs)
+        self._rule = VerificationRule(prior_acceptance(max_draft_len), costs)
 
     def plan(self, view):
-        return replace(super().plan(view), frontier=self._rule)
+        return replace(super().plan(view), verification=self._rule)
 
 
 @dataclass

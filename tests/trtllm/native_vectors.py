@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, VerifyResult
@@ -13,6 +14,7 @@ from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
 from faser_trtllm.trtllm.check.vectors import Schedule, Vector
+from tests.support.columns import columns
 
 MAX_DRAFT_LEN = 8
 
@@ -104,19 +106,10 @@ def _held(requests, kv):
 
 def _update(scheduler, plan, accepted_by_name):
     """Commit the step: every draft is drafted, as many are accepted as the vector says, then one token is drawn."""
-    items = plan.scheduled
-    drafted = [s.num_drafts for s in items]
-    accepted = [accepted_by_name.get(s.request.request_id, 0) for s in items]
-    num_tokens = [a + 1 if s.reaches_end else 0 for s, a in zip(items, accepted, strict=True)]
-    n = len(items)
-    drafts = DraftResult(tuple(drafted), (0,) * n)
-    result = VerifyResult(
-        np.full((n, MAX_DRAFT_LEN + 1), 9, np.int32),
-        tuple(num_tokens),
-        tuple(accepted),
-        tuple(s.max_verified for s in items),
-        (False,) * n,
-        ("",) * n,
-        (False,) * n,
-    )
+    rows = plan.scheduled
+    accepted = [accepted_by_name.get(request.request_id, 0) for request in rows.requests[: rows.num_sampled]]
+    num_tokens, outcome = [a + 1 for a in accepted], [native.BONUS] * len(accepted)
+    drafts = DraftResult(rows.num_drafts, np.zeros(len(rows), np.int32))
+    ids = np.full((len(accepted), MAX_DRAFT_LEN + 1), 9, np.int32)
+    result = VerifyResult(ids, *columns(num_tokens, accepted, outcome, rows.max_verified))
     scheduler.update(plan, drafts, result)

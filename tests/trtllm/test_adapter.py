@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faser_trtllm import native
 from faser_trtllm.config import ContextChunkingPolicy, ExecutorConfig, SchedulerConfig, SchedulerKind
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.executor.stats import StepWatcher
 from tests.support.effort import examples
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Collector, Setup, run
@@ -125,24 +127,21 @@ def test_busy_runs_see_every_event_and_stay_exact():
     assert not [event for event in events if seen[event] < 4], dict(seen)
 
 
-class Watcher:
+class Watcher(StepWatcher):
     def __init__(self, seen):
         self._seen = seen
 
-    def step(self, plan, drafts, result, times_s):
-        pending = [s.num_drafts for s in plan.scheduled]
+    def step(self, record):
+        rows, result, n = record.plan.scheduled, record.result, record.plan.scheduled.num_sampled
         self._seen += Counter(
-            accepted=sum(result.num_accepted),
-            rejected=sum(a < p for a, p in zip(result.num_accepted, pending, strict=True)),
-            carried=sum(result.carried),
-            pruned=sum(result.num_pruned),
-            paused=len(plan.paused),
-            chunks=sum(s.num_new_tokens > 1 and not s.reaches_end for s in plan.scheduled),
-            resumed=sum(r.stats.num_preemptions > 0 for r in plan.admitted),
+            accepted=record.num_accepted,
+            rejected=int((result.num_accepted < rows.num_drafts[:n]).sum()),
+            carried=int((result.outcome == native.STILL_PENDING).sum()),
+            pruned=record.num_pruned,
+            paused=len(record.plan.paused),
+            chunks=int((rows.num_new_tokens[n:] > 1).sum()),
+            resumed=sum(r.stats.num_preemptions > 0 for r in record.plan.admitted),
         )
-
-    def finished(self, request):
-        pass
 
 
 def spied(monkeypatch):
@@ -174,15 +173,12 @@ def test_what_is_allocated_and_not_accepted_is_rewound(monkeypatch):
     executor, collector = setup.open(), Collector()
     expected = []
 
-    class Steps:
-        def step(self, plan, drafts, result, times_s):
-            for i, item in enumerate(plan.scheduled):
+    class Steps(StepWatcher):
+        def step(self, record):
+            for i, item in enumerate(record.plan.scheduled):
                 if item.num_drafts or item.request.num_output_tokens > 1:
-                    rewound = item.num_drafts - result.num_accepted[i]
+                    rewound = item.num_drafts - int(record.result.num_accepted[i])
                     expected.append((1 + item.num_drafts, rewound if not item.request.is_finished else 0))
-
-        def finished(self, request):
-            pass
 
     executor.watch(Steps())
     executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=30), collector.sink("a"))
@@ -216,7 +212,7 @@ def test_chunks_are_cut_as_tensorrt_llm_cuts_them(chunking):
     executor, collector = setup.open(), Collector()
     chunks = []
     executor.watch(Watcher(Counter()))
-    watcher = type("Chunks", (Watcher,), {"step": lambda self, plan, *rest: chunks.append(_rows(plan))})
+    watcher = type("Chunks", (Watcher,), {"step": lambda self, record: chunks.append(_rows(record.plan))})
     executor.watch(watcher(Counter()))
     for name in "ab":
         executor.submit(name, [1] * 30, SamplingParams(max_tokens=1), collector.sink(name))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.decision import Decision, Mode, PruneRule, StepView
 from faser_trtllm.policy.base import StatelessPolicy
 
@@ -28,9 +29,9 @@ class PruningPolicy(StatelessPolicy):
     def rule(
         self,
         sampling: npt.NDArray[np.void],
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_drafts: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
         before = np.full(sum(num_drafts), LIKELY, np.float32)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
-from faser_trtllm.scheduler.outcome import step_outcome
+from faser_trtllm.core.plan import StepRecord
+from faser_trtllm.executor.stats import StepWatcher
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class StepTime:
         return self.schedule_ms + self.both_ms + self.update_ms
 
 
-class StepTimes:
-    """StepWatcher (executor/stats.py). start() forgets what was kept."""
+class StepTimes(StepWatcher):
+    """start() forgets what was kept."""
 
     def __init__(self) -> None:
         self.start()
@@ -40,28 +39,17 @@ class StepTimes:
     def start(self) -> None:
         self.steps: list[StepTime] = []
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        outcome = step_outcome(plan, drafts, result)
-        begun_s, scheduled_s, verified_s, updated_s = times_s
+    def step(self, record: StepRecord) -> None:
         self.steps.append(
             StepTime(
-                num_requests=len(outcome.decoding),
-                num_rows=outcome.num_rows,
-                num_context_rows=outcome.num_context_rows,
-                num_tokens=sum(result.num_tokens),
-                schedule_ms=1e3 * (scheduled_s - begun_s),
-                draft_ms=outcome.draft_ms,
-                verify_ms=outcome.verify_ms,
-                both_ms=1e3 * (verified_s - scheduled_s),
-                update_ms=1e3 * (updated_s - verified_s),
+                num_requests=record.plan.scheduled.num_decoding,
+                num_rows=record.num_rows - record.result.num_branches,
+                num_context_rows=record.num_context_rows,
+                num_tokens=record.num_tokens,
+                schedule_ms=1e3 * (record.scheduled_s - record.begun_s),
+                draft_ms=record.drafts.draft_ms,
+                verify_ms=record.result.verify_ms,
+                both_ms=1e3 * (record.verified_s - record.scheduled_s),
+                update_ms=1e3 * (record.updated_s - record.verified_s),
             )
         )
-
-    def finished(self, request: Request) -> None:
-        """Nothing is kept by request."""

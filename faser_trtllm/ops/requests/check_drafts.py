@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 from faser_trtllm import native
-from faser_trtllm.ops.arrays import SamplingArray, int32_at, sampling_address
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_addresses, int32_at, sampling_address
 
 
 def check_drafts(
     sampling: SamplingArray,
-    slots: Sequence[int],
-    first: Sequence[int],
-    num_new: Sequence[int],
-    room: Sequence[int],
+    slots: Int32Array,
+    first: Int32Array,
+    num_new: Int32Array,
+    room: Int32Array,
     vocab_size: int,
 ) -> int | None:
     """The first request whose num_new[i] drafts, at the positions from first[i] on, are more than room[i] or fewer than
     none, or have tokens outside the vocabulary; None: all can be."""
-    columns = [array("i", column) for column in (slots, first, num_new, room)]
-    at_slots, *others = [column.buffer_info()[0] for column in columns]
+    at_slots, *columns = int32_addresses(slots, first, num_new, room)
     found: int = native.library().faser_check_drafts(
-        len(slots), at_slots, sampling_address(sampling), *others, vocab_size
+        slots.size, at_slots, sampling_address(sampling), *columns, vocab_size
     )
-    return found if found < len(slots) else None
+    return found if found < slots.size else None
 
 
 def check_drafts_reference(
     sampling: SamplingArray,
-    slots: Sequence[int],
-    first: Sequence[int],
-    num_new: Sequence[int],
-    room: Sequence[int],
+    slots: Int32Array,
+    first: Int32Array,
+    num_new: Int32Array,
+    room: Int32Array,
     vocab_size: int,
 ) -> int | None:
     """check_drafts in a plain loop."""
-    for index, (slot, begin, count, limit) in enumerate(zip(slots, first, num_new, room, strict=True)):
+    columns = (column.tolist() for column in (slots, first, num_new, room))
+    for index, (slot, begin, count, limit) in enumerate(zip(*columns, strict=True)):
         if count == 0:  # also where more is pending than a step may keep
             continue
         if not 0 < count <= limit:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 import numpy as np
 
 from faser_trtllm import native
@@ -19,34 +16,14 @@ from faser_trtllm.core.counts import (
     NUM_STEPS,
     NUM_TOKENS,
 )
+from faser_trtllm.core.plan import DraftResult, ScheduledRequests, VerifyResult
 from faser_trtllm.core.value import value
-from faser_trtllm.ops.arrays import Int32Array, address_of, int32_at
+from faser_trtllm.ops.arrays import Int32Array, address_of, int32_addresses, int32_at
 from faser_trtllm.ops.requests.table import TEXTS_DTYPE, RequestTable
 
 GOES_ON, STOP, LENGTH = range(3)  # faser_end
 BLOCK_FULL, BLOCK_SPARE = 1, 2  # bits of faser_due
 NUM_BOUNDS = 3  # faser_block_bounds
-
-
-@value
-class Found:
-    """What a step found, by request.
-
-    num_rows: committed tokens that the pass ran. num_drafted, num_draft_computed: as core.plan.DraftResult has them.
-    token_ids [num_requests, width] int32, of which the first num_new[i] count and num_accepted[i] were drafts; carried:
-    untested drafts stay pending; now_s: when; num_pruned: rows dropped on the way, empty: none.
-    """
-
-    slots: Sequence[int]
-    num_rows: Sequence[int]
-    num_drafted: Sequence[int]
-    num_draft_computed: Sequence[int]
-    token_ids: Int32Array
-    num_new: Sequence[int]
-    num_accepted: Sequence[int]
-    carried: Sequence[bool]
-    now_s: float
-    num_pruned: Sequence[int] = ()
 
 
 @value
@@ -77,30 +54,26 @@ class Committer:
         self._outputs = np.zeros((3, len(table.counts)), np.int32)
         self._output_addresses = [address_of(row, np.int32) for row in self._outputs]
 
-    def commit(self, found: Found) -> Committed:
+    def commit(self, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float) -> Committed:
         """A request whose rows do not reach its last token commits none. InvalidArgumentError, with no change, for more
         tokens than there are or a slot without a request.
         """
-        n, token_ids = len(found.slots), np.ascontiguousarray(found.token_ids, np.int32)
+        n, token_ids, num_pruned = len(rows), result.token_ids, result.num_pruned
         if token_ids.size > self._token_ids.size:
             self._token_ids = np.zeros(token_ids.size, np.int32)
-        columns = array("i", found.slots)
-        inputs = [found.num_rows, found.num_drafted, found.num_draft_computed]
-        inputs += [found.num_new, found.num_accepted, found.carried, found.num_pruned]
-        for column in inputs:
-            columns += array("i", column)  # several times as fast as extend
-        first = columns.buffer_info()[0]
-        slots, *at, pruned = range(first, first + 4 * n * 8, 4 * n) if n else [first] * 8
+        at_slots, *columns = int32_addresses(
+            rows.slots, rows.num_new_tokens, drafts.num_new_drafts, drafts.num_draft_computed, token_ids
+        )
         status = native.library().faser_commit(
             n,
-            slots,
+            len(token_ids),
+            at_slots,
             *self._addresses,
-            found.now_s,
-            *at[:3],
-            native.address_of_buffer(token_ids),
+            now_s,
+            *columns,
             token_ids.shape[1],
-            *at[3:],
-            pruned if found.num_pruned else None,
+            *int32_addresses(result.num_tokens, result.num_accepted, result.outcome),
+            None if num_pruned is None else address_of(num_pruned, np.int32),
             *self._output_addresses,
             native.address_of_buffer(self._token_ids),
         )
@@ -109,7 +82,14 @@ class Committer:
         return Committed(tuple(self._token_ids[: sum(num_output)].tolist()), num_output, ends, due)
 
 
-def commit_reference(table: RequestTable, bounds: Int32Array, found: Found) -> Committed:
+def commit_reference(
+    table: RequestTable,
+    bounds: Int32Array,
+    rows: ScheduledRequests,
+    drafts: DraftResult,
+    result: VerifyResult,
+    now_s: float,
+) -> Committed:
     """Committer.commit in plain loops."""
     token_ids: list[int] = []
     num_output, ends, due = [], [], []
@@ -120,34 +100,34 @@ def commit_reference(table: RequestTable, bounds: Int32Array, found: Found) -> C
         is_spare = count[NUM_TOKENS] + count[NUM_DRAFTS] <= spare
         return (BLOCK_FULL if is_full else 0) | (BLOCK_SPARE if is_spare else 0)
 
-    for i, slot in enumerate(found.slots):
+    for i, slot in enumerate(rows.slots.tolist()):
         count, text = table.counts[slot], table.texts[slot]
-        known, num_new, accepted = int(count[NUM_TOKENS]), found.num_new[i], found.num_accepted[i]
-        count[NUM_DRAFTS] += found.num_drafted[i]
-        count[NUM_DRAFTED] += found.num_drafted[i]
-        reaches_end = count[NUM_COMPUTED] + found.num_rows[i] == known
-        if not reaches_end:
-            count[NUM_COMPUTED] += found.num_rows[i]
-            count[NUM_DRAFT_COMPUTED] = found.num_draft_computed[i]
+        known, num_draft_computed = int(count[NUM_TOKENS]), drafts.num_draft_computed[i]
+        count[NUM_DRAFTS] += drafts.num_new_drafts[i]
+        count[NUM_DRAFTED] += drafts.num_new_drafts[i]
+        if i >= len(result.token_ids):
+            count[NUM_COMPUTED] += rows.num_new_tokens[i]
+            count[NUM_DRAFT_COMPUTED] = num_draft_computed
             num_output.append(0)
             ends.append(GOES_ON)
             due.append(blocks_of(slot))
             continue
-        new = found.token_ids[i, :num_new].tolist()
+        num_new, accepted = int(result.num_tokens[i]), int(result.num_accepted[i])
+        new = result.token_ids[i, :num_new].tolist()
         int32_at(int(text["tokens"]), known + num_new)[known:] = new
         if new:
             count[NUM_ACCEPTED] += accepted
             count[NUM_STEPS] += 1
-            count[NUM_PRUNED] += found.num_pruned[i] if found.num_pruned else 0
+            count[NUM_PRUNED] += 0 if result.num_pruned is None else result.num_pruned[i]
             times = table.times_s[slot]
-            times[:] = found.now_s if np.isnan(times[0]) else times[0], found.now_s
+            times[:] = now_s if np.isnan(times[0]) else times[0], now_s
         last = known + num_new - 1
-        if found.carried[i]:
+        if result.outcome[i] == native.STILL_PENDING:
             count[NUM_DRAFTS] -= accepted
-            count[NUM_DRAFT_COMPUTED] = found.num_draft_computed[i]
+            count[NUM_DRAFT_COMPUTED] = num_draft_computed
         else:
             count[NUM_DRAFTS] = 0
-            count[NUM_DRAFT_COMPUTED] = min(found.num_draft_computed[i], known + accepted, last)
+            count[NUM_DRAFT_COMPUTED] = min(num_draft_computed, known + accepted, last)
         end_ids = int32_at(int(text["end_ids"]), int(text["num_end_ids"])).tolist()
         kept = next((place for place, token in enumerate(new) if token in end_ids), num_new)
         count[NUM_TOKENS] = known + kept

@@ -7,15 +7,20 @@ with the token of a branch, that token is committed already, and the branch's ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
-from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import MAX_MARGIN, AcceptanceModel, is_certain
-from faser_trtllm.ops.arrays import SamplingArray, address_of, float32_at, int32_at, sampling_address
+from faser_trtllm.ops.arrays import (
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int32_addresses,
+    int32_at,
+    sampling_address,
+)
 from faser_trtllm.ops.draft_stop import sigmoid
 
 SHARE = (0.6, 0.43, 0.29)  # kShare: of rejections those that the runner-up recovers, by sampling mode
@@ -31,18 +36,6 @@ def prior_acceptance(max_draft_len: int) -> AcceptanceModel:
     return model
 
 
-@value
-class Branches:
-    """In the order of requests and places. requests: indices of the requests; places: of the rows whose drafts the
-    tokens might replace, 0 for the row of the last committed token; token_ids. num_verified, of every request: drafts
-    that keep their rows."""
-
-    requests: list[int]
-    places: list[int]
-    token_ids: list[int]
-    num_verified: list[int]
-
-
 class BranchPicker:
     """Writes to buffers that are allocated once."""
 
@@ -55,27 +48,28 @@ class BranchPicker:
     def pick(
         self,
         sampling: SamplingArray,
-        slots: Sequence[int],
-        num_tokens: Sequence[int],
-        num_pending: Sequence[int],
-        num_verified: Sequence[int],
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_pending: Int32Array,
+        num_verified: Int32Array,
         acceptance: AcceptanceModel,
         min_worth: float | None,
         room: int,
-    ) -> Branches:
-        """The most worthy branches of each request, `room` in all at most.
+    ) -> Int32Array:
+        """Of each request its most worthy branches, `room` in all at most -> in the order of requests and places [3,
+        num_branches] int32: the request, the place of the row whose draft the token might replace (0: the row of the
+        last committed token), and the token.
 
-        num_tokens, num_pending, num_verified: committed tokens, drafts after them, and how many of these have rows.
-        min_worth: of a branch, whose row comes on top; None: it takes the row of the request's last draft, if that is
-        less likely to be reached.
+        num_tokens, num_pending, num_verified [num_requests] int32: committed tokens, drafts after them, and how many of
+        these have rows; num_verified is lowered in place where branches take rows. min_worth: of a branch, whose row
+        comes on top; None: it takes the row of the request's last draft, if that is less likely to be reached.
         """
-        arrays = [np.array(column, np.int32) for column in (slots, num_tokens, num_pending, num_verified)]
-        at_slots, *counts = (address_of(column, np.int32) for column in arrays)
+        at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, num_verified)
         num = native.library().faser_pick_branches(
-            len(slots),
+            slots.size,
             at_slots,
             sampling_address(sampling),
-            *counts,
+            *columns,
             acceptance.address,
             min_worth is None,
             min_worth or 0.0,
@@ -84,28 +78,26 @@ class BranchPicker:
             *self._addresses,
         )
         if num < 0:
-            native.check(num, f"picking branches of {len(slots)} requests")
-        requests, places, token_ids = self._found[:, :num].tolist()
-        return Branches(requests, places, token_ids, arrays[3].tolist())
+            native.check(num, f"picking branches of {slots.size} requests")
+        found: Int32Array = self._found[:, :num].copy()
+        return found
 
 
 def pick_branches_reference(
     sampling: SamplingArray,
-    slots: Sequence[int],
-    num_tokens: Sequence[int],
-    num_pending: Sequence[int],
-    num_verified: Sequence[int],
+    slots: Int32Array,
+    num_tokens: Int32Array,
+    num_pending: Int32Array,
+    num_verified: Int32Array,
     acceptance: AcceptanceModel,
     min_worth: float | None,
     max_branches: int,
     max_num: int,
-) -> Branches:
+) -> Int32Array:
     """BranchPicker.pick in plain loops."""
-    requests: list[int] = []
-    places: list[int] = []
-    token_ids: list[int] = []
-    lengths: list[int] = []
-    for i, (slot, known, pending, length) in enumerate(zip(slots, num_tokens, num_pending, num_verified, strict=True)):
+    branches: list[tuple[int, int, int]] = []
+    columns = (column.tolist() for column in (slots, num_tokens, num_pending, num_verified))
+    for i, (slot, known, pending, length) in enumerate(zip(*columns, strict=True)):
         entry = sampling[slot]
         found = []
         reached = [1.0]
@@ -120,14 +112,13 @@ def pick_branches_reference(
             if token >= 0 and not is_certain(entry, position):
                 found.append((SHARE[entry["mode"]] * reached[-1] * (1.0 - accepted), place, token))
             reached.append(reached[-1] * accepted)
-        best = sorted(found, key=lambda branch: -branch[0])[: min(max_branches, max_num - len(requests))]
+        best = sorted(found, key=lambda branch: -branch[0])[: min(max_branches, max_num - len(branches))]
         if min_worth is None:
             best = [b for k, b in enumerate(best) if k < length and b[0] > reached[length - k]]
             length -= len(best)
         taken = [b for b in best if min_worth is None or b[0] >= min_worth]
         for _, place, token in sorted(taken, key=lambda branch: branch[1]):
-            requests.append(i)
-            places.append(place)
-            token_ids.append(token)
-        lengths.append(length)
-    return Branches(requests, places, token_ids, lengths)
+            branches.append((i, place, token))
+        num_verified[i] = length
+    picked: Int32Array = np.array(branches, np.int32).reshape(-1, 3).T
+    return picked

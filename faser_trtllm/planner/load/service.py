@@ -12,9 +12,9 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import SchedulerOutput
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.opening import stay
+from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
-from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.planner.load.acceptance import Acceptance, AcceptanceProcess
 from faser_trtllm.planner.load.synthetic_engines import (
     VOCAB_SIZE,
@@ -91,7 +91,7 @@ def open_service(
             process.begin(request.slot, int(request.request_id), request.max_num_tokens - request.prompt_len)
         return costs.overhead_ms
 
-    def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
+    def make_worker(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftWorker:
         return SimulatedDraftWorker(stage, engines, costs, clock, host_ms)
 
     return assemble(
@@ -103,6 +103,6 @@ def open_service(
         max_draft_len=max_draft_len if "draft" in engines else 0,
         clock=clock,
         enter_mode=stay,
-        make_lane=make_lane,
+        make_worker=make_worker,
         sampler=SyntheticSampler(drafts, max_draft_len),
     )

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faser_trtllm.core.clock import Clock, MonotonicClock
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.errors import ConfigError, install
+from faser_trtllm.executor.stats import StepWatcher
 
 log = logging.getLogger("faser.spans")
 
@@ -28,37 +29,29 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of the executor. Times are (start, end) in seconds of the executor's clock."""
+    """One step of the executor, with what it did for each request. Times are (start, end) in seconds of its clock."""
 
     draft_s: tuple[float, float]
     verify_s: tuple[float, float]
     mode: str
-    num_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a step did for one request. num_new_tokens is 0 if the step only drafted for it."""
-
-    step: _Step
-    num_new_tokens: int
-    num_drafts: int
-    num_verified: int
-    num_accepted: int
-    num_tokens: int
+    num_drafts: list[int]
+    num_verified: list[int]
+    num_accepted: list[int]  # of those that have a token next, which come first, as num_tokens
+    num_tokens: list[int]
+    num_running: int  # of the requests those that have rows, which come first; the step only drafted for the others
 
 
 @dataclass(slots=True)
 class _Timeline:
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[tuple[_Step, int]] = field(default_factory=list)  # with the request's index in the step
     num_steps: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
     ended_s: float | None = None
 
 
-class SpanRecorder:
-    """A StepWatcher (executor/stats.py) that writes spans to a tracer provider of the OpenTelemetry SDK."""
+class SpanRecorder(StepWatcher):
+    """Writes spans to a tracer provider of the OpenTelemetry SDK."""
 
     def __init__(self, provider: Any, clock: Clock | None = None) -> None:
         from opentelemetry import trace
@@ -77,44 +70,31 @@ class SpanRecorder:
         self._thread = threading.Thread(target=self._run, name="faser-spans", daemon=True)
         self._thread.start()
 
-    def step(
-        self,
-        plan: SchedulerOutput,
-        drafts: DraftResult,
-        result: VerifyResult,
-        times_s: tuple[float, float, float, float],
-    ) -> None:
-        _, scheduled_s, verified_s, _ = times_s
-        drafted_s = scheduled_s + drafts.draft_ms / 1e3
+    def step(self, record: StepRecord) -> None:
+        rows, drafts, result = record.plan.scheduled, record.drafts, record.result
+        draft_s, verify_s = drafts.draft_ms / 1e3, result.verify_ms / 1e3
         step = _Step(
-            (scheduled_s, drafted_s),
-            (verified_s - result.verify_ms / 1e3, verified_s),
-            plan.mode.value,
-            len(plan.scheduled),
+            (record.scheduled_s, record.scheduled_s + draft_s),
+            (record.verified_s - verify_s, record.verified_s),
+            record.plan.mode.value,
+            drafts.num_new_drafts.tolist(),
+            result.num_verified.tolist(),
+            result.num_accepted.tolist(),
+            result.num_tokens.tolist(),
+            rows.num_running,
         )
         with self._lock:
-            for index, scheduled in enumerate(plan.scheduled):
-                timeline = self._open.get(scheduled.request)
+            for index, request in enumerate(rows.requests):
+                timeline = self._open.get(request)
                 if timeline is None:
-                    if scheduled.request.is_finished:
+                    if request.is_finished:
                         continue  # written already
-                    timeline = self._open[scheduled.request] = _Timeline()
+                    timeline = self._open[request] = _Timeline()
                 timeline.num_steps += 1
-                num_drafts = drafts.num_new_drafts[index]
-                timeline.draft_s += drafts.draft_ms / 1e3 if num_drafts else 0.0
-                timeline.verify_s += result.verify_ms / 1e3 if scheduled.num_new_tokens else 0.0
+                timeline.draft_s += draft_s if step.num_drafts[index] else 0.0
+                timeline.verify_s += verify_s if index < rows.num_running else 0.0
                 if len(timeline.parts) < MAX_STEPS:
-                    num_verified, num_accepted = result.num_verified[index], result.num_accepted[index]
-                    timeline.parts.append(
-                        _Part(
-                            step=step,
-                            num_new_tokens=scheduled.num_new_tokens,
-                            num_drafts=num_drafts,
-                            num_verified=num_verified,
-                            num_accepted=num_accepted,
-                            num_tokens=result.num_tokens[index],
-                        )
-                    )
+                    timeline.parts.append((step, index))
             self._settle()
 
     def finished(self, request: Request) -> None:
@@ -200,18 +180,19 @@ class SpanRecorder:
             "faser.num_steps_without_spans": timeline.num_steps - len(timeline.parts),
         }
         decode = self._start("decode", root, first_token_s, attributes)
-        for part in timeline.parts:
-            step = part.step
+        for step, index in timeline.parts:
             if step.verify_s[1] <= first_token_s:
                 continue  # a chunk of the prompt
-            common = {"faser.mode": step.mode, "faser.num_requests": step.num_requests}
-            if part.num_drafts:
-                self._span("draft", decode, *step.draft_s, common | {"faser.num_draft_tokens": part.num_drafts})
-            if part.num_new_tokens:
+            common = {"faser.mode": step.mode, "faser.num_requests": len(step.num_drafts)}
+            if step.num_drafts[index]:
+                drafted = {"faser.num_draft_tokens": step.num_drafts[index]}
+                self._span("draft", decode, *step.draft_s, common | drafted)
+            if index < step.num_running:
+                is_sampled = index < len(step.num_tokens)
                 found = {
-                    "faser.num_verified_tokens": part.num_verified,
-                    "faser.num_accepted_tokens": part.num_accepted,
-                    "faser.num_tokens": part.num_tokens,
+                    "faser.num_verified_tokens": step.num_verified[index],
+                    "faser.num_accepted_tokens": step.num_accepted[index] if is_sampled else 0,
+                    "faser.num_tokens": step.num_tokens[index] if is_sampled else 0,
                 }
                 self._span("verify", decode, *step.verify_s, common | found)
         decode.end(end_time=self._epoch_ns(last_token_s))

@@ -16,12 +16,12 @@ from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, Schedul
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.closing import Closing
-from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.executor.factory import assemble
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.policy.static import FixedPolicy
 
@@ -86,23 +86,19 @@ class TableEngine(HostPruning, Closing):
 
 
 @dataclass
-class TinyRun:
-    """Results of a run: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
+class TinyRun(StepWatcher):
+    """What a run gave: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
 
     tokens: dict[str, list[int]]
     num_paused: int = 0
     num_chunks: int = 0
     num_accepted: int = 0
 
-    def step(
-        self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult, times_s: tuple[float, ...]
-    ) -> None:
-        self.num_paused += len(plan.paused)
-        self.num_chunks += sum(not s.reaches_end for s in plan.scheduled)
-        self.num_accepted += sum(result.num_accepted)
-
-    def finished(self, request: Request) -> None:
-        """Its tokens came by the sink."""
+    def step(self, record: StepRecord) -> None:
+        rows = record.plan.scheduled
+        self.num_paused += len(record.plan.paused)
+        self.num_chunks += len(rows) - rows.num_sampled
+        self.num_accepted += record.num_accepted
 
 
 def run_tiny_model(scheduler: SchedulerKind, capacity: CapacitySchedulerPolicy) -> TinyRun:

@@ -10,6 +10,7 @@ from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_clos
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops import draft_stop
 from tests.support.executor_harness import toy_costs
 
@@ -24,20 +25,17 @@ def recording() -> Recording:
     return Recording(np.arange(6) >= 3, num_right, margins)
 
 
-class Watch:
+class Watch(StepWatcher):
     """Drafts that passed per step of a request that had all K drafts tested."""
 
     def __init__(self) -> None:
         self.accepted: list[tuple[str, int, int]] = []
 
-    def step(self, plan, drafts, result, times_s):
-        for i, scheduled in enumerate(plan.scheduled):
-            if drafts.num_new_drafts[i] == K:
-                request = scheduled.request
-                before = request.num_output_tokens - result.num_tokens[i]
-                self.accepted.append((request.request_id, before, result.num_accepted[i]))
-
-    def finished(self, request): ...
+    def step(self, record):
+        for i, request in enumerate(record.plan.scheduled.requests):
+            if record.drafts.num_new_drafts[i] == K:
+                before = request.num_output_tokens - int(record.result.num_tokens[i])
+                self.accepted.append((request.request_id, before, int(record.result.num_accepted[i])))
 
 
 def run(recording, spelling, watch=None):

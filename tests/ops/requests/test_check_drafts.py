@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.ops.requests.check_drafts import check_drafts, check_drafts_reference
+from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, VOCAB_SIZE = 4, 16, 10
@@ -27,7 +28,7 @@ def table(tokens):
 def test_the_first_that_cannot_be_is_the_references(tokens, slots, counts):
     held = table(np.resize(np.array(tokens, np.int32), (NUM_SLOTS, CAPACITY)))
     first, num_new, room = [list(column) for column in zip(*counts, strict=True)] if counts else ([], [], [])
-    arguments = held.array, slots[: len(counts)], first, num_new, room, VOCAB_SIZE
+    arguments = held.array, *columns(slots[: len(counts)], first, num_new, room), VOCAB_SIZE
     assert check_drafts(*arguments) == check_drafts_reference(*arguments)
 
 
@@ -40,14 +41,14 @@ def test_what_cannot_be_is_found(wrong, found):
     held = table(VOCAB_SIZE - 1)
     held.tokens[2, 7] = wrong.get("token", 0)  # the last of the second request's three
     num_new = [2, wrong.get("num_new", 3), 0]
-    assert check_drafts(held.array, [0, 2, 3], [1, 5, 9], num_new, [2, 3, 1], VOCAB_SIZE) == found
+    assert check_drafts(held.array, *columns([0, 2, 3], [1, 5, 9], num_new, [2, 3, 1]), VOCAB_SIZE) == found
 
 
 def test_no_drafts_are_fine_where_too_many_are_pending():
-    assert check_drafts(table(0).array, [1], [4], [0], [-2], VOCAB_SIZE) is None
+    assert check_drafts(table(0).array, *columns([1], [4], [0], [-2]), VOCAB_SIZE) is None
 
 
 def test_tokens_that_were_not_written_are_nobodys_business():
     held = table(-7)
     held.tokens[1, 4:6] = 3
-    assert check_drafts(held.array, [1], [4], [2], [9], VOCAB_SIZE) is None
+    assert check_drafts(held.array, *columns([1], [4], [2], [9]), VOCAB_SIZE) is None

@@ -1,13 +1,13 @@
 """The native commit against its reference, and the rules that both keep."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.core.request import Request
+from faser_trtllm import native
+from faser_trtllm.core.plan import DraftResult, ScheduledRequests, VerifyResult
+from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.requests.commit import (
@@ -19,7 +19,6 @@ from faser_trtllm.ops.requests.commit import (
     STOP,
     Committed,
     Committer,
-    Found,
     commit_reference,
 )
 from faser_trtllm.ops.requests.table import RequestTable
@@ -47,50 +46,68 @@ def state(requests):
 
 @st.composite
 def steps(draw):
-    lives, rows = [], []
-    for _ in range(draw(st.integers(0, NUM_SLOTS))):
+    """Lives of requests, and of the first of them what the pass found: ids, num_new, accepted and outcome."""
+    lives, shares, found = [], [], []
+    num_requests = draw(st.integers(0, NUM_SLOTS))
+    num_sampled = draw(st.integers(0, num_requests))
+    for number in range(num_requests):
         end_ids = tuple(draw(st.lists(st.integers(0, 5), max_size=2)))
         behind, pending = draw(st.integers(1, 4)), draw(st.integers(0, WIDTH - 1))
         lives.append((draw(st.integers(0, MAX_TOKENS - 1)), behind, pending, end_ids))
         num_drafted = draw(st.integers(0, WIDTH - 1 - pending))
-        accepted = draw(st.integers(0, pending + num_drafted))
-        is_carried = draw(st.booleans())
-        num_drawn = draw(st.integers(0, min(2, WIDTH - accepted)))  # two: the second behind a branch
-        num_new = accepted + (0 if is_carried else num_drawn)
-        ids = draw(st.lists(st.integers(0, 9), min_size=WIDTH, max_size=WIDTH))
-        num_draft_computed = draw(st.integers(0, PROMPT_LEN + MAX_TOKENS))
-        num_rows, num_pruned = draw(st.integers(0, 4)), draw(st.integers(0, 2))
-        rows.append((num_rows, num_drafted, num_draft_computed, ids, num_new, accepted, is_carried, num_pruned))
-    return lives, rows, draw(st.booleans())
+        num_rows = behind if number < num_sampled else draw(st.integers(0, behind - 1))
+        shares.append((num_rows, num_drafted, draw(st.integers(0, PROMPT_LEN + MAX_TOKENS)), draw(st.integers(0, 2))))
+        if number < num_sampled:
+            accepted = draw(st.integers(0, pending + num_drafted))
+            outcome = draw(st.integers(0, 3))
+            num_drawn = draw(st.integers(0, min(2, WIDTH - accepted)))  # two: the second follows a branch
+            num_new = accepted + (0 if outcome == native.STILL_PENDING else num_drawn)
+            ids = draw(st.lists(st.integers(0, 9), min_size=WIDTH, max_size=WIDTH))
+            found.append((ids, num_new, accepted, outcome))
+    return lives, shares, found, draw(st.booleans())
 
 
-def found_of(requests, rows, has_pruned):
-    *columns, pruned = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
-    columns[3] = np.array(columns[3], np.int32).reshape(len(rows), WIDTH)
-    return Found([request.slot for request in requests], *columns, 5.0, pruned if has_pruned else ())
+def step_of(requests, shares, found, has_pruned=False):
+    """shares: rows, drafts, the draft model's tokens and rows dropped, by request."""
+    num_rows, num_drafted, num_draft_computed, num_pruned = np.array(shares, np.int32).reshape(-1, 4).T.copy()
+    ids = np.array([one[0] for one in found], np.int32).reshape(-1, WIDTH)
+    sampled = np.array([one[1:] for one in found], np.int32).reshape(-1, 3).T.copy()
+    zeros = np.zeros(len(requests), np.int32)
+    slots = np.array([request.slot for request in requests], np.int32)
+    parts = (0, len(found), len(requests))
+    return (
+        ScheduledRequests(requests, slots, counts_of(requests), num_rows, zeros, zeros, parts),
+        DraftResult(num_drafted, num_draft_computed),
+        VerifyResult(ids, *sampled, zeros, num_pruned if has_pruned else None),
+    )
 
 
 @given(step=steps())
 def test_a_commit_is_the_references(step):
-    lives, rows, has_pruned = step
+    lives, *drawn = step
     table, requests = running(lives)
     other, others = running(lives)
-    bounds = np.random.default_rng(len(rows)).integers(0, 20, (NUM_SLOTS, NUM_BOUNDS)).astype(np.int32)
-    found = Committer(table, bounds).commit(found_of(requests, rows, has_pruned))
-    assert found == commit_reference(other, bounds, found_of(others, rows, has_pruned))
+    bounds = np.random.default_rng(len(lives)).integers(0, 20, (NUM_SLOTS, NUM_BOUNDS)).astype(np.int32)
+    found = Committer(table, bounds).commit(*step_of(requests, *drawn), 5.0)
+    assert found == commit_reference(other, bounds, *step_of(others, *drawn), 5.0)
     assert state(requests) == state(others)
 
 
 NEVER = np.tile(np.array([99, 99, -1], np.int32), (NUM_SLOTS, 1))
 
 
+def split(row):
+    """Of num_rows, num_drafted, num_draft_computed, ids, num_new, accepted and outcome."""
+    return [(*row[:3], 0)], [row[3:]]
+
+
 def commit(life, row):
     table, (request,) = running([life])
-    return request, Committer(table, NEVER).commit(found_of([request], [row], False))
+    return request, Committer(table, NEVER).commit(*step_of([request], *split(row)), 5.0)
 
 
 def test_accepted_drafts_and_the_drawn_token_are_committed():
-    request, found = commit((2, 1, 2, ()), (1, 1, 11, [7, 8, 9, 0], 3, 2, False, 0))
+    request, found = commit((2, 1, 2, ()), (1, 1, 11, [7, 8, 9, 0], 3, 2, native.BONUS))
     assert found == Committed((7, 8, 9), [3], [GOES_ON], [0])
     assert request.tokens[:11].tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 7, 8, 9]
     assert (request.num_tokens, request.num_computed_tokens, request.num_drafts) == (11, 10, 0)
@@ -102,37 +119,38 @@ def test_accepted_drafts_and_the_drawn_token_are_committed():
 
 def test_the_draft_model_has_not_seen_what_was_drawn_in_the_place_of_a_draft():
     """The first of two drawn tokens was a branch: the draft model ran the draft that it replaced, and the next."""
-    request, _ = commit((2, 1, 3, ()), (1, 0, 11, [7, 8, 9, 0], 3, 1, False, 0))
+    request, _ = commit((2, 1, 3, ()), (1, 0, 11, [7, 8, 9, 0], 3, 1, native.BONUS))
     assert (request.num_tokens, request.num_computed_tokens, request.num_draft_computed_tokens) == (11, 10, 9)
 
 
 def test_the_time_of_the_first_token_stays():
     table, (request,) = running([(0, 1, 0, ())])
-    committer, row = Committer(table, NEVER), (1, 0, 0, [7] * WIDTH, 1, 0, False, 0)
+    committer, row = Committer(table, NEVER), (1, 0, 0, [7] * WIDTH, 1, 0, native.BONUS)
     for now_s in (2.0, 3.0):
-        committer.commit(replace(found_of([request], [row], False), now_s=now_s))
+        committer.commit(*step_of([request], *split(row)), now_s)
     assert (request.stats.first_token_s, request.stats.last_token_s) == (2.0, 3.0)
 
 
 def test_untested_drafts_stay():
-    request, found = commit((2, 1, 3, ()), (1, 0, 10, [7, 8, 0, 0], 2, 2, True, 0))
+    request, found = commit((2, 1, 3, ()), (1, 0, 10, [7, 8, 0, 0], 2, 2, native.STILL_PENDING))
     assert (found.num_output, request.num_tokens, request.num_drafts) == ([2], 10, 1)
     assert request.num_draft_computed_tokens == 10
 
 
 def test_a_chunk_of_a_prompt_commits_nothing():
-    request, found = commit((0, 6, 0, ()), (4, 0, 4, [7, 7, 7, 7], 1, 0, False, 0))
+    table, (request,) = running([(0, 6, 0, ())])
+    found = Committer(table, NEVER).commit(*step_of([request], [(4, 0, 4, 0)], []), 5.0)
     assert (found, request.num_tokens, request.num_computed_tokens) == (Committed((), [0], [GOES_ON], [0]), 6, 4)
     assert (request.num_draft_computed_tokens, request.stats.num_steps) == (4, 0)
 
 
 def test_an_end_id_and_what_is_behind_it_are_not_output():
-    request, found = commit((2, 1, 2, (5, 8)), (1, 0, 9, [7, 8, 9, 0], 3, 2, False, 0))
+    request, found = commit((2, 1, 2, (5, 8)), (1, 0, 9, [7, 8, 9, 0], 3, 2, native.BONUS))
     assert (found, request.num_tokens, request.num_computed_tokens) == (Committed((7,), [1], [STOP], [0]), 9, 9)
 
 
 def test_the_limit_ends_a_request():
-    request, found = commit((MAX_TOKENS - 1, 1, 0, (1,)), (1, 0, 9, [7, 0, 0, 0], 1, 0, False, 0))
+    request, found = commit((MAX_TOKENS - 1, 1, 0, (1,)), (1, 0, 9, [7, 0, 0, 0], 1, 0, native.BONUS))
     assert (found, request.num_output_tokens) == (Committed((7,), [1], [LENGTH], [0]), MAX_TOKENS)
 
 
@@ -151,25 +169,26 @@ def test_blocks_that_are_full_or_to_spare_are_named(bounds, due):
     """There are 11 tokens then, and 10 with KV of either model."""
     table, (request,) = running([(2, 1, 2, ())])
     committer = Committer(table, np.tile(np.array(bounds, np.int32), (NUM_SLOTS, 1)))
-    assert committer.commit(found_of([request], [(1, 1, 11, [7, 8, 9, 0], 3, 2, False, 0)], False)).due == [due]
+    step = step_of([request], *split((1, 1, 11, [7, 8, 9, 0], 3, 2, native.BONUS)))
+    assert committer.commit(*step, 5.0).due == [due]
 
 
 @pytest.mark.parametrize(("num_new", "accepted"), [(WIDTH + 1, 0), (-1, 0), (1, 2), (1, -1)])
 def test_tokens_that_cannot_be_are_refused_and_change_nothing(num_new, accepted):
     table, requests = running([(2, 1, 0, ()), (2, 1, 0, ())])
     before = state(requests)
-    rows = [(1, 0, 8, [7] * WIDTH, 1, 0, False, 0), (1, 0, 8, [7] * WIDTH, num_new, accepted, False, 0)]
+    found = [([7] * WIDTH, 1, 0, native.BONUS), ([7] * WIDTH, num_new, accepted, native.BONUS)]
     with pytest.raises(InvalidArgumentError, match="committing the tokens of 2 requests"):
-        Committer(table, NEVER).commit(found_of(requests, rows, False))
+        Committer(table, NEVER).commit(*step_of(requests, [(1, 0, 8, 0)] * 2, found), 5.0)
     assert state(requests) == before
 
 
 def test_a_slot_without_a_request_is_refused():
     table, requests = running([(2, 1, 0, ())])
-    found = found_of(requests, [(1, 0, 8, [7] * WIDTH, 1, 0, False, 0)], False)
+    step = step_of(requests, *split((1, 0, 8, [7] * WIDTH, 1, 0, native.BONUS)))
     table.leave(requests[0])
     with pytest.raises(InvalidArgumentError, match="committing the tokens of 1 requests"):
-        Committer(table, NEVER).commit(found)
+        Committer(table, NEVER).commit(*step, 5.0)
 
 
 def test_a_request_that_leaves_keeps_its_counts():

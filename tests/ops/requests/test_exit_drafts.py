@@ -12,6 +12,7 @@ from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import MAX_LOG_ODDS, AcceptanceModel
 from faser_trtllm.ops.requests.exit_drafts import exit_drafts, exit_drafts_reference
+from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, MAX_DRAFT_LEN = 4, 20, 5
@@ -36,23 +37,23 @@ class Drafted(Slots):
 
 
 @st.composite
-def columns(draw):
+def drafts(draw):
     slots = draw(st.permutations(range(NUM_SLOTS)))[: draw(st.integers(0, NUM_SLOTS))]
     known = [draw(st.integers(1, CAPACITY - MAX_DRAFT_LEN)) for _ in slots]
-    return slots, known, [draw(st.integers(0, MAX_DRAFT_LEN)) for _ in slots]
+    return columns(slots, known, [draw(st.integers(0, MAX_DRAFT_LEN)) for _ in slots])
 
 
-@given(columns=columns(), seed=st.integers(0, 99))
-def test_candidates_places_and_log_odds_are_the_references(columns, seed) -> None:
+@given(drafted=drafts(), seed=st.integers(0, 99))
+def test_candidates_places_and_log_odds_are_the_references(drafted, seed) -> None:
     slots, model = Drafted(seed), AcceptanceModel(MAX_DRAFT_LEN)
     random = np.random.default_rng(seed)
     model.slope[:], model.intercept[:] = random.normal(0, 2, (2, *model.slope.shape))
     for found, wanted in zip(
-        exit_drafts(slots.array, *columns), exit_drafts_reference(slots.array, *columns), strict=True
+        exit_drafts(slots.array, *drafted), exit_drafts_reference(slots.array, *drafted), strict=True
     ):
         assert (found.dtype, found.shape, found.tolist()) == (np.int32, wanted.shape, wanted.tolist())
-    odds = model.log_odds(slots.array, *columns)
-    wanted_odds = model.log_odds_reference(slots.array, *columns)
+    odds = model.log_odds(slots.array, *drafted)
+    wanted_odds = model.log_odds_reference(slots.array, *drafted)
     assert (odds.dtype, odds.tolist()) == (np.float32, wanted_odds.tolist())
 
 
@@ -69,18 +70,22 @@ def test_by_hand() -> None:
     slots.draft_sources[1, 6:9] = native.BY_MODEL, native.BY_SUFFIX, native.BY_MODEL
     slots.margins[1, 6:9] = 2.0, 1.5, -1e4
     model.slope[native.GREEDY, :3], model.intercept[native.GREEDY, :3] = (0.5, 9.0, 1.0), (0.25, 9.0, 0.0)
-    candidates, places = exit_drafts(slots.array, [1], [6], [3])
+    candidates, places = exit_drafts(slots.array, *columns([1], [6], [3]))
     assert (candidates.tolist(), places.tolist()) == ([list(range(NUM_CANDIDATES))] * 3, [3, 0, 0])
-    assert model.log_odds(slots.array, [1], [6], [3]).tolist() == [1.25, 1.5, np.float32(-MAX_LOG_ODDS)]
+    assert model.log_odds(slots.array, *columns([1], [6], [3])).tolist() == [1.25, 1.5, np.float32(-MAX_LOG_ODDS)]
 
 
 def test_what_cannot_be_is_refused() -> None:
     slots, model = Drafted(0), AcceptanceModel(2)
     with pytest.raises(InvalidArgumentError, match="reading the margins of 1 requests failed"):
-        model.log_odds(slots.array, [1], [6], [3])
+        model.log_odds(slots.array, *columns([1], [6], [3]))
     slots.array[1]["draft_margins"] = slots.array[1]["draft_candidates"] = 0
     with pytest.raises(InvalidArgumentError, match="reading the margins of 1 requests failed"):
-        model.log_odds(slots.array, [1], [6], [1])
+        model.log_odds(slots.array, *columns([1], [6], [1]))
     with pytest.raises(InvalidArgumentError, match="reading the candidates of 1 requests failed"):
-        exit_drafts(slots.array, [1], [6], [1])
-    assert exit_drafts(slots.array, [1], [6], [0])[1].size == model.log_odds(slots.array, [1], [6], [0]).size == 0
+        exit_drafts(slots.array, *columns([1], [6], [1]))
+    assert (
+        exit_drafts(slots.array, *columns([1], [6], [0]))[1].size
+        == model.log_odds(slots.array, *columns([1], [6], [0])).size
+        == 0
+    )

@@ -10,11 +10,11 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.requests.pick_branches import (
     PRIOR,
-    Branches,
     BranchPicker,
     pick_branches_reference,
     prior_acceptance,
 )
+from tests.support.columns import columns
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
 
@@ -58,10 +58,10 @@ def test_the_most_doubtful_places_that_are_reached():
     slots = drafted([0.0, 0.0, 12.0, -1.0], [5, 6, 7, 4])
 
     def pick(max_branches, min_worth=0.0, verified=4, room=9):
-        picker = BranchPicker(max_branches, 9)
-        found = picker.pick(slots.array, [0], [3], [4], [verified], as_log_odds(), min_worth, room)
-        assert found.num_verified == [verified]  # branches come on top
-        return found.places, found.token_ids
+        counts = columns([0], [3], [4], [verified])
+        _, *found = BranchPicker(max_branches, 9).pick(slots.array, *counts, as_log_odds(), min_worth, room).tolist()
+        assert counts[-1] == verified  # branches come on top
+        return tuple(found)
 
     assert pick(1) == ([0], [5])
     assert pick(3) == ([0, 1, 3], [5, 6, 4])
@@ -76,10 +76,10 @@ def test_a_branch_takes_the_row_of_a_draft_that_is_less_likely_reached():
     slots = drafted([0.0] * 4, [5, 6, 7, 4])
 
     def trade(max_branches, verified=4, room=9):
-        picker = BranchPicker(max_branches, 9)
-        found = picker.pick(slots.array, [0], [3], [4], [verified], as_log_odds(), None, room)
-        assert len(found.places) + found.num_verified[0] == verified  # as many rows as there were
-        return found.places
+        counts = columns([0], [3], [4], [verified])
+        _, places, _ = BranchPicker(max_branches, 9).pick(slots.array, *counts, as_log_odds(), None, room).tolist()
+        assert len(places) + counts[-1] == verified  # as many rows as there were
+        return places
 
     assert trade(1) == [0]  # 0.3 for 1/16
     assert trade(4) == [0, 1]  # 0.15 for 1/8, and not 0.075 for 1/4
@@ -91,8 +91,9 @@ def test_a_branch_takes_the_row_of_a_draft_that_is_less_likely_reached():
 
 def test_sure_drafts_keep_their_rows():
     slots = drafted([12.0] * 4, [5, 6, 7, 4])
-    found = BranchPicker(4, 4).pick(slots.array, [0], [3], [4], [4], prior_acceptance(4), None, 4)
-    assert found == Branches([], [], [], [4])
+    counts = columns([0], [3], [4], [4])
+    assert not BranchPicker(4, 4).pick(slots.array, *counts, prior_acceptance(4), None, 4).size
+    assert counts[-1] == 4
 
 
 def test_without_an_estimate_a_mode_has_its_prior():
@@ -106,8 +107,8 @@ def test_without_an_estimate_a_mode_has_its_prior():
 def test_what_the_text_itself_said_has_no_runner_up():
     slots = drafted([0.0, 0.0], [5, 6])
     slots.draft_sources[0, 3] = native.BY_SUFFIX
-    found = BranchPicker(2, 4).pick(slots.array, [0], [3], [2], [2], as_log_odds(), 0.0, 4)
-    assert found == Branches([0], [1], [6], [2])
+    found = BranchPicker(2, 4).pick(slots.array, *columns([0], [3], [2], [2]), as_log_odds(), 0.0, 4)
+    assert found.tolist() == [[0], [1], [6]]
 
 
 def test_native_is_the_reference():
@@ -127,11 +128,13 @@ def test_native_is_the_reference():
         tokens, pending = rng.integers(1, 20, n).tolist(), rng.integers(0, 9, n).tolist()
         verified = [int(rng.integers(0, count + 1)) for count in pending]
         min_worth = [None, 0.0, 0.02, 0.2][rng.integers(4)]
-        given = slots.array, order, tokens, pending, verified, model, min_worth
-        wanted = pick_branches_reference(*given, most, min(8, room))
-        assert BranchPicker(most, 8).pick(*given, room) == wanted
-        found += len(wanted.requests)
-        traded += sum(verified) - sum(wanted.num_verified)
+        counts, others = (columns(order, tokens, pending, verified) for _ in range(2))
+        wanted = pick_branches_reference(slots.array, *counts, model, min_worth, most, min(8, room))
+        picked = BranchPicker(most, 8).pick(slots.array, *others, model, min_worth, room)
+        assert picked.tolist() == wanted.tolist()
+        assert others[-1].tolist() == counts[-1].tolist()
+        found += wanted.shape[1]
+        traded += sum(verified) - sum(counts[-1].tolist())
     assert found > traded > 0
 
 
@@ -139,9 +142,9 @@ def test_slots_without_what_is_read_are_refused():
     slots = Drafted(1)
     slots.set(0, draft_runners_up=0)
     with pytest.raises(InvalidArgumentError):
-        BranchPicker(1, 1).pick(slots.array, [0], [3], [2], [2], as_log_odds(), 0.0, 1)
+        BranchPicker(1, 1).pick(slots.array, *columns([0], [3], [2], [2]), as_log_odds(), 0.0, 1)
 
 
 def test_more_rows_than_drafts_are_refused():
     with pytest.raises(InvalidArgumentError):
-        BranchPicker(1, 1).pick(drafted([0.0], [5]).array, [0], [3], [1], [2], as_log_odds(), None, 1)
+        BranchPicker(1, 1).pick(drafted([0.0], [5]).array, *columns([0], [3], [1], [2]), as_log_odds(), None, 1)

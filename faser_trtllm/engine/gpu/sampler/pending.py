@@ -33,8 +33,8 @@ class PendingSteps:
         filled = self._staging.fill().reshape(self._shape)
         filled[:num_steps] = 0
         found = np.flatnonzero(call.pending)
-        slots, first, end = (column[found].tolist() for column in (call.slots, call.num_tokens, call.known))
-        rows = self._rows.fill(call.sampling, slots, first, end, [0] * len(slots))
+        slots, first, end = (column[found] for column in (call.slots, call.num_tokens, call.known))
+        rows = self._rows.fill(call.sampling, slots, first, end, np.zeros(found.size, np.int32))
         requests = np.repeat(found, call.pending[found])
         steps = num_steps + rows.positions - call.known[requests]
         filled[steps, 0, requests] = rows.token_ids

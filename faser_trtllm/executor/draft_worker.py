@@ -1,4 +1,4 @@
-"""The two lanes of a step: drafting and verification, in sequence or concurrently."""
+"""The drafting of a step: before its verification, or at the same time on a thread of its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drafting:
         return self._result
 
 
-class DraftLane:
+class DraftWorker:
     """Drafts in the calling thread (serial) or in its own thread, concurrently with verification.
 
     enter_mode is called before a step whose mode differs from the last one's, while neither engine runs: it moves the
@@ -65,7 +65,7 @@ class DraftLane:
             drafting.run(self._stage, plan)
         else:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="faser-draft-lane", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="faser-draft", daemon=True)
                 self._thread.start()
             self._work.put((drafting, plan))
         return drafting
@@ -77,7 +77,7 @@ class DraftLane:
             self._thread = None
 
     def register(self, stack: ExitStack) -> None:
-        """Close the lane with the stack, before the engines entered earlier."""
+        """Close the worker with the stack, before the engines entered earlier."""
         stack.callback(self.close)
 
     def _run(self) -> None:

@@ -9,7 +9,7 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.request import Request
 
 
-class Lane(enum.Enum):
+class Role(enum.Enum):
     BOTH = "both"  # draft first, then verify with the new drafts
     AHEAD = "ahead"  # verify pending drafts while the draft model extends them
     VERIFY = "verify"
@@ -17,20 +17,20 @@ class Lane(enum.Enum):
     NONE = "none"  # wait for the turn of its half
 
 
-def assign_lanes(decoding: Sequence[Request], mode: Mode) -> dict[int, Lane]:
-    """Slot -> lane. In ping_pong a request alternates: drafted in one step, verified in the next.
+def assign_roles(decoding: Sequence[Request], mode: Mode) -> dict[int, Role]:
+    """Slot -> role. In ping_pong a request alternates: drafted in one step, verified in the next.
 
     Requests with pending drafts are verified, the others are drafted. If all are on one side, only half of them
-    continue, so that both lanes have work from the next step on.
+    continue, so that both sides have work from the next step on.
     """
     if mode is not Mode.PING_PONG or len(decoding) < 2:
-        lane = Lane.AHEAD if mode is Mode.DRAFT_AHEAD else Lane.BOTH
-        return {request.slot: lane for request in decoding}
+        role = Role.AHEAD if mode is Mode.DRAFT_AHEAD else Role.BOTH
+        return {request.slot: role for request in decoding}
     pending = [r for r in decoding if r.num_drafts or r.was_drafted or not r.draft_limit]
     fresh = [r for r in decoding if not (r.num_drafts or r.was_drafted) and r.draft_limit]
-    lanes = {request.slot: Lane.VERIFY for request in pending} | {request.slot: Lane.DRAFT for request in fresh}
+    roles = {request.slot: Role.VERIFY for request in pending} | {request.slot: Role.DRAFT for request in fresh}
     if not pending:
-        lanes |= {request.slot: Lane.VERIFY for request in fresh[len(fresh) // 2 :]}
+        roles |= {request.slot: Role.VERIFY for request in fresh[len(fresh) // 2 :]}
     elif not fresh and all(r.num_drafts for r in pending):
-        lanes |= {request.slot: Lane.NONE for request in pending[len(pending) // 2 :]}
-    return lanes
+        roles |= {request.slot: Role.NONE for request in pending[len(pending) // 2 :]}
+    return roles
