@@ -175,7 +175,8 @@ def test_a_drawer_may_import_of_its_room_what_does_not_import_it(tmp_path: Path)
     files |= {"part/room/c.py": "import pkg.part.room.d\n", "part/room/d.py": ""}
     assert cycles(make(tmp_path, files)) == []
     files["part/room/d.py"] = "import pkg.part.room.a\n"
-    assert cycles(make(tmp_path, files)) == ["part.room.drawer imports part.room.a, which imports part.room.drawer"]
+    (cycle,) = cycles(make(tmp_path, files))
+    assert {"part.room.a", "part.room.drawer"} <= set(cycle.split(" imports "))
 
 
 def test_a_crowd_is_found(tmp_path: Path) -> None:

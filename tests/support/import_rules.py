@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from glob import glob
@@ -107,19 +106,26 @@ def out_of_order(package: Package, order: Sequence[str]) -> list[str]:
 
 
 def cycles(package: Package) -> list[str]:
-    """One cycle between rooms, if there is any, and those of a drawer with modules of its room. A room is a part's own
-    modules, or a folder of the part with all that is in it; a drawer is a folder of a room."""
-    try:
-        TopologicalSorter(_edges(package, _room)).prepare()
-    except CycleError as error:
-        return [" imports ".join(reversed(error.args[1]))]
-    edges = _edges(package, _module)
-    return [
-        f"{drawer} imports {name}, which imports {drawer}"
-        for drawer in sorted({_module(file) for file, _ in package.trees.values() if len(file.parts) > 3})
-        for name in sorted(_reached(edges, drawer))
-        if drawer in edges[name]
-    ]
+    """One cycle between rooms, or else one inside a room that has drawers, if there is any. A room is a part's own
+    modules, or a folder of the part with all that is in it; a drawer is a folder of a room, and counts as a module."""
+    files = [file for file, _ in package.trees.values()]
+    with_drawers = {_room(file) for file in files if len(file.parts) > 3}
+
+    def module(file: Path) -> str:
+        whole = file.with_suffix("").parts
+        return ".".join(whole[:3]) if _room(file) in with_drawers else _room(file)
+
+    for name_of in (_room, module):
+        edges: dict[str, set[str]] = {}
+        for found in package.own_imports:
+            importer, imported = name_of(found.file), name_of(package.trees[package.target(found)][0])
+            if importer != imported:
+                edges.setdefault(importer, set()).add(imported)
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError as error:
+            return [" imports ".join(reversed(error.args[1]))]
+    return []
 
 
 def crowded(package: Package) -> list[str]:
@@ -177,29 +183,3 @@ def _room(file: Path) -> str:
     if len(file.parts) == 1:
         return file.stem
     return ".".join(file.parts[:-1][:2])
-
-
-def _module(file: Path) -> str:
-    """The module, or the drawer that it lies in."""
-    return ".".join(file.parts[:3] if len(file.parts) > 3 else file.with_suffix("").parts)
-
-
-def _edges(package: Package, name_of: Callable[[Path], str]) -> dict[str, set[str]]:
-    """What imports what, by names of files."""
-    edges: dict[str, set[str]] = defaultdict(set)
-    for found in package.own_imports:
-        importer, imported = name_of(found.file), name_of(package.trees[package.target(found)][0])
-        if importer != imported:
-            edges[importer].add(imported)
-    return edges
-
-
-def _reached(edges: Mapping[str, set[str]], start: str) -> set[str]:
-    """What `start` imports, and what that imports in turn, as far as it imports anything."""
-    reached: set[str] = set()
-    waiting = [start]
-    while waiting:
-        new = {name for name in edges[waiting.pop()] if name in edges} - reached - {start}
-        reached |= new
-        waiting += new
-    return reached
