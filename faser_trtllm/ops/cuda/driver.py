@@ -22,13 +22,15 @@ Dim3 = tuple[int, int, int]
 
 
 class PackedArguments(tuple[Argument, ...]):
-    """Arguments of a launch that is repeated: pointers is what cuLaunchKernel takes."""
+    """Arguments of a launch that is repeated. address: of their pointers, as cuLaunchKernel takes it."""
 
     pointers: ctypes.Array[ctypes.c_void_p]
+    address: int
 
     def __new__(cls, arguments: Sequence[Argument]) -> PackedArguments:
         made = super().__new__(cls, arguments)
         made.pointers = (ctypes.c_void_p * len(made))(*[ctypes.addressof(argument) for argument in made])
+        made.address = ctypes.addressof(made.pointers)
         return made
 
 
@@ -96,18 +98,10 @@ class Module(Closing):
             return
         function = self._functions.get(kernel) or self.function(kernel)
         packed = arguments if isinstance(arguments, PackedArguments) else PackedArguments(arguments)
-        call_driver(
-            self._driver,
-            self._driver.cuLaunchKernel,
-            function,
-            *grid,
-            *block,
-            0,
-            self._driver.CUstream(stream),
-            ctypes.addressof(packed.pointers),
-            0,
-            what=kernel,
-        )
+        driver = self._driver
+        (status,) = driver.cuLaunchKernel(function, *grid, *block, 0, driver.CUstream(stream), packed.address, 0)
+        if status:  # call_driver() takes a tenth of a launch
+            raise _failure("cuLaunchKernel", status, kernel)
 
 
 def device_arch(ordinal: int = 0) -> str:
@@ -191,9 +185,12 @@ def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> 
     """
     status, *values = function(*arguments)
     if int(status) != 0:
-        name = getattr(function, "__name__", "the CUDA driver")
-        raise FaserError(f"{name} failed with {status.name}{' for ' + what if what else ''}")
+        raise _failure(getattr(function, "__name__", "the CUDA driver"), status, what)
     return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def _failure(name: str, status: Any, what: str) -> FaserError:
+    return FaserError(f"{name} failed with {status.name}{' for ' + what if what else ''}")
 
 
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
