@@ -109,7 +109,7 @@ class Probe(Closing):
 
     def runner(self, point: Point) -> Callable[[], float]:
         """A function that runs the pass of a point once -> ms (of one draft step for draft_step)."""
-        spread = _spread(point.num_rows, point.num_requests)
+        spread = _split_evenly(point.num_rows, point.num_requests)
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
         requests = [self._request(slot, end) for slot, _, end in rows]
         if point.kind in ("verify", "decode"):
@@ -166,7 +166,7 @@ class Probe(Closing):
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
         """One pass of the target in segments -> ms of each."""
-        spread = _spread(num_rows, num_requests)
+        spread = _split_evenly(num_rows, num_requests)
         batch = self._batch([(s, context_len, context_len + n) for s, n in enumerate(spread)], logits=None)
         times = []
         for segment in range(len(self.target.spec.segments) - 1):
@@ -179,7 +179,7 @@ class Probe(Closing):
 
     def exit_ms(self, num_rows: int, num_runs: int) -> list[float]:
         """Candidate scores of num_rows rows at the first boundary, num_runs times -> ms of each."""
-        spread = _spread(num_rows, min(num_rows, self.limits.max_num_requests))
+        spread = _split_evenly(num_rows, min(num_rows, self.limits.max_num_requests))
         context = min(self.limits.main_context(), self._tokens.size - max(spread))
         batch = self._batch([(slot, context, context + n) for slot, n in enumerate(spread)], logits=0)
         self._run_segment(batch, 0)
@@ -251,7 +251,7 @@ def probe_sizes(built: BuildConfig, quick: bool, max_rows: int, max_requests: in
     return limits, needed, needed.max_batch_size * -(-needed.max_seq_len // needed.tokens_per_block)
 
 
-def _spread(num_rows: int, num_requests: int) -> list[int]:
+def _split_evenly(num_rows: int, num_requests: int) -> list[int]:
     return [num_rows // num_requests + (i < num_rows % num_requests) for i in range(num_requests)]
 
 
