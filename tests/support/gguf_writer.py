@@ -59,43 +59,22 @@ def decode(data: bytes, kind: int, shape: tuple[int, ...]) -> np.ndarray:
     return gguf.dequantize(np.frombuffer(data, np.uint8), gguf.GGMLQuantizationType(kind)).reshape(shape)
 
 
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-
-
 def gguf_of(checkpoint: Path, kind: int) -> tuple[dict[str, tuple[int, Any]], dict[str, Tensor]]:
     """A Hugging Face checkpoint as metadata and tensors; matrices whose rows have no whole blocks become F16."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    heads = {"attn_q.": config["num_attention_heads"], "attn_k.": config["num_key_value_heads"]}
     tensors: dict[str, Tensor] = {}
     for name, values in read_float32(checkpoint).items():
-        module, suffix = name.rsplit(".", 1)
-        layer = ""
-        if module.startswith("model.layers."):
-            _, _, number, module = module.split(".", 3)
-            layer = f"blk.{number}."
-        short = _NAMES[module]
-        if arch == "llama" and short in heads:
-            values = neighbours(values, heads[short])
+        theirs = names.get_name(name, (".weight", ".bias"))
+        for part, num_heads in heads.items():
+            if arch == "llama" and part in theirs:
+                values = neighbours(values, num_heads)
         own = kind if values.ndim == 2 else TYPE_F32
         if own in (TYPE_Q4_0, TYPE_Q8_0) and values.shape[-1] % 32:
             own = TYPE_F16
-        tensors[f"{layer}{short}.{suffix}"] = (values.shape, own, encode(values, own))
+        tensors[theirs] = (values.shape, own, encode(values, own))
     return metadata_of(config, arch) | tokenizer_of(checkpoint), tensors
 
 
@@ -106,12 +85,8 @@ def read_float32(checkpoint: Path) -> dict[str, np.ndarray]:
 
 def neighbours(values: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows i and i + d/2 of each head become rows 2i and 2i + 1: the llama architecture's rope rotates neighbours."""
-    head_dim = len(values) // num_heads
-    order = []
-    for head in range(num_heads):
-        for i in range(head_dim // 2):
-            order += [head * head_dim + i, head * head_dim + head_dim // 2 + i]
-    return values[order]
+    rows = values.reshape(num_heads, 2, len(values) // num_heads // 2, -1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(values.shape)
 
 
 def metadata_of(config: dict[str, Any], arch: str) -> dict[str, tuple[int, Any]]:
