@@ -123,26 +123,29 @@ def test_stopping_shortens_and_changes_no_draft(harness):
             assert not a.tokens[end:].any()
 
 
-def flat(value, size=MAX_DRAFT_LEN):
-    return np.full(size, value, np.float32)
+def flat_stop(**fields):
+    """A field is a number, for all of its array, or the array. Given none, everybody drafts on."""
+    sizes = {**dict.fromkeys(("slope", "intercept", "prior", "spread"), CURVES), "row_price": MAX_DRAFT_LEN}
+    sizes["step_price"] = NUM_SLOTS + 1
+    values = dict.fromkeys(sizes, 0) | {"prior": 1} | fields
+    return DraftStop(
+        *(np.full(sizes[n], v, np.float32) if isinstance(v, int | float) else v for n, v in values.items())
+    )
 
 
-def test_the_ends_of_the_scale(harness):
-    never = DraftStop(
-        flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), flat(0), flat(0, NUM_SLOTS + 1)
-    )
-    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
-    too_dear = DraftStop(
-        flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), flat(0), flat(100, NUM_SLOTS + 1)
-    )
-    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
-    # Each draft halves the survival: three halves reach 1/8, pending drafts included.
-    halving_prices = flat(0.2), flat(0, NUM_SLOTS + 1)
-    halving = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), *halving_prices)
-    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
-    # The same survivals, since a row is run only where its draft turns out to be the target's.
-    spread = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(0.5, CURVES), flat(0.5, CURVES), *halving_prices)
-    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, spread) == [3, 2, 1, 0, 1]
+@pytest.mark.parametrize(
+    ("fields", "drafted"),
+    [
+        ({}, NUM_NEW),
+        ({"step_price": 100}, [1, 1, 1, 0, 1]),
+        # Each draft halves the survival: three halves reach 1/8, pending drafts included.
+        ({"row_price": 0.2}, [3, 2, 1, 0, 1]),
+        # The same survivals, since a row is run only where its draft turns out to be the target's.
+        ({"row_price": 0.2, "prior": 0.5, "spread": 0.5}, [3, 2, 1, 0, 1]),
+    ],
+)
+def test_the_ends_of_the_scale(harness, fields, drafted):
+    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, flat_stop(**fields)) == drafted
 
 
 def test_margins_and_candidates_belong_to_their_drafts(harness):
@@ -180,17 +183,13 @@ def test_candidates_cost_no_memory_unless_wanted():
 
 def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
     rig = Rig(harness)
-    short = DraftStop(
-        flat(0, CURVES), flat(0, (NUM_MODES, 3)), flat(1, CURVES), flat(0, CURVES), flat(0), flat(0, NUM_SLOTS + 1)
-    )
-    with pytest.raises(ValueError, match=r"intercept is float32 \[3, 3\], need contiguous float32 \[3, 6\]"):
-        rig.draft(NUM_PENDING, NUM_NEW, short)
-    curves = flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES)
-    with pytest.raises(ValueError, match="step_price"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(*curves, flat(0), flat(0, NUM_SLOTS)))
-    wide = flat(0, (NUM_MODES, MAX_DRAFT_LEN + 1))
-    with pytest.raises(ValueError, match="different draft lengths"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(wide, *curves[1:], flat(0), flat(0, NUM_SLOTS + 1)))
+    for field, shape, message in (
+        ("intercept", (NUM_MODES, 3), r"intercept is float32 \[3, 3\], need contiguous float32 \[3, 6\]"),
+        ("step_price", NUM_SLOTS, "step_price"),
+        ("slope", (NUM_MODES, MAX_DRAFT_LEN + 1), "different draft lengths"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rig.draft(NUM_PENDING, NUM_NEW, flat_stop(**{field: np.zeros(shape, np.float32)}))
     rig.table.array["draft_margins"][2] = 0
     with pytest.raises(InvalidArgumentError):
         rig.draft(NUM_PENDING, NUM_NEW, random_stop(0))
