@@ -152,7 +152,7 @@ class _Load:
 
 async def _until_stopped(request: dict[str, Any], is_stopped: asyncio.Future[bool]) -> AsyncIterator[dict[str, Any]]:
     """The request, and one that stops it if that is asked for: Triton 2.51 may crash on streams that clients cancel
-    (docs/edge.md)."""
+    (docs/engine_process.md)."""
     import tritonclient.grpc as grpcclient
 
     yield request
