@@ -188,7 +188,7 @@ def test_graphs_of_a_runtime_share_their_memory(gpu: VirtualGpuProcess) -> None:
     assert values == [(((0 + 1) * 8 + 1) * 27 + 1) * 8]
 
 
-def _quantized(num_rows_of_memory: int) -> bool:
+def _quantized(num_rows_of_memory: int, num_threads: int = NUM_THREADS) -> bool:
     """Whether the kernel, launched through the driver, gives what torch's arithmetic does."""
     runtime = VirtualRuntime()
     with (
@@ -202,7 +202,7 @@ def _quantized(num_rows_of_memory: int) -> bool:
         scales = torch.empty((5, 1), device=runtime.device)
         addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (on_device, values, scales)]
         arguments = [addresses[0], ctypes.c_int32(5), ctypes.c_int32(64), *addresses[1:]]
-        module.launch("quantize_rows", (5, 1, 1), (NUM_THREADS, 1, 1), arguments, runtime.stream())
+        module.launch("quantize_rows", (5, 1, 1), (num_threads, 1, 1), arguments, runtime.stream())
         runtime.wait()
         return bool((values.cpu().float() == quantize_rows(x).values.float()).all())
 
@@ -210,6 +210,8 @@ def _quantized(num_rows_of_memory: int) -> bool:
 def test_kernels_run_as_they_are_launched() -> None:
     with VirtualGpuProcess() as gpu:
         assert gpu.run(_quantized, 5)
+        with pytest.raises(FaserError, match="cuLaunchKernel failed with CUDA_ERROR_INVALID_VALUE for quantize_rows"):
+            gpu.run(_quantized, 5, 2048)  # threads are more than a block has
         with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):
             gpu.run(_quantized, 4)  # writes beside its memory
         with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):
