@@ -13,6 +13,7 @@ from faser_trtllm.builder import engine_file
 from faser_trtllm.builder.backend import Progress, paged_block_size, tensor_progress
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import (
+    MODEL_FIELDS,
     PANEL,
     TensorSource,
     pack_matrix,
@@ -137,21 +138,9 @@ def head_json(head: Head) -> dict[str, Any]:
 
 def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     """The `model` object of an engine file's header."""
-    _, rope_attention_factor = rope_frequencies(config.rope, config.head_dim)
-    return {
-        "num_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_seq_len": max_seq_len,
-        "sliding_window": config.sliding_window,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_attention_factor": rope_attention_factor,
-        "tied": config.tie_word_embeddings,
-    }
+    _, factor = rope_frequencies(config.rope, config.head_dim)
+    own = {"max_seq_len": max_seq_len, "rope_attention_factor": factor, "tied": config.tie_word_embeddings}
+    return {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS}
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:

@@ -145,6 +145,15 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         CheckpointWeights(directory)
 
 
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_file({"x": torch.zeros(4)}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"tensor x is in both a\.safetensors and b\.safetensors"):
+        CheckpointWeights(tmp_path)
+
+
 def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(CheckpointError, match="is not the name of a file next to it"):
