@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from faser_trtllm.ops.requests import pick_branches
-
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.ops.requests import pick_branches
 
 
 def doubtful_drafts():
