@@ -21,7 +21,7 @@ from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights, check_shapes, expected_shapes
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(2, 300, 40))
 # hidden, inner, layers, heads, KV heads, head size; the trained model has 64, 96, 2, 4, 2, 16.
@@ -62,15 +62,7 @@ def test_logits_are_those_of_the_trained_model(tmp_path: Path, shape: DecoderSha
     [
         {"architecture": "mistral", "sliding_window": 9},
         {"rope": {"rope_type": "linear", "factor": 3.0}},
-        {
-            "rope": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
+        {"rope": LLAMA3_ROPE},
         {"rms_norm_eps": 0.3},  # an epsilon that is not scaled along would show
     ],
     ids=["sliding window", "linear rope", "llama3 rope", "large epsilon"],
