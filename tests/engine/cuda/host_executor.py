@@ -38,6 +38,7 @@ class HostGpu:
     compute_capability = "9.0"
     weights_dtype = torch.float32
     collectives = "gloo"
+    num_free_bytes = 1 << 40
     pair = PartitionPair(GpuPartition("draft", 2, 32), GpuPartition("target", 3, 100))
 
     def of_rank(self, rank):
@@ -50,7 +51,7 @@ class HostGpu:
         pass
 
     def free_bytes(self):
-        return 1 << 40
+        return self.num_free_bytes
 
     def make_ops(self, runtime, head_dim):
         return ExactOps()

@@ -29,13 +29,11 @@ class SmallerGpu(HostGpu):
 
 
 class FullGpu(HostGpu):
-    def free_bytes(self) -> int:
-        return 1_000
+    num_free_bytes = 1_000
 
 
 class ScarceGpu(HostGpu):
-    def free_bytes(self) -> int:
-        return 4_000_000
+    num_free_bytes = 4_000_000
 
 
 class BesideGpu(HostGpu):

@@ -299,8 +299,7 @@ def test_backends_without_fp8_refuse_it(tmp_path) -> None:
 
 def test_a_pair_that_does_not_fit_is_refused_before_it_is_loaded(engines) -> None:
     class SmallGpu(HostGpu):
-        def free_bytes(self):
-            return 200_000
+        num_free_bytes = 200_000
 
         def make_ops(self, runtime, head_dim):
             raise AssertionError("weights were loaded")

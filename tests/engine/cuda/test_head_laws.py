@@ -55,11 +55,6 @@ MEDUSA: dict[str, dict[str, Any]] = {
 VARIANTS = GOES_ON | MEDUSA
 
 
-class SmallGpu(HostGpu):
-    def free_bytes(self) -> int:
-        return 1000
-
-
 class CountingOps(ExactOps):
     num_products = 0
 
@@ -207,6 +202,7 @@ def test_medusa_logits_are_counted(tmp_path: Path) -> None:
     engines = build_with_head(tmp_path, make_medusa, num_heads=3)
     assert place_logits_bytes(engines.draft_path, 4) == 4 * 3 * 4 * VOCAB
     assert place_logits_bytes(engines.target_path, 4) == 0
-    request = OpenRequest(engines, engines.build_config, 16, drafting=True)
+    request, gpu = OpenRequest(engines, engines.build_config, 16, drafting=True), HostGpu()
+    gpu.num_free_bytes = 1000
     with pytest.raises(ConfigError, match=r"logits and draft probs 0.00, logits of the Medusa heads 0.00, KV caches"):
-        blocks_of(request, SmallGpu(), Shard())
+        blocks_of(request, gpu, Shard())
