@@ -86,6 +86,11 @@ def run(scenario):
     return asyncio.run(scenario())
 
 
+def ask(model, *args, **settings):
+    """A request to its end -> its client."""
+    return asyncio.run(Client(model, *args, **settings).run())
+
+
 def test_a_client_that_leaves_closes_all_its_sequences():
     async def scenario():
         model = FakeModel(num_deltas=10**9)
@@ -135,11 +140,8 @@ def test_a_client_that_does_not_read_holds_up_the_model():
     ],
 )
 def test_what_fails_before_the_first_token_has_its_status(error, status, stream):
-    async def scenario():
-        model = FakeModel(fails_at=0, error=error)
-        return model, await Client(model, ASK | {"n": 3, "stream": stream}).run()
-
-    model, client = run(scenario)
+    model = FakeModel(fails_at=0, error=error)
+    client = ask(model, ASK | {"n": 3, "stream": stream})
     assert client.status == status
     assert client.response_headers.get(b"retry-after") == (b"1" if status == 503 else None)
     message = json.loads(client.body)["error"]["message"]
@@ -149,13 +151,9 @@ def test_what_fails_before_the_first_token_has_its_status(error, status, stream)
 
 
 def test_what_fails_later_is_the_stream_s_last_event():
-    async def scenario():
-        model = FakeModel(
-            num_deltas=100, fails_at=2, error=ResponseError("the engine ended", "UNAVAILABLE"), fails_for="-1"
-        )
-        return model, await Client(model, ASK | {"n": 2, "stream": True}).run()
-
-    model, client = run(scenario)
+    error = ResponseError("the engine ended", "UNAVAILABLE")
+    model = FakeModel(num_deltas=100, fails_at=2, error=error, fails_for="-1")
+    client = ask(model, ASK | {"n": 2, "stream": True})
     assert client.status == 200
     assert json.loads(client.events()[-1])["error"]["message"] == "the engine ended"
     assert b"[DONE]" not in client.body
@@ -163,45 +161,36 @@ def test_what_fails_later_is_the_stream_s_last_event():
 
 
 def test_bodies_in_pieces_and_their_limit():
-    async def scenario(num_bytes):
+    def sent(num_bytes):
         body = json.dumps(ASK).encode().ljust(num_bytes)
         pieces = [body[i : i + 100] for i in range(0, num_bytes, 100)]
-        return await Client(FakeModel(), pieces, max_body_bytes=1000).run()
+        return ask(FakeModel(), pieces, max_body_bytes=1000)
 
-    assert asyncio.run(scenario(1000)).status == 200
-    too_large = asyncio.run(scenario(1001))
+    assert sent(1000).status == 200
+    too_large = sent(1001)
     assert too_large.status == 413
     assert not too_large.messages  # read to its end
-    much_too_large = asyncio.run(scenario(50_000))
+    much_too_large = sent(50_000)
     assert much_too_large.status == 413
     assert much_too_large.messages
 
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch):
-    async def scenario():
-        client = Client(FakeModel(), [b"{", b"}"])
-        client.messages.pop()
-        return await client.run()
-
     monkeypatch.setattr(app_module, "_BODY_TIMEOUT_S", 0.05)
-    assert run(scenario).status == 408
+    client = Client(FakeModel(), [b"{", b"}"])
+    client.messages.pop()
+    assert run(client.run).status == 408
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")], [(b"content-type", b"\xff\xfe")]])
 def test_only_json_is_read(headers):
-    async def scenario():
-        return await Client(FakeModel(), ASK, headers).run()
-
-    client = run(scenario)
+    client = ask(FakeModel(), ASK, headers)
     assert client.status == 415
     assert client.messages
 
 
 def test_a_content_type_with_a_charset_is_json():
-    async def scenario():
-        return await Client(FakeModel(), ASK, [(b"content-type", b"Application/JSON; charset=utf-8")]).run()
-
-    client = run(scenario)
+    client = ask(FakeModel(), ASK, [(b"content-type", b"Application/JSON; charset=utf-8")])
     assert client.status == 200
     assert json.loads(client.body)["choices"][0]["text"] == "<0><1><2>"
 
@@ -212,11 +201,8 @@ JSON = (b"content-type", b"application/json")
 
 @pytest.mark.parametrize("headers", [[JSON], [JSON, (b"authorization", b"Bearer other")], [JSON, (b"x-key", KEY[1])]])
 def test_without_the_key_nothing_is_generated(headers):
-    async def scenario():
-        model = FakeModel()
-        return model, await Client(model, ASK, headers, api_key="secret-key").run()
-
-    model, client = run(scenario)
+    model = FakeModel()
+    client = ask(model, ASK, headers, api_key="secret-key")
     assert client.status == 401
     error = json.loads(client.body)["error"]
     assert error["code"] == "invalid_api_key"
@@ -229,46 +215,27 @@ def test_the_key_opens_the_api_and_health_needs_none():
         async def is_ready(self):
             return True
 
-    async def scenario():
-        models = Client(Ready(), ASK, [], path="/v1/models", verb="GET", api_key="secret-key")
-        health = Client(Ready(), ASK, [], path="/health", verb="GET", api_key="secret-key")
-        asked = Client(Ready(), ASK, [JSON, KEY], api_key="secret-key")
-        return [(await client.run()).status for client in (models, health, asked)]
-
-    assert run(scenario) == [401, 200, 200]
+    models = ask(Ready(), ASK, [], path="/v1/models", verb="GET", api_key="secret-key")
+    health = ask(Ready(), ASK, [], path="/health", verb="GET", api_key="secret-key")
+    asked = ask(Ready(), ASK, [JSON, KEY], api_key="secret-key")
+    assert [client.status for client in (models, health, asked)] == [401, 200, 200]
 
 
 def test_web_pages_are_let_in_by_name_only():
-    async def ask(verb, headers, **settings):
-        client = await Client(FakeModel(), ASK, [JSON, *headers], verb=verb, **settings).run()
+    def answer(verb, headers, **settings):
+        client = ask(FakeModel(), ASK, [JSON, *headers], verb=verb, **settings)
         return client.status, client.response_headers.get(b"access-control-allow-origin")
 
-    async def scenario():
-        page, other = (b"origin", b"https://page.example"), (b"origin", b"https://other.example")
-        wants = [(b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")]
-        allowed = {"allowed_origins": ("https://page.example",), "api_key": "secret-key"}
-        return [
-            await ask("OPTIONS", [page, *wants], **allowed),
-            await ask("OPTIONS", [other, *wants], **allowed),
-            await ask("POST", [page, KEY], **allowed),
-            await ask("POST", [other, KEY], **allowed),
-            await ask("POST", [page]),
-        ]
-
-    found = run(scenario)
-    assert found == [
-        (200, b"https://page.example"),
-        (400, None),
-        (200, b"https://page.example"),
-        (200, None),
-        (200, None),
-    ]
+    page, other = (b"origin", b"https://page.example"), (b"origin", b"https://other.example")
+    wants = [(b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")]
+    allowed = {"allowed_origins": ("https://page.example",), "api_key": "secret-key"}
+    assert answer("OPTIONS", [page, *wants], **allowed) == (200, b"https://page.example")
+    assert answer("OPTIONS", [other, *wants], **allowed) == (400, None)
+    assert answer("POST", [page, KEY], **allowed) == (200, b"https://page.example")
+    assert answer("POST", [other, KEY], **allowed) == (200, None)
+    assert answer("POST", [page]) == (200, None)
 
 
-def test_metrics_that_are_not_known_or_not_there():
-    async def scenario(metrics_url):
-        client = Client(FakeModel(), ASK, [], path="/metrics", verb="GET", metrics_url=metrics_url)
-        return await client.run()
-
-    assert asyncio.run(scenario(None)).status == 404
-    assert asyncio.run(scenario("http://127.0.0.1:1/metrics")).status == 503
+@pytest.mark.parametrize(("metrics_url", "status"), [(None, 404), ("http://127.0.0.1:1/metrics", 503)])
+def test_metrics_that_are_not_known_or_not_there(metrics_url, status):
+    assert ask(FakeModel(), ASK, [], path="/metrics", verb="GET", metrics_url=metrics_url).status == status
