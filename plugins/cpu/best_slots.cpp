@@ -99,8 +99,8 @@ int32_t faser_best_slots(const faser_slot_costs* costs, int32_t num_requests, in
 }
 
 int32_t faser_verify_lengths(const faser_slot_costs* costs, const faser_acceptance* acceptance, int32_t num_requests,
-                       const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
-                       const int32_t* num_pending, int32_t* out_lengths) {
+                             const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
+                             const int32_t* num_pending, int32_t* out_lengths) {
   const int32_t stride = acceptance->stride;
   if (num_requests < 0 || stride < 1 || !faser::are_valid(*costs)) return FASER_BAD_ARGUMENT;
   std::vector<faser::Slot>& ranked = faser::scratch().slots;
