@@ -142,18 +142,6 @@ BAD_COMPLETIONS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD_COMPLETIONS)
-def test_bad_completions_get_one_sentence(served, fields, message):
-    with pytest.raises(InvalidArgumentError) as caught:
-        completion(served, **fields)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
-    error = error_object(caught.value)["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"].partition(".")[0] in fields
-
-
 def model_error(message, code="INVALID_ARG", **about):
     """An error of the Triton model as its clients get it."""
     error = FaserError(message, **about)
@@ -249,12 +237,19 @@ BAD_CHATS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD_CHATS)
-def test_bad_chats_get_one_sentence(served, fields, message):
+@pytest.mark.parametrize(
+    ("ask", "fields", "message"),
+    [(ask, *case) for ask, cases in ((completion, BAD_COMPLETIONS), (chat, BAD_CHATS)) for case in cases],
+)
+def test_bad_requests_get_one_sentence(served, ask, fields, message):
     with pytest.raises(InvalidArgumentError) as caught:
-        chat(served, **fields)
+        ask(served, **fields)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    error = error_object(caught.value)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].partition(".")[0] in fields
 
 
 def test_tools_that_may_not_be_called_are_taken(served):
