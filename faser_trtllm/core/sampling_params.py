@@ -15,6 +15,7 @@ from faser_trtllm.errors import InvalidArgumentError
 MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_TOP_LOG_PROBS = 20
+MAX_SALT_CHARS = 256
 
 
 class SamplingMode(IntEnum):
@@ -116,6 +117,13 @@ class SamplingFields:
         bounds=Bounds(0, MAX_INT32, words="0 (speculation off) or more"),
         openai="num_draft_tokens",
     )
+    cache_salt: str | None = param(
+        None,
+        "the request reuses the KV cache of requests with the same salt only, and only they reuse its own; at most "
+        f"{MAX_SALT_CHARS} characters. Without one it shares with all others that have none, and the number of cached "
+        "tokens tells what they have sent",
+        openai="cache_salt",
+    )
     return_log_probs: bool = param(
         False,
         "return the log probability of every output token under the target's distribution after penalties, bias and "
@@ -186,6 +194,14 @@ class SamplingParams(SamplingFields):
         """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""
         check_bounds(self, rows(SamplingFields))
         Bounds(0, self.max_tokens, words="0 to max_tokens").check("min_tokens", self.min_tokens)
+        num_chars = len(self.cache_salt or "")
+        if num_chars > MAX_SALT_CHARS:
+            raise InvalidArgumentError(
+                f"has {num_chars} characters, allowed are at most {MAX_SALT_CHARS}",
+                "cache_salt",
+                num_chars,
+                MAX_SALT_CHARS,
+            )
         if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
             raise InvalidArgumentError(
                 f"is {self.num_top_log_probs} without log probs that they go with; send return_log_probs or "

@@ -21,7 +21,7 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class BlockListener(Protocol):
-    """Receives prefix cache insertions and evictions in order, on the scheduler's thread."""
+    """Receives prefix cache insertions and evictions in order, on the scheduler's thread; none of salted sequences."""
 
     def stored(self, chain_id: int, parent_id: int, token_ids: bytes) -> None:
         """A full block became reusable. chain_id: the prefix that ends with it, a new number; parent_id: the prefix
@@ -58,8 +58,8 @@ class KVCache(Protocol):
 
     def num_held_blocks(self, slot: int) -> int: ...
 
-    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
-        """Open a slot for tokens[:num_tokens], reusing the cached part of its prefix."""
+    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int, salt: str = "") -> CachedPrefix:
+        """Open a slot for tokens[:num_tokens], reusing the part of its prefix that is cached under the same salt."""
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
         """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""

@@ -13,8 +13,9 @@ from faser_trtllm.kvcache.base import BlockListener
 ROOT = 0
 """Chain id before the first block of a sequence."""
 
-Key = tuple[int, bytes]
-"""Chain id of the previous block, and the block's token ids as bytes: equal keys mean equal prefixes."""
+Key = tuple[int | str, bytes]
+"""Chain id of the previous block, or of a sequence's first block its salt if it has one, and the block's token ids as
+bytes: equal keys mean equal prefixes under the same salt."""
 
 
 class BlockPool:
@@ -76,7 +77,7 @@ class BlockPool:
         return self._by_key.get(key)
 
     def register(self, block: int, key: Key) -> int:
-        """Make a full block reusable under its key -> chain id of the prefix that ends with it.
+        """Make a full block reusable under its key -> chain id of the prefix that ends with it, negative under a salt.
 
         If another block already caches the prefix, this one stays private and the other's chain id is returned.
         """
@@ -86,10 +87,12 @@ class BlockPool:
         assert self._keys[block] is None, f"block {block} is cached under another prefix"
         self._by_key[key] = block
         self._keys[block] = key
-        self._chain_ids[block] = self._next_chain_id
+        previous, token_ids = key
+        is_salted = isinstance(previous, str) or previous < ROOT
+        self._chain_ids[block] = -self._next_chain_id if is_salted else self._next_chain_id
         self._next_chain_id += 1
-        if self.listener is not None:
-            self.listener.stored(self._chain_ids[block], *key)
+        if self.listener is not None and not isinstance(previous, str) and not is_salted:
+            self.listener.stored(self._chain_ids[block], previous, token_ids)
         return self._chain_ids[block]
 
     def chain_id(self, block: int) -> int:
@@ -123,5 +126,5 @@ class BlockPool:
         assert key is not None
         del self._by_key[key]
         self._keys[block] = None
-        if self.listener is not None:
+        if self.listener is not None and self._chain_ids[block] > ROOT:
             self.listener.removed(self._chain_ids[block])

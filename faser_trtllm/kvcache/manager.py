@@ -24,7 +24,7 @@ class _Sequence:
         self.blocks: list[int] = []
         self.num_registered = 0
         self.num_draft_registered = 0
-        self.chain_id = ROOT
+        self.chain_id: int | str = ROOT
 
 
 class KVCacheManager:
@@ -82,8 +82,8 @@ class KVCacheManager:
     def num_held_blocks(self, slot: int) -> int:
         return len(self._sequence(slot).blocks)
 
-    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
-        """Open a slot for tokens[:num_tokens], reusing the cached blocks of its prefix.
+    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int, salt: str = "") -> CachedPrefix:
+        """Open a slot for tokens[:num_tokens], reusing the cached blocks of its prefix under the same salt.
 
         At least the last token is left to compute, since the next step needs its logits.
         """
@@ -93,6 +93,7 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return CachedPrefix(0, 0)
         pool, size = self._pool, self.tokens_per_block
+        sequence.chain_id = salt or ROOT
         draft_valid = True
         for start in range(0, (num_tokens - 1) // size * size, size):
             block = pool.lookup((sequence.chain_id, tokens[start : start + size].tobytes()))

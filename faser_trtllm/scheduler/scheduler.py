@@ -351,7 +351,8 @@ class Scheduler:
             if request is None or not self._fits(request, admitted):
                 break
             slot = self._free_slots[-1]
-            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up)
+            salt = request.params.cache_salt or ""
+            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up, salt)
             request.num_computed_tokens = prefix.num_cached_tokens
             request.num_draft_computed_tokens = prefix.num_draft_cached_tokens
             length = left.chunk_length(request)

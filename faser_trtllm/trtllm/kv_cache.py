@@ -75,8 +75,8 @@ class TrtllmKVCacheManager:
         assert self._requests[slot] is None, f"slot {slot} is taken"
         self._requests[slot] = llm_request
 
-    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
-        """Blocks for the whole context at once, as TensorRT-LLM does it; hold() came before."""
+    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int, salt: str = "") -> CachedPrefix:
+        """Blocks for the whole context at once, as TensorRT-LLM does it; hold() came before. No block is reused."""
         request = self._request(slot)
         self.impl.add_sequence(request.request_id, num_tokens, _BEAM_WIDTH, request)
         self._num_tokens[slot] = num_tokens

@@ -36,7 +36,11 @@ class Replay:
         return found
 
 
-prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=30)
+prompts = st.lists(
+    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.sampled_from(["", "", "salt"])),
+    min_size=1,
+    max_size=30,
+)
 
 
 @settings(max_examples=examples(150))
@@ -44,11 +48,14 @@ prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size
 def test_events_replayed_are_the_cache(prompts, num_blocks):
     cache, replay = KVCacheManager(num_blocks, SIZE, 1, 8), Replay()
     cache.watch(replay)
-    for prompt in prompts:
+    num_salted = 0
+    for prompt, salt in prompts:
         tokens = np.array(prompt, np.int32)
-        assert cache.add_sequence(0, tokens, len(prompt)).num_cached_tokens == replay.num_cached_tokens(prompt)
+        found = cache.add_sequence(0, tokens, len(prompt), salt).num_cached_tokens
+        assert salt or found == replay.num_cached_tokens(prompt)
         assert cache.allocate(0, len(prompt))
         cache.commit(0, tokens, len(prompt), 0)
         cache.free(0)
-        assert len(replay.blocks) == cache.num_cached_blocks
+        num_salted += bool(salt)
+        assert num_salted or len(replay.blocks) == cache.num_cached_blocks
         cache.check_integrity()

@@ -239,3 +239,30 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestCacheMachine = CacheMachine.TestCase
+
+
+def cached_tokens(kv, slot, tokens, salt):
+    """Tokens of a prompt that are found, after it has run once more under this salt."""
+    prefix = kv.add_sequence(slot, tokens, tokens.size, salt)
+    assert kv.allocate(slot, tokens.size)
+    kv.commit(slot, tokens, tokens.size, 0)
+    kv.free(slot)
+    return prefix.num_cached_tokens
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "a", "b", "0"]), st.lists(st.integers(0, 1), min_size=1, max_size=9)),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_a_prefix_is_found_under_its_own_salt_only(requests):
+    """As often as if every salt had a cache of its own."""
+    kv, own = make(num_blocks=400), {}
+    for salt, tokens in requests:
+        tokens = np.array(tokens, np.int32)
+        alone = own.setdefault(salt, make(num_blocks=400))
+        assert cached_tokens(kv, 0, tokens, salt) == cached_tokens(alone, 0, tokens, "")
+        kv.check_integrity()

@@ -215,7 +215,7 @@ def test_every_model_is_decoupled_batched_and_run_by_our_backend(model):
 def test_our_own_model_takes_what_ensemble_takes():
     """Its own additions besides; nothing that TensorRT-LLM's clients send is unknown to it."""
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
-    added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters"}
+    added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters", "cache_salt"}
     added |= {"logit_bias_ids", "logit_bias_values", "return_context_log_probs", "num_top_log_probs"}
     assert set(ours) == set(theirs) | added
     for name in theirs:

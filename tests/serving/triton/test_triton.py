@@ -250,6 +250,18 @@ def test_a_thousand_cancelled_streams_give_every_block_back(server):
     assert generate_http(server.http_url, "a", max_tokens=2).text
 
 
+def test_a_prefix_is_cached_under_its_own_salt_only(server):
+    """The count tells nobody what others have sent."""
+    prompt = "diagnosis code F32.1, salary 81000"
+    salts = (None, "a", "b", "a", None)
+    asked = [{"cache_salt": salt} if salt else {} for salt in salts]
+    counts = [generate_http(server.http_url, prompt, max_tokens=2, **salt).num_cached_tokens for salt in asked]
+    assert counts[:3] == [0, 0, 0]
+    assert counts[3] == counts[4] > 0
+    with pytest.raises(ResponseError, match="cache_salt has 257 characters, allowed are at most 256"):
+        generate_http(server.http_url, prompt, max_tokens=2, cache_salt="x" * 257)
+
+
 def test_a_deadline_in_the_queue_is_a_sentence(server):
     with GrpcClient(server.grpc_url) as client:
         for _ in range(64):
