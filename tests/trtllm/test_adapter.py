@@ -27,11 +27,7 @@ BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"
 ALGORITHMS = "tensorrt_llm.bindings.internal.algorithms"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _stand_ins():
-    with pytest.MonkeyPatch.context() as patch:
-        fakes.install(patch)
-        yield
+pytestmark = pytest.mark.usefixtures("modules")
 
 
 @settings(max_examples=examples(60))

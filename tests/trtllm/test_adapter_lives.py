@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
 from tests.support.effort import examples, pick
-from tests.trtllm import fakes
 from tests.trtllm.life import TrtllmLife
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _stand_ins():
-    with pytest.MonkeyPatch.context() as patch:
-        fakes.install(patch)
-        yield
+pytestmark = pytest.mark.usefixtures("modules")
 
 
 @settings(max_examples=examples(30))

@@ -97,12 +97,6 @@ class CoreDrafter:
             request.py_draft_tokens.extend([0] * (MAX_DRAFT_LEN - len(request.py_draft_tokens)))
 
 
-@pytest.fixture(scope="module")
-def modules():
-    with pytest.MonkeyPatch.context() as patch:
-        yield install(patch)
-
-
 def make_executor(modules, drafter, **options):
     return PyExecutor(modules, drafter, lambda tokens: greedy(TARGET, tokens, 1)[0], MAX_DRAFT_LEN, **options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import pytest
 from faser_trtllm.trtllm.check.vectors import Schedule, Vector, VectorLimits, VectorRequest, run_on_tensorrt_llm
 from faser_trtllm.trtllm.gate import load_bindings
 from tests.support.effort import pick
-from tests.trtllm import fakes
 from tests.trtllm.native_vectors import MAX_DRAFT_LEN, run_natively
 from tests.trtllm.reference import OURS, our_unit, ours, reasons
 from tests.trtllm.rules_kv import blocks_for
@@ -79,12 +78,10 @@ def without_blocks(found: Schedule) -> Schedule:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Iterator[Callable[[Vector], Schedule]]:
+def theirs(modules: object) -> Callable[[Vector], Schedule]:
     """A step of TensorRT-LLM's, as the stand-ins model it."""
-    with pytest.MonkeyPatch.context() as patch:
-        fakes.install(patch)
-        bindings = load_bindings()
-        yield lambda vector: without_blocks(run_on_tensorrt_llm(vector, bindings))
+    bindings = load_bindings()
+    return lambda vector: without_blocks(run_on_tensorrt_llm(vector, bindings))
 
 
 def test_our_scheduler_differs_in_what_is_documented_and_nothing_else(theirs: Callable[[Vector], Schedule]) -> None:

@@ -90,6 +90,11 @@ def run(adapter, engine_dir, scenario, *flags):
     return asyncio.run(work())
 
 
+def ask(adapter, engine_dir, request):
+    """One request of an engine of its own -> tokens, chunks."""
+    return run(adapter, engine_dir, lambda engine, config: collect(engine, request))
+
+
 async def collect(engine, request, context=None):
     chunks = [chunk async for chunk in engine.generate(request, context or Context())]
     assert all("finish_reason" not in chunk for chunk in chunks[:-1])
@@ -165,12 +170,8 @@ def test_tokens_are_the_target_s_own_in_one_chunk_per_step(adapter, engine_dir, 
 
 def test_drafts_may_be_turned_off_and_prompts_come_as_bytes(adapter, engine_dir, alone):
     prompt, expected = alone[0]
-
-    async def scenario(engine, config):
-        request = {"token_ids": np.array(prompt, "<i4").tobytes(), "extra_args": {"num_draft_tokens": 0}, **GREEDY}
-        return await collect(engine, request)
-
-    tokens, chunks = run(adapter, engine_dir, scenario)
+    request = {"token_ids": np.array(prompt, "<i4").tobytes(), "extra_args": {"num_draft_tokens": 0}, **GREEDY}
+    tokens, chunks = ask(adapter, engine_dir, request)
     assert tokens == expected
     assert chunks[-1]["engine_data"] == {"num_draft_tokens": 0, "num_accepted_tokens": 0}
 
@@ -178,13 +179,9 @@ def test_drafts_may_be_turned_off_and_prompts_come_as_bytes(adapter, engine_dir,
 def test_log_probs_and_stop_tokens(adapter, engine_dir, alone):
     prompt, expected = alone[1]
     stop = next(token for i, token in enumerate(expected) if i > 5 and token not in expected[:i])
-
-    async def scenario(engine, config):
-        conditions = {"max_tokens": 40, "stop_token_ids_hidden": [stop]}
-        request = {"token_ids": prompt, **GREEDY, "stop_conditions": conditions, "output_options": {"logprobs": 1}}
-        return await collect(engine, request)
-
-    tokens, chunks = run(adapter, engine_dir, scenario)
+    conditions = {"max_tokens": 40, "stop_token_ids_hidden": [stop]}
+    request = {"token_ids": prompt, **GREEDY, "stop_conditions": conditions, "output_options": {"logprobs": 1}}
+    tokens, chunks = ask(adapter, engine_dir, request)
     assert tokens == expected[: expected.index(stop)]
     assert chunks[-1]["finish_reason"] == "stop"
     log_probs = [value for chunk in chunks for value in chunk.get("log_probs", ())]
