@@ -14,7 +14,6 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,6 @@ from faser_trtllm.ops.cuda.driver import Argument, Dim3
 
 EMULATOR_DIR = Path(__file__).parent / "emulator"
 MAX_ARGUMENTS = 32
-NO_KERNELS: Any = object()  # a launcher for what must not get as far as a launch
 
 
 class EmulatedModule:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import verify_attention as op
 from faser_trtllm.ops.cuda.compiler import source_dir
-from tests.ops.cuda.emulation import NO_KERNELS, emulated
+from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import NEVER, PagedCase, assert_close, garbage, paged_case, run
 from tests.support.effort import examples, pick
 
@@ -308,10 +308,10 @@ def test_wrong_arguments_are_named():
     for message, tensors, options in wrong:
         changed = PagedCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
-            op.launch(NO_KERNELS, *changed.arguments(), torch.empty_like(changed.q), **options)
+            op.launch(None, *changed.arguments(), torch.empty_like(changed.q), **options)
     storage = torch.zeros(case.q.numel() + 1, dtype=case.q.dtype)
     with pytest.raises(InvalidArgumentError, match="not a multiple of 16"):
-        op.launch(NO_KERNELS, storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
+        op.launch(None, storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
 
 
 @pytest.fixture
