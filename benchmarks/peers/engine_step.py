@@ -85,7 +85,7 @@ def measure(
 
 def _batch(table: npt.NDArray[np.int32], rows: Sequence[tuple[int, int, int]]) -> RaggedBatch:
     longest = max(end for _, _, end in rows)
-    builder = BatchBuilder(table.shape[0], sum(end - first for _, first, end in rows), longest, table)
+    builder = BatchBuilder(table)
     tokens = np.arange(longest, dtype=np.int32) % 50 + 1
     for slot, first, end in rows:
         builder.add(slot, tokens, first, end, end - first)

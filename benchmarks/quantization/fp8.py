@@ -42,7 +42,7 @@ def logits_of(source: Source, windows: Windows, input_scales: dict[str, float] |
     trt = load_tensorrt("tensorrt_rtx")
     found = []
     with InterpretedEngine(trt, source.config, source.weights, options, (), fp8) as engine:
-        builder = BatchBuilder(1, ROWS, WINDOW, np.zeros((1, 1), np.int32))
+        builder = BatchBuilder(np.zeros((1, 1), np.int32))
         for window in windows:
             for start in range(0, WINDOW, ROWS):
                 builder.clear()

@@ -32,7 +32,7 @@ def opened(path: Path, core_set: CoreSet, num_tokens: int = WINDOW) -> Iterator[
     with CpuEngine.open(
         path, core_set, num_blocks=num_blocks, tokens_per_block=BLOCK, max_batch_size=1, max_num_tokens=num_tokens
     ) as engine:
-        yield engine, BatchBuilder(1, num_tokens, num_tokens, table)
+        yield engine, BatchBuilder(table)
 
 
 def logits_of(engine: CpuEngine, builder: BatchBuilder, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

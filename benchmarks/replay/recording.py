@@ -144,7 +144,7 @@ def _draft_everywhere(
         ]
         for slot, request in enumerate(requests):
             sampling.bind(slot, request)
-        builder = BatchBuilder(n, n * PROMPT_LEN, length, block_table)
+        builder = BatchBuilder(block_table)
         for t in range(NUM_OUTPUT):
             known = PROMPT_LEN + t
             builder.clear()

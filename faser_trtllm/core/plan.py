@@ -39,11 +39,12 @@ class ScheduledRequests:
     Columns are int32 [num_requests], contiguous. num_tokens (committed), num_pending (drafts), num_computed and
     num_draft_computed (tokens with the target's and the draft model's KV) are as they were when the step was scheduled;
     num_new_tokens, num_drafts and max_verified are ScheduledRequest's. max_model_drafts: pending drafts up to which the
-    draft model drafts. drafters: bits by source (native.SOURCES) of who may draft.
+    draft model drafts. counts [DRAFTERS + 1, num_requests]: those as of core/counts.py, of which DRAFTERS are bits by
+    source (native.SOURCES) of who may draft.
     """
 
     __slots__ = (
-        "drafters",
+        "counts",
         "max_model_drafts",
         "max_verified",
         "num_computed",
@@ -73,10 +74,9 @@ class ScheduledRequests:
         """counts [num_requests, NUM_COUNTS] (core/counts.py). parts: num_decoding, num_sampled, num_running.
         max_model_drafts: None: num_drafts."""
         self.requests, self.slots = requests, slots
-        columns = counts[:, : DRAFTERS + 1].T.copy()
+        columns = self.counts = counts[:, : DRAFTERS + 1].T.copy()
         self.num_tokens, self.num_pending = columns[NUM_TOKENS], columns[NUM_DRAFTS]
         self.num_computed, self.num_draft_computed = columns[NUM_COMPUTED], columns[NUM_DRAFT_COMPUTED]
-        self.drafters = columns[DRAFTERS]
         self.num_new_tokens, self.num_drafts, self.max_verified = num_new_tokens, num_drafts, max_verified
         self.max_model_drafts = num_drafts if max_model_drafts is None else max_model_drafts
         self.num_decoding, self.num_sampled, self.num_running = parts

@@ -11,7 +11,6 @@ from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.ops.fill_rows import RowFiller
-from faser_trtllm.ops.requests.draft_rows import draft_rows
 from faser_trtllm.sampling.table import SamplingTable
 
 
@@ -41,7 +40,6 @@ class ModelDrafter:
         self._sampling = sampling
         self._max_draft_len = max_draft_len
         self._clock = clock
-        self._max_num_tokens = spec.max_num_tokens
         self._is_head = spec.is_head
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
 
@@ -51,11 +49,9 @@ class ModelDrafter:
             return nothing_drafted(plan)
         rows, sampling, is_head = plan.scheduled, self._sampling.array, self._is_head
         num_drafted, num_computed = np.zeros(len(rows), np.int32), rows.num_draft_computed.copy()
-        started_s, num_rows, num_asked = self._clock.now_s(), 0, 0
-        asked = draft_rows(rows, num_pending, self._max_num_tokens, is_head=is_head)
-        if asked.requests.size:
-            batch = self._rows.fill(sampling, asked.slots, asked.first, asked.end, asked.num_logit_rows)
-            num_rows, num_asked = batch.num_rows, batch.logit_rows.size
+        started_s = self._clock.now_s()
+        asked, batch = self._rows.fill_draft(sampling, rows, num_pending, is_head=is_head)
+        if batch.num_rows:
             draft_batch = DraftBatch(
                 batch=batch,
                 sampling=sampling,
@@ -71,7 +67,7 @@ class ModelDrafter:
             # nothing.
             num_computed[asked.requests] = asked.end if is_head else asked.end + asked.num_logit_rows * (drafted - 1)
         draft_ms = 1e3 * (self._clock.now_s() - started_s)
-        return DraftResult(num_drafted, num_computed, draft_ms, num_rows, num_asked)
+        return DraftResult(num_drafted, num_computed, draft_ms, batch.num_rows, batch.logit_rows.size)
 
     def end(self, slot: int) -> None:
         """The request's own counter says how far its KV reaches."""

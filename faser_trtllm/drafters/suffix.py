@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from faser_trtllm import native
-from faser_trtllm.core.counts import Int32Array
+from faser_trtllm.core.counts import DRAFTERS, Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.ops.suffix import SuffixAutomata
@@ -37,11 +37,12 @@ class SuffixDrafter:
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
         """As Drafter.propose; a request with a guide gets what its guide allows."""
         rows = plan.scheduled
-        may_draft = (rows.drafters >> native.BY_SUFFIX & 1) * (rows.num_computed == rows.num_tokens - 1)
+        drafters = rows.counts[DRAFTERS]
+        may_draft = (drafters >> native.BY_SUFFIX & 1) * (rows.num_computed == rows.num_tokens - 1)
         num_new = np.maximum(rows.num_drafts - num_pending, 0) * may_draft
         if not any(num_new.tolist()):
             return nothing_drafted(plan)
-        num_model = rows.max_model_drafts * (rows.drafters >> native.BY_MODEL & 1 if self._has_model else 0)
+        num_model = rows.max_model_drafts * (drafters >> native.BY_MODEL & 1 if self._has_model else 0)
         found = self._automata.draft(self._sampling.array, rows.slots, rows.num_tokens, num_pending, num_new, num_model)
         guided = self._sampling.guided
         if guided.slots:  # of the pending ones, too, since a GPU draws its drafts without masks

@@ -10,7 +10,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.executor.stats import StepWatcher
 
-_LANES = {"schedule": 0, "draft": 1, "verify": 2, "update": 3}
+_TRACKS = {"schedule": 0, "draft": 1, "verify": 2, "update": 3}
 
 
 class TraceWriter(Closing, StepWatcher):
@@ -19,8 +19,8 @@ class TraceWriter(Closing, StepWatcher):
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("w")
         self._file.write("[\n")
-        for name, lane in _LANES.items():
-            self._write({"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}})
+        for name, track in _TRACKS.items():
+            self._write({"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": name}})
 
     def step(self, record: StepRecord) -> None:
         plan, drafts, result = record.plan, record.drafts, record.result
@@ -49,7 +49,7 @@ class TraceWriter(Closing, StepWatcher):
         self._file.close()
 
     def _slice(self, name: str, start_us: float, length_us: float, args: dict[str, Any]) -> None:
-        event = {"name": name, "ph": "X", "pid": 1, "tid": _LANES[name], "ts": start_us, "dur": length_us}
+        event = {"name": name, "ph": "X", "pid": 1, "tid": _TRACKS[name], "ts": start_us, "dur": length_us}
         self._write(event | {"args": args})
 
     def _write(self, event: dict[str, Any]) -> None:

@@ -83,7 +83,9 @@ class Verifier:
             nothing = (np.zeros((0, 0), np.int32), _NOTHING, _NOTHING, _NOTHING)
             return VerifyResult(*nothing, num_verified, num_pruned, forward_ms, step_ms, ended, kept)
         begun_s = self._clock.now_s()
-        found = self._sample(plan, num_verified, rows.num_pending + drafts.num_new_drafts, logits, branches)
+        if not is_serial:
+            pending = rows.num_pending + drafts.num_new_drafts
+        found = self._sample(plan, num_verified, pending, logits, branches)
         if self._branches is not None and branches is not None:
             self._branches.copy_followed(rows, branches, found.followed)
         sample_ms = 1e3 * (self._clock.now_s() - begun_s)

@@ -189,7 +189,17 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "faser_count_tests": (c_int32, [c_int32, *[c_void_p] * 5]),
     "faser_pending_survival": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5]),
-    "faser_draft_rows": (c_int32, [c_int32, *[c_void_p] * 8, c_int32, c_int32, c_void_p]),
+    "faser_draft_rows": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 6,  # slots, sampling, counts, num_pending, num_new_tokens, max_drafts
+            c_int32,  # is_head
+            *[c_void_p] * 2,  # out, out_num_requests
+            c_int32,  # max_num_rows
+            *[c_void_p] * 5,  # cu_rows, token_ids, positions, logit_rows, out_num_logit_rows
+        ],
+    ),
     "faser_check_drafts": (
         c_int32,
         [

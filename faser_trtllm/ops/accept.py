@@ -15,7 +15,7 @@ from faser_trtllm.ops.arrays import (
     Float32Array,
     Int32Array,
     SamplingArray,
-    address_of,
+    int32_addresses,
     int32_at,
     logits_layout,
     sampling_address,
@@ -94,19 +94,18 @@ def accept(
     if result is None:
         result = AcceptResult.over(np.zeros(n * (max_draft_len + 5), np.int32), n, max_draft_len)
     outputs = (result.token_ids, result.num_tokens, result.num_accepted, result.outcome, result.row_status)
+    at_slots, *columns = int32_addresses(slots, cu_logit_rows, num_tokens, num_drafts, *outputs)
     status = native.library().faser_accept(
         pool,
         n,
-        address_of(slots, np.int32),
+        at_slots,
         sampling_address(sampling),
         address,
         stride,
         vocab_size,
-        address_of(cu_logit_rows, np.int32),
-        address_of(num_tokens, np.int32),
-        address_of(num_drafts, np.int32),
+        *columns[:3],
         max_draft_len,
-        *map(native.address_of_buffer, outputs),
+        *columns[3:],
     )
     native.check(status, "testing drafts")
     return result

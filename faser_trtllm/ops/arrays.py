@@ -22,6 +22,7 @@ SamplingArray = npt.NDArray[np.void]
 SAMPLING_DTYPE = np.dtype(native.FaserSampling)
 
 _INT32 = np.dtype(np.int32)
+_address, _buffer = ctypes.addressof, ctypes.c_char.from_buffer
 
 
 def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
@@ -37,7 +38,7 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
 def int32_addresses(*columns: Int32Array) -> list[int]:
     """Of int32 arrays, C-contiguous, in less time than address_of takes; raises as it does."""
     return [
-        ctypes.addressof(ctypes.c_char.from_buffer(column))  # type: ignore[arg-type]
+        _address(_buffer(column))  # type: ignore[arg-type]
         if column.dtype is _INT32 and column.size
         else address_of(column, np.int32)
         for column in columns

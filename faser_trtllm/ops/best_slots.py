@@ -127,20 +127,20 @@ def verify_lengths_reference(
     """VerificationRule.lengths in plain loops."""
     rows = []
     for slot, tokens, pending in zip(*(c.tolist() for c in (slots, num_tokens, num_pending)), strict=True):
-        alive, row = 1.0, []
+        survival, row = 1.0, []
         entry = sampling[slot]
         for place, margin in enumerate(pending_margins(sampling, slot, tokens, pending)):
             if is_certain(entry, tokens + place):
-                alive *= sigmoid(float32_at(int(entry["draft_margins"]), tokens + place + 1)[-1])
+                survival *= sigmoid(float32_at(int(entry["draft_margins"]), tokens + place + 1)[-1])
             else:
-                alive *= rule.acceptance.at(int(entry["mode"]), place, margin)
-            row.append(alive)
+                survival *= rule.acceptance.at(int(entry["mode"]), place, margin)
+            row.append(survival)
         rows.append(row)
     return _choose(rows, rule.costs).lengths
 
 
 def _choose(rows: Sequence[Sequence[float]], costs: SlotCosts) -> BestSlots:
-    slots = sorted((-alive, place, i) for i, row in enumerate(rows) for place, alive in enumerate(row))
+    slots = sorted((-survival, place, i) for i, row in enumerate(rows) for place, survival in enumerate(row))
     verify_ms, price = costs.verify_ms.tolist(), costs.price
     deepest = max([1, *map(len, rows)])
 

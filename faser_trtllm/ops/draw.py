@@ -41,8 +41,8 @@ def gumbel_runner_up(p: Float32Array, key: int, position: int) -> int:
 def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.float64]:
     uniforms = gumbel_uniforms(key, position, p.size)
     times = np.full(p.size, np.inf)
-    alive = p > 0
-    times[alive] = -np.log1p(-uniforms[alive]) / p[alive].astype(np.float64)
+    possible = p > 0
+    times[possible] = -np.log1p(-uniforms[possible]) / p[possible].astype(np.float64)
     return times
 
 

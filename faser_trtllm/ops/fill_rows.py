@@ -6,7 +6,9 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, int32_at, sampling_address
+from faser_trtllm.ops.requests.draft_rows import DraftRows
 
 
 class RowFiller:
@@ -18,8 +20,9 @@ class RowFiller:
         self._block_table = block_table
         self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
         self._token_ids, self._positions, self._logit_rows = np.zeros((3, max_num_rows), np.int32)
-        self._num_logit_rows = np.zeros(1, np.int32)
-        self._num_logit_rows_view = self._num_logit_rows.data
+        self._num_logit_rows, self._num_requests = np.zeros((2, 1), np.int32)
+        self._num_logit_rows_view, self._num_requests_view = self._num_logit_rows.data, self._num_requests.data
+        self._num_requests_address = address_of(self._num_requests, np.int32)
         outputs = (self._cu_rows, self._token_ids, self._positions, self._logit_rows, self._num_logit_rows)
         self._outputs = [address_of(array, np.int32) for array in outputs]
 
@@ -38,10 +41,42 @@ class RowFiller:
         num_rows = native.library().faser_fill_rows(
             n, at_slots, sampling_address(sampling), *columns, self._max_num_rows, *self._outputs
         )
-        native.check(num_rows, f"building a batch of {n} requests in {self._max_num_rows} rows")
+        return self._batch(slots, num_rows)
+
+    def fill_draft(
+        self, sampling: SamplingArray, rows: ScheduledRequests, num_pending: Int32Array, *, is_head: bool
+    ) -> tuple[DraftRows, RaggedBatch]:
+        """The rows of a draft model's first pass, tokens that it has not seen, and which requests have them.
+
+        num_pending [num_requests] int32: with the drafts that other drafters made in this step. A request drafts once
+        it decodes; one whose rows do not all fit gets those that do, and drafts later. Prompts are followed, by a head
+        as far as the target has come: its rows need the target's hidden row of the position before, and end with the
+        last committed token.
+        """
+        out = np.empty((len(DraftRows._fields), len(rows)), np.int32)
+        at_slots, *columns = int32_addresses(
+            rows.slots, rows.counts, num_pending, rows.num_new_tokens, rows.max_model_drafts, out
+        )
+        *columns, at_out = columns
+        num_rows = native.library().faser_draft_rows(
+            len(rows),
+            at_slots,
+            sampling_address(sampling),
+            *columns,
+            is_head,
+            at_out,
+            self._num_requests_address,
+            self._max_num_rows,
+            *self._outputs,
+        )
+        found = DraftRows(*out[:, : self._num_requests_view[0]])
+        return found, self._batch(found.slots, num_rows)
+
+    def _batch(self, slots: Int32Array, num_rows: int) -> RaggedBatch:
+        native.check(num_rows, f"building a batch of {slots.size} requests in {self._max_num_rows} rows")
         return RaggedBatch(
             slots,
-            self._cu_rows[: n + 1],
+            self._cu_rows[: slots.size + 1],
             self._token_ids[:num_rows],
             self._positions[:num_rows],
             self._logit_rows[: self._num_logit_rows_view[0]],

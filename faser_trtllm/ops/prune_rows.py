@@ -73,11 +73,11 @@ def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
     num_drafts = batch.num_rows - 1
     first = np.cumsum(num_drafts) - num_drafts
     kept = np.ones(batch.num_rows.size, np.int32)
-    alive, going = np.ones(batch.num_rows.size), np.arange(batch.num_rows.size)
+    survival, going = np.ones(batch.num_rows.size), np.arange(batch.num_rows.size)
     for place in range(int(num_drafts.max(initial=0))):
         going = going[num_drafts[going] > place]
-        alive[going] *= estimate[first[going] + place]
-        going = going[alive[going] >= least]
+        survival[going] *= estimate[first[going] + place]
+        going = going[survival[going] >= least]
         kept[going] += 1
     return kept
 

@@ -134,8 +134,8 @@ def _solve(info: Float64Array, gradient: Float64Array) -> Float64Array:
 def _rates(counts: Float64Array) -> Float64Array:
     """By mode and place, drawn to that of the mode, and that to the initial one; counts [modes, places, 2]."""
     whole = counts.sum(1, keepdims=True)
-    few = 0.5 * PRIOR_TESTS
-    of_mode = (whole[..., 1] + few * _sigmoid(INITIAL_LOGIT)) / (whole[..., 0] + few)
+    prior_tests = 0.5 * PRIOR_TESTS
+    of_mode = (whole[..., 1] + prior_tests * _sigmoid(INITIAL_LOGIT)) / (whole[..., 0] + prior_tests)
     rates = (counts[..., 1] + PRIOR_TESTS * of_mode) / (counts[..., 0] + PRIOR_TESTS)
     return np.asarray(np.clip(rates, MIN_RATE, 1.0 - MIN_RATE))
 
@@ -146,9 +146,9 @@ def _explained(rates: Float64Array, counts: Float64Array, info: Float64Array) ->
     Outcomes vary by p (1 - p) about their probability p, and its mean is in info [modes, places, 2, 2]; about a place's
     rate they vary by rate (1 - rate). What is less is p's own variance.
     """
-    few = PRIOR_TESTS * _sigmoid(INITIAL_LOGIT) * (1.0 - _sigmoid(INITIAL_LOGIT))
-    whole = few + (counts[..., 0] * rates * (1.0 - rates)).sum(1)
-    return np.asarray(np.maximum(0.0, 1.0 - (few + info[..., 1, 1].sum(1)) / whole))
+    prior_info = PRIOR_TESTS * _sigmoid(INITIAL_LOGIT) * (1.0 - _sigmoid(INITIAL_LOGIT))
+    whole = prior_info + (counts[..., 0] * rates * (1.0 - rates)).sum(1)
+    return np.asarray(np.maximum(0.0, 1.0 - (prior_info + info[..., 1, 1].sum(1)) / whole))
 
 
 def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
@@ -166,9 +166,9 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
     all_passed = 1.0 - (tests - passed).sum(1, keepdims=True) / np.maximum(tests[:, :1], 1.0)
     going_on = np.maximum(all_passed, 0.0) * later
     num_modes, num_places = rates.shape
-    alive = _chances(rates)
-    behind = (alive - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
-    behind = np.clip(behind, MIN_RATE, alive)
+    survival = _chances(rates)
+    behind = (survival - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
+    behind = np.clip(behind, MIN_RATE, survival)
     # Behind a failure drafts get better and not worse; where nothing was tested, they are as others at later places.
     ratios = np.maximum.accumulate(np.minimum(behind[:, 1:] / behind[:, :-1], later), axis=1)
     ratios = np.where(tests < PRIOR_TESTS, later, ratios)

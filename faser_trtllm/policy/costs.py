@@ -114,10 +114,10 @@ class MeasuredCosts:
             return stats.ms / slowness
         prompts_ms = 0.0
         if stats.num_context_rows:
-            few = stats.num_rows / steps
+            num_rows = stats.num_rows / steps
             alone_ms = self._decode_ms(n, context_len)
             if stats.num_draft_calls:
-                alone_ms = self._pass_ms("verify", few, n, context_len) * math.exp(self._error("verify", few))
+                alone_ms = self._pass_ms("verify", num_rows, n, context_len) * math.exp(self._error("verify", num_rows))
             prompts_ms = pass_ms * math.exp(self._error(kind, rows)) - steps * alone_ms
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))

@@ -82,8 +82,8 @@ class DraftCosts:
     def late_row_ms(self, num_requests: int) -> float:
         """As MeasuredCosts has it: what was measured, with the table's as a prior of LATE_ROWS rows."""
         rows = round(FIRST_ROWS * num_requests)
-        few, many = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
-        prior_ms = max(0.0, many - few) * self._at(num_requests)[0]
+        few_ms, many_ms = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
+        prior_ms = max(0.0, many_ms - few_ms) * self._at(num_requests)[0]
         return (prior_ms + self._late_ms) / (LATE_ROWS + self._late_rows)
 
     def arrays(self, num_requests: int, context_len: float) -> tuple[Float64Array, Float64Array]:

@@ -101,10 +101,10 @@ class PricePolicy:
         """The plan for the next steps."""
         decoding, n = view.decoding, len(view.decoding)
         limits = np.array([request.draft_limit for request in decoding], np.int32)
-        few, many = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
-        costs = self._costs.step(n, self._context_len, max(many, default=0))
-        beside = costs.beside(few)
-        off_goodput = n / costs.off_beside(few)
+        least_prompts, most_prompts = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
+        costs = self._costs.step(n, self._context_len, max(most_prompts, default=0))
+        beside = costs.beside(least_prompts)
+        off_goodput = n / costs.off_beside(least_prompts)
         steps_ms = costs.off_ms * self._costs.slowness
         self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
         if view.num_context_rows or view.num_joining:  # the batch is another in the next step
@@ -116,9 +116,9 @@ class PricePolicy:
             self._until_s = 0.0
             return replace(off, num_held=0)
         gains = self.estimator.gains(decoding)
-        alive = np.sort(gains[np.arange(self._max_draft_len) < limits[:, None]])[::-1]
-        tokens = np.full(costs.verify.size, n + alive.sum())
-        tokens[: alive.size + 1] = n + np.concatenate([[0.0], np.cumsum(alive)])
+        survivals = np.sort(gains[np.arange(self._max_draft_len) < limits[:, None]])[::-1]
+        tokens = np.full(costs.verify.size, n + survivals.sum())
+        tokens[: survivals.size + 1] = n + np.concatenate([[0.0], np.cumsum(survivals)])
         drafting = (tokens - n) / (tokens[-1] - n)
         verify = beside + drafting * (costs.beside(self._prompts.shares(tokens[-1])) - beside)
         displaced_ms = prompt_row_worth(decoding) / off_goodput * _beyond(view.num_free_rows, verify.size)
@@ -180,13 +180,13 @@ class PricePolicy:
         # Drafting costs the draft model the prompts as well, and to begin what it has missed.
         lag = sum(request.num_tokens - request.num_draft_computed_tokens for request in decoding)
         num_left = sum(request.max_num_tokens - request.num_tokens for request in decoding)
-        row_ms, few = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
+        row_ms, num_trial = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
         late_ms = row_ms * max(self._prompts.rows_per_token, lag / max(1, num_left))
         predicted = {OFF: off_goodput} | {name: 1.0 / (1.0 / goodput + late_ms) for name, goodput in goodputs.items()}
-        entry_ms, steps = row_ms * lag * few / n, TRIAL_STEPS
+        entry_ms, steps = row_ms * lag * num_trial / n, TRIAL_STEPS
         if self._in_charge == OFF:  # what was missed is made up for once, however long a trial is
             steps = HELD_STEPS
-            entry_ms += steps * costs.draft_first[few]
+            entry_ms += steps * costs.draft_first[num_trial]
         candidate, rival = self._candidates.choose(
             self._size, predicted, steps * costs.off_ms, dict.fromkeys(goodputs, entry_ms), PROBE
         )

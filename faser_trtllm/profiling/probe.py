@@ -192,8 +192,7 @@ class Probe(Closing):
 
     def _batch(self, rows: list[tuple[int, int, int]], logits: int | None) -> RaggedBatch:
         """(slot, first, end) per request; logits: number of last rows with logits each, None for all."""
-        num_rows = sum(end - first for _, first, end in rows)
-        builder = BatchBuilder(len(rows), num_rows, self._tokens.size, self._table)
+        builder = BatchBuilder(self._table)
         for slot, first, end in rows:
             builder.add(slot, self._tokens, first, end, end - first if logits is None else logits)
         return builder.build()

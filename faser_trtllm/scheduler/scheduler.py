@@ -199,14 +199,15 @@ class Scheduler:
         rows = plan.scheduled
         outputs, due = apply_results(self._committer, rows, drafts, result, self._clock.now_s())
         errors = {rows.requests[index]: end.error for index, end in result.ended.items() if end.error is not None}
-        for request, bits in zip(rows.requests, due, strict=True):
+        marked = [(request, bits) for request, bits in zip(rows.requests, due, strict=True) if bits]
+        for request, bits in marked:
             if bits & BLOCK_FULL and request not in errors:  # KV that led to NaN logits must not be reused
                 counts = request.num_computed_tokens, request.num_draft_computed_tokens
                 self._kv.commit(request.slot, request.tokens, *counts)
         for output in outputs:
             if output.finish_reason is not None:
                 self.finish(output.request, output.finish_reason, errors.get(output.request))
-        self._rewind(rows, due)
+        self._rewind(rows, [request for request, bits in marked if bits & BLOCK_SPARE])
         return outputs
 
     def observe(self, record: StepRecord) -> None:
@@ -215,10 +216,10 @@ class Scheduler:
         if not self._requests:
             self._meter.rest()
 
-    def _rewind(self, rows: ScheduledRequests, due: Sequence[int]) -> None:
-        """Free the blocks of rejected rows."""
-        for request, bits in zip(rows.requests, due, strict=True):
-            if bits & BLOCK_SPARE and request.slot >= 0:
+    def _rewind(self, rows: ScheduledRequests, spare: Sequence[Request]) -> None:
+        """Free the blocks of rejected rows. spare: the requests that have empty blocks."""
+        for request in spare:
+            if request.slot >= 0:
                 self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
 
     def _expire(self) -> tuple[Request, ...]:
@@ -261,21 +262,10 @@ class Scheduler:
         self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]
     ) -> list[ScheduledRequest]:
         """Rows and blocks for requests with slots; preempts the latest requests if blocks run out."""
-        limits = self._limits
-        candidates = contexts or [request for request in [self._waiting.peek()] if request is not None]
-        num_rows = limits.max_num_tokens - len(decoding)
-        reserve = (
-            context_reserve(candidates, num_rows, limits)
-            if len(self._running) < limits.max_batch_size or contexts
-            else 0
-        )
-        wanted = [
-            max(request.num_drafts, min(length, request.draft_limit))
-            for request, length in zip(decoding, decision.lengths, strict=True)
-        ]
+        joining = self._waiting.first(1) if self._free_slots else []
+        shares = self._draft_shares(decoding, contexts or joining, decision)
         roles = assign_roles(decoding, decision.mode)
-        shares = dict(zip((r.slot for r in decoding), share_draft_rows(wanted, num_rows - reserve), strict=True))
-        left = RowsLeft(limits, len(decoding) + sum(shares.values()))
+        left = RowsLeft(self._limits, len(decoding) + sum(shares.values()))
         scheduled: list[ScheduledRequest] = []
         for request in list(self._running):
             if request.state is not RequestState.RUNNING:
@@ -301,6 +291,18 @@ class Scheduler:
                 scheduled[index] = ScheduledRequest(request, 1, item.num_drafts, min(share, item.num_drafts))
             request.was_drafted = scheduled[index].num_new_tokens == 0
         return scheduled
+
+    def _draft_shares(
+        self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision
+    ) -> dict[int, int]:
+        """Slot -> drafts that may have rows, next to those that are kept for the first of the contexts."""
+        num_rows = self._limits.max_num_tokens - len(decoding)
+        wanted = [
+            max(request.num_drafts, min(length, request.draft_limit))
+            for request, length in zip(decoding, decision.lengths, strict=True)
+        ]
+        shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, self._limits))
+        return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
 
     def _place_decoding(
         self, request: Request, share: int, role: Role, paused: list[Request]

@@ -13,7 +13,6 @@ from typing import Any
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import Decision
 from faser_trtllm.core.plan import (
     DraftResult,
     RequestOutput,
@@ -27,7 +26,6 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.roles import Role, assign_roles
-from faser_trtllm.scheduler.rows import context_reserve, share_draft_rows
 from faser_trtllm.scheduler.scheduler import Scheduler
 from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
 
@@ -126,7 +124,7 @@ class TrtllmScheduler(Scheduler):
                 self._follow(request)
         return outputs
 
-    def _rewind(self, rows: ScheduledRequests, due: Sequence[int]) -> None:
+    def _rewind(self, rows: ScheduledRequests, spare: Sequence[Request]) -> None:
         """What was allocated and not accepted goes back, the draft model's KV in it is lost and made up for later."""
         for request in rows.requests:
             if request.is_finished or self._in_context(request):
@@ -134,19 +132,6 @@ class TrtllmScheduler(Scheduler):
             self._blocks.rewind(request.slot, request.num_computed_tokens)
             held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
             request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
-
-    def _draft_shares(
-        self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision
-    ) -> dict[int, int]:
-        """Slot -> drafts to count for it: TensorRT-LLM leaves out whoever is over max_num_tokens, so none may be."""
-        limits = self._limits
-        num_rows = limits.max_num_tokens - len(decoding)
-        wanted = [
-            max(request.num_drafts, min(length, request.draft_limit))
-            for request, length in zip(decoding, decision.lengths, strict=True)
-        ]
-        shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, limits))
-        return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
 
     def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: dict[int, Role]) -> _Choice:
         """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""

@@ -472,12 +472,13 @@ int32_t faser_store_drafts(int32_t num_requests, const int32_t* slots, faser_sam
                            const float* margins, const int32_t* candidates, const int32_t* runners_up,
                            int32_t* out_num_new);
 
-// The rows of a draft model's first pass: tokens that it has not seen, of the requests that have a part in it. By
-// request: num_tokens, num_computed, num_draft_computed and num_pending as faser_count has them, who may draft for it,
-// num_new_tokens: committed tokens that the target's pass runs, max_drafts: pending drafts up to which the model
-// drafts. A request drafts once it decodes and all of its rows fit into max_num_rows; a prompt is followed. is_head:
-// its rows follow the target's, and end with the last committed token. out [FASER_NUM_DRAFT_COLUMNS, num_requests], of
-// those that have rows -> their number.
+// The rows of a draft model's first pass: tokens that it has not seen, of the requests that have a part in it. counts
+// [FASER_DRAFTERS + 1, num_requests]: a column of each of these faser_counts, as of when the step was scheduled.
+// num_pending: drafts, with those of other drafters in this step; num_new_tokens: committed tokens that the target's
+// pass runs; max_drafts: pending drafts up to which the model drafts. A request drafts once it decodes and all of its
+// rows fit into max_num_rows; a prompt is followed. is_head: its rows follow the target's, and end with the last
+// committed token. out [FASER_NUM_DRAFT_COLUMNS, num_requests]: of the out_num_requests requests that have rows. What
+// follows, and the result, is faser_fill_rows' for these rows.
 typedef enum {
   FASER_DRAFT_REQUEST,
   FASER_DRAFT_SLOT,
@@ -489,10 +490,11 @@ typedef enum {
   FASER_DRAFT_NEW,  // drafts wanted
   FASER_NUM_DRAFT_COLUMNS
 } faser_draft_column;
-int32_t faser_draft_rows(int32_t num_requests, const int32_t* slots, const int32_t* num_tokens,
-                         const int32_t* num_computed, const int32_t* num_draft_computed, const int32_t* num_pending,
-                         const int32_t* drafters, const int32_t* num_new_tokens, const int32_t* max_drafts,
-                         int32_t is_head, int32_t max_num_rows, int32_t* out);
+int32_t faser_draft_rows(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                         const int32_t* counts, const int32_t* num_pending, const int32_t* num_new_tokens,
+                         const int32_t* max_drafts, int32_t is_head, int32_t* out, int32_t* out_num_requests,
+                         int32_t max_num_rows, int32_t* cu_rows, int32_t* token_ids, int32_t* positions,
+                         int32_t* logit_rows, int32_t* out_num_logit_rows);
 
 // Counts what a test elsewhere found, as faser_accept does by itself.
 int32_t faser_count_tests(int32_t num_requests, const int32_t* slots, faser_sampling* sampling,

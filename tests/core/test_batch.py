@@ -1,7 +1,6 @@
 """The batch builder against the definition of a ragged batch."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +24,8 @@ def requests(draw):
 
 @given(batches=st.lists(requests(), min_size=1, max_size=3))
 def test_a_batch_has_every_requests_rows_one_after_the_other(batches):
-    builder = BatchBuilder(4, 24, MAX_SEQ_LEN, TABLE)
-    for added in batches:  # the buffers are used again, so that what an older batch left must not show
+    builder = BatchBuilder(TABLE)
+    for added in batches:  # what an older batch left must not show
         builder.clear()
         slots, cu_rows, token_ids, positions, logit_rows = [], [0], [], [], []
         for slot, tokens, first, end, num_logit_rows in added:
@@ -47,12 +46,3 @@ def test_a_batch_has_every_requests_rows_one_after_the_other(batches):
         for array in (batch.slots, batch.cu_rows, batch.token_ids, batch.positions, batch.logit_rows):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_more_rows_than_there_is_room_for_are_refused(num_rows):
-    builder = BatchBuilder(4, 4, MAX_SEQ_LEN, TABLE)
-    tokens = np.arange(MAX_SEQ_LEN, dtype=np.int32)
-    builder.add(0, tokens, 0, 5 - num_rows, 1)
-    with pytest.raises(ValueError, match="a batch of 5 rows, there is room for 4"):
-        builder.add(1, tokens, 0, num_rows, 1)

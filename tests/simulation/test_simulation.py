@@ -28,7 +28,7 @@ PARTITIONS = ("all", "draft", "verify")
 
 def toy_batch(block_table, lengths):
     """The first rows of as many requests, lengths[i] of request i."""
-    builder = BatchBuilder(8, 64, 64, block_table)
+    builder = BatchBuilder(block_table)
     for slot, length in enumerate(lengths):
         builder.add(slot, np.ones(64, np.int32), 0, length, 1)
     return builder.build()

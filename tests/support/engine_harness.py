@@ -24,7 +24,7 @@ class Harness:
         assert spec.num_blocks >= self.block_table.size, "each slot needs blocks of its own"
         branches = np.zeros((spec.max_num_branches, blocks_per_seq), np.int32)
         self.block_table = np.vstack([self.block_table, branches])
-        self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, self.block_table)
+        self._builder = BatchBuilder(self.block_table)
 
     def batch(self, rows: Sequence[Rows]) -> RaggedBatch:
         self._builder.clear()

@@ -33,7 +33,7 @@ def engine_logits(path: Path, token_ids: list[int]) -> np.ndarray:
             max_num_tokens=NUM_TOKENS,
         ) as engine,
     ):
-        batch = BatchBuilder(1, NUM_TOKENS, 512, block_table)
+        batch = BatchBuilder(block_table)
         for first, end in itertools.pairwise(CHUNKS):
             batch.clear()
             batch.add(0, tokens, first, end, end - first)

@@ -51,7 +51,7 @@ class Scenario:
         self._rng = np.random.default_rng(seed)
         spec = engine.spec
         self.block_table = self._rng.permutation(spec.num_blocks).astype(np.int32).reshape(-1, 1)
-        self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, self.block_table)
+        self._builder = BatchBuilder(self.block_table)
         self.committed: list[list[int]] = [[] for _ in range(spec.max_batch_size)]
 
     def step(self, step: Step) -> tuple[np.ndarray, np.ndarray]:

@@ -66,7 +66,7 @@ def row_logits(pair: OpenPair, tokens: Sequence[int], num_rows: int) -> Float32A
     """Logits [num_rows, vocab_size] behind the last tokens, from one pass over all of them."""
     blocks = -(-pair.limits.max_seq_len // pair.target.spec.tokens_per_block)
     ids = np.array(tokens, np.int32)
-    builder = BatchBuilder(1, ids.size, ids.size, np.arange(blocks, dtype=np.int32).reshape(1, blocks))
+    builder = BatchBuilder(np.arange(blocks, dtype=np.int32).reshape(1, blocks))
     builder.add(0, ids, 0, ids.size, num_rows)
     pair.target.run_rows(builder.build())
     return np.array(pair.target.host_logits(num_rows))

@@ -167,7 +167,7 @@ def last_logits(pair: OpenPair, tokens: Sequence[int], num_rows: int) -> Float32
     ends = [*range(most, cut, most), *([cut] if cut else []), *range(cut + most, len(ids), most), len(ids)]
     first = 0
     for end in ends:
-        builder = BatchBuilder(1, end - first, len(ids), table)
+        builder = BatchBuilder(table)
         builder.add(0, ids, first, end, 1)
         pair.target.run_rows(builder.build())
         first = end

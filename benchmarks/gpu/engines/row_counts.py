@@ -67,7 +67,7 @@ def prompts_batch(engine: Any, num_rows: int, num_requests: int) -> RaggedBatch:
     blocks = -(-spec.max_seq_len // spec.tokens_per_block)
     table = np.arange(num_requests * blocks, dtype=np.int32).reshape(num_requests, blocks)
     tokens = np.random.default_rng(num_rows).integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
-    builder = BatchBuilder(num_requests, num_rows, tokens.size, table)
+    builder = BatchBuilder(table)
     for slot in range(num_requests):
         builder.add(slot, tokens, 0, num_rows // num_requests + (slot < num_rows % num_requests), 1)
     return builder.build()

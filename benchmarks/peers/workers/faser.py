@@ -110,7 +110,7 @@ class _Sink:
 def _time_step(engine: Any, mix: list[int], block_table: Any, num_repeats: int) -> float:
     from faser_trtllm.core.batch import BatchBuilder
 
-    builder = BatchBuilder(len(mix), max(CONTEXT_LEN, sum(mix)), CONTEXT_LEN + 8, block_table)
+    builder = BatchBuilder(block_table)
     tokens = (1 + np.arange(CONTEXT_LEN + 8) % 500).astype(np.int32)
     for slot in range(len(mix)):
         builder.clear()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.core.counts import DRAFTERS, Int32Array
 from faser_trtllm.core.plan import ScheduledRequests
-from faser_trtllm.ops.arrays import Int32Array, int32_addresses
 
 
 class DraftRows(NamedTuple):
@@ -26,36 +26,13 @@ class DraftRows(NamedTuple):
     num_new: Int32Array
 
 
-def draft_rows(rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, *, is_head: bool) -> DraftRows:
-    """num_pending [num_requests] int32: with the drafts that other drafters made in this step.
-
-    A request drafts once it decodes, and a request whose rows do not fit into max_num_rows gets those that do. Prompts
-    are followed, by a head as far as the target has come: its rows need the target's hidden row of the position before,
-    and end with the last committed token.
-    """
-    out = np.empty((len(DraftRows._fields), len(rows)), np.int32)
-    columns = int32_addresses(
-        rows.slots,
-        rows.num_tokens,
-        rows.num_computed,
-        rows.num_draft_computed,
-        num_pending,
-        rows.drafters,
-        rows.num_new_tokens,
-        rows.max_model_drafts,
-        out,
-    )
-    num = native.library().faser_draft_rows(len(rows), *columns[:-1], is_head, max_num_rows, columns[-1])
-    return DraftRows(*out[:, :num])
-
-
 def draft_rows_reference(
     rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, *, is_head: bool
 ) -> DraftRows:
-    """draft_rows in a plain loop."""
+    """RowFiller.fill_draft in a plain loop, but for the batch."""
     found: list[tuple[int, ...]] = []
     progress = rows.num_tokens, rows.num_computed, rows.num_draft_computed, num_pending
-    columns = (rows.slots, *progress, rows.drafters, rows.num_new_tokens, rows.max_model_drafts)
+    columns = (rows.slots, *progress, rows.counts[DRAFTERS], rows.num_new_tokens, rows.max_model_drafts)
     for index, (slot, known, target, first, pending, drafters, num_rows, wanted) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):

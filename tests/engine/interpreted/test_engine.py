@@ -172,7 +172,7 @@ def test_drafting(
     monkeypatch.setattr(draft_loop.draft_stop, "goes_on", goes_on)
     rule: Any = None if most is None else object()
     sampling = SamplingTable(MAX_BATCH_SIZE, 320, MAX_DRAFT_LEN)
-    builder = BatchBuilder(MAX_BATCH_SIZE, 64, MAX_SEQ_LEN, np.array([[2], [1], [0]], np.int32))
+    builder = BatchBuilder(np.array([[2], [1], [0]], np.int32))
     requests = []
     lengths = np.array([5, 9, 3], np.int32)
     for slot, length in zip((2, 0, 1), lengths, strict=True):
@@ -209,7 +209,7 @@ def engine(pair: tuple[Path, Path]) -> Iterator[InterpretedEngine]:
 def one_batch(engine: InterpretedEngine, *rows: tuple[int, int, int]) -> Any:
     """Rows (slot, first, end) of made-up tokens; slot s has block 2 - s."""
     table = np.array([[2], [1], [0]], np.int32)
-    builder = BatchBuilder(MAX_BATCH_SIZE, engine.spec.max_num_tokens, engine.spec.max_seq_len, table)
+    builder = BatchBuilder(table)
     for slot, first, end in rows:
         tokens = np.random.default_rng(slot).integers(0, 320, 64).astype(np.int32)
         builder.add(slot, tokens, first, end, end - first)

@@ -96,7 +96,7 @@ def rows_of(engine: InterpretedEngine, passes: Sequence[Pass]) -> dict[tuple[int
     table = np.array([[2], [1], [0], [3]], np.int32)
     found = {}
     for rows in passes:
-        builder = BatchBuilder(4, 64, 96, table)
+        builder = BatchBuilder(table)
         for slot, first, end in rows:
             tokens = np.random.default_rng(slot).integers(0, 320, 64).astype(np.int32)
             builder.add(slot, tokens, first, end, end - first)

@@ -53,7 +53,7 @@ class Whole:
         self.block_table = order.reshape(SLOTS, -1)
 
     def run(self, passes) -> list[np.ndarray]:
-        builder = BatchBuilder(SLOTS, 64, MAX_SEQ_LEN, self.block_table)
+        builder = BatchBuilder(self.block_table)
         results = []
         for number, rows in enumerate(passes):
             builder.clear()

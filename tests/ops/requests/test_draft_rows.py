@@ -9,8 +9,10 @@ from faser_trtllm import native
 from faser_trtllm.core.plan import ScheduledRequest, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.ops.requests.draft_rows import draft_rows, draft_rows_reference
+from faser_trtllm.ops.fill_rows import RowFiller, fill_rows_reference
+from faser_trtllm.ops.requests.draft_rows import draft_rows_reference
 from tests.support.columns import columns
+from tests.support.sampling_slots import Slots
 
 BOTH = tuple(native.SOURCES)
 
@@ -25,6 +27,20 @@ def scheduled(lives, model_lengths=None):
         request.num_computed_tokens, request.num_draft_computed_tokens = computed, draft_computed
         items.append(ScheduledRequest(request, num_new, num_drafts, num_drafts))
     return ScheduledRequests.of(items, model_lengths)
+
+
+TABLE = np.zeros((5, 1), np.int32)
+
+
+def fill(rows, num_pending, max_num_rows, *, is_head):
+    """-> the rows, and the batch of them, which is the reference's."""
+    slots = Slots(5, 100, 0)
+    slots.tokens[:] = np.arange(slots.tokens.size).reshape(slots.tokens.shape) % 100
+    found, batch = RowFiller(5, max_num_rows, TABLE).fill_draft(slots.array, rows, num_pending, is_head=is_head)
+    wanted = fill_rows_reference(slots.array, found.slots, found.first, found.end, found.num_logit_rows, TABLE)
+    for name in ("slots", "cu_rows", "token_ids", "positions", "logit_rows"):
+        assert getattr(batch, name).tolist() == getattr(wanted, name).tolist(), name
+    return found
 
 
 @st.composite
@@ -48,16 +64,15 @@ def lives(draw):
 def test_native_is_the_reference(lives, more, max_num_rows, is_head, lengths):
     rows = scheduled(lives, lengths)
     arguments = rows, rows.num_pending + more, max_num_rows
-    found, wanted = (which(*arguments, is_head=is_head) for which in (draft_rows, draft_rows_reference))
+    found, wanted = (which(*arguments, is_head=is_head) for which in (fill, draft_rows_reference))
     for name, column, other in zip(found._fields, found, wanted, strict=True):
         assert column.tolist() == other.tolist(), name
-    assert sum((found.end - found.first).tolist()) <= max_num_rows
 
 
 def rows_of(*lives, max_num_rows=40, is_head=False, lengths=None):
     """-> (slot, first, end, drafts wanted) of each that has rows."""
     rows = scheduled(lives, lengths)
-    found = draft_rows(rows, rows.num_pending, max_num_rows, is_head=is_head)
+    found = fill(rows, rows.num_pending, max_num_rows, is_head=is_head)
     assert found.num_logit_rows.tolist() == (found.num_new > 0).astype(int).tolist()
     assert rows.slots[found.requests].tolist() == found.slots.tolist()
     return list(zip(*(c.tolist() for c in (found.slots, found.first, found.end, found.num_new)), strict=True))
@@ -97,6 +112,6 @@ def test_rows_that_do_not_fit_wait_and_with_them_the_drafts():
 
 def test_drafts_of_others_count_as_pending():
     rows = scheduled([DECODES])
-    assert draft_rows(rows, *columns([2]), 40, is_head=False).num_new.tolist() == [1]
-    assert not draft_rows(rows, *columns([3]), 40, is_head=False).slots.size
-    assert np.int32 == draft_rows(rows, *columns([0]), 40, is_head=False).slots.dtype
+    assert fill(rows, *columns([2]), 40, is_head=False).num_new.tolist() == [1]
+    assert not fill(rows, *columns([3]), 40, is_head=False).slots.size
+    assert np.int32 == fill(rows, *columns([0]), 40, is_head=False).slots.dtype
