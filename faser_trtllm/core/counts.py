@@ -1,4 +1,4 @@
-"""What is counted of a request, as places of an int32 array (faser_cpu.h, faser_count)."""
+"""The counts of a request, as places of an int32 array (faser_cpu.h, faser_count)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy sees, what it decides, and what it is told of what came of it: frozen values."""
+"""The frozen values that a policy takes and returns: the state of a step, its decision, and the outcome of a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNLIMITED = 1 << 30  # rows
 
 @value
 class StepView:
-    """What a policy sees before it decides. Times of a request: request.arrival_s, request.deadline_s."""
+    """The state of a step before a policy decides. Times of a request: request.arrival_s, request.deadline_s."""
 
     decoding: Sequence[Request]  # requests that may draft and verify in this step
     num_context_rows: int  # prompt rows that want to run in the same pass, newcomers' included, at most
@@ -62,7 +62,7 @@ class DraftStop:
 
 @value
 class PruneRule:
-    """Which drafts of a running pass keep a row behind them at a segment boundary; ops/prune_rows.py applies it.
+    """Tells which drafts of a running pass keep the row after them at a segment boundary; ops/prune_rows.py applies it.
 
     The log-odds that a draft is accepted are rank * its place among its candidates + gap * the best candidate's score
     minus its own + survival * before + intercept. Rows go on up to the first draft where the product of these
@@ -127,7 +127,7 @@ class VerifiedDrafts(Protocol):
 
 @value
 class Decision:
-    """What a policy decides for a step, and for num_held further ones while the same requests decode and nobody joins
+    """A policy's decision for a step, and for num_held further ones while the same requests decode and nobody joins
     or waits. plan() need not be called for those; it may be.
 
     lengths: pending drafts wanted per decoding request (callers clamp to Request.draft_limit). stop: when drafting ends
@@ -150,14 +150,14 @@ class Decision:
 
 @value
 class PlanStats:
-    """What the steps of a plan took and brought, by counters and clock: of the steps that did not follow a change
-    between drafting and not.
+    """The time and the tokens of a plan's steps, by counters and clock; steps right after a change between drafting and
+    not drafting are left out.
 
     ms: of the whole steps, the host's time included. num_tokens: committed. num_requests, num_rows, num_verified,
     num_pruned, num_accepted: sums over the steps of decoding requests, target rows, drafts that the passes ran to the
     end, rows dropped on the way, and drafts that passed. num_draft_calls and num_draft_rows: draft calls and the rows
     of their first steps; num_draft_steps: all their steps; num_drafted: drafts made. num_context_rows: target rows of
-    prompts, beside num_rows. A plan is made anew in a step that runs prompts, so either all of its steps do or none.
+    prompts, next to num_rows. A plan is made anew in a step that runs prompts, so either all of its steps do or none.
 
     Fields with late are of the draft calls that made up for tokens which the draft model had missed, also of steps that
     are not counted otherwise: calls, rows of their first steps, all their steps, drafts made, and ms.

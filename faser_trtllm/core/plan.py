@@ -132,14 +132,14 @@ class SchedulerOutput:
 
     @property
     def runs_draft_model(self) -> bool:
-        """Whether the draft model is used at all, if only to keep up with prompts."""
+        """The draft model is used, if only to keep up with prompts."""
         lengths = self.decision.model_lengths
         return self.is_drafting and (lengths is None or bool(lengths))
 
 
 @value
 class DraftResult:
-    """What drafting did. Columns are int32 [num_requests], in the order of SchedulerOutput.scheduled."""
+    """The drafts of a step. Columns are int32 [num_requests], in the order of SchedulerOutput.scheduled."""
 
     num_new_drafts: Int32Array
     num_draft_computed: Int32Array  # number of tokens that the draft model's KV now covers
@@ -152,10 +152,11 @@ class DraftResult:
 
 @value
 class KeptRows:
-    """What is kept of the rows that produced a request's committed tokens, one entry per token.
+    """Numbers that a request keeps of the rows that produced its committed tokens, one entry per token.
 
-    log_probs: see SamplingParams. tops: beside them. logits: [vocab_size] fp32 each. context_log_probs, context_tops:
-    of the prompt's tokens that follow the rows of this pass. Fields that were not requested are empty.
+    log_probs: see SamplingParams. tops: the most probable tokens in each place. logits: [vocab_size] fp32 each.
+    context_log_probs, context_tops: of the prompt's tokens that follow the rows of this pass. Fields that were not
+    requested are empty.
     """
 
     log_probs: Sequence[float] = ()
@@ -175,7 +176,7 @@ class Ended:
 
 @value
 class VerifyResult:
-    """What a target pass found. Columns are int32, in the order of SchedulerOutput.scheduled.
+    """The findings of a target pass. Columns are int32, in the order of SchedulerOutput.scheduled.
 
     Of the first num_sampled requests, token_ids [num_sampled, width]: the first num_tokens[i] are committed, the first
     num_accepted[i] of which were drafts; outcome [num_sampled]: ops/accept.py Outcome. Other requests commit nothing.
@@ -195,7 +196,7 @@ class VerifyResult:
     step_ms: float = 0.0  # drafting and verifying together
     ended: Mapping[int, Ended] = field(default_factory=dict)
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
-    num_branches: int = 0  # rows of the pass beside the chains of drafts
+    num_branches: int = 0  # rows of the pass next to the chains of drafts
     num_followed: int = 0  # of these, those that yielded a token
 
 

@@ -46,7 +46,7 @@ def _count(place: int) -> int:
 
 
 def _time(place: int) -> float | None:
-    """As _count, of `times_s`, where nan stands for None."""
+    """Same as _count for `times_s`, where nan stands for None."""
 
     def read(self: RequestStats) -> float | None:
         time_s: float = self.times_s[place]
@@ -131,7 +131,7 @@ class Request:
     draft_runners_up [capacity] int32, [0] unless keep_runners_up: what the draft model would have drafted instead.
     draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, native.BY_SUFFIX); one that
     is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
-    output_log_probs [num_output_tokens], output_tops (beside them) and output_logits [num_output_tokens], each
+    output_log_probs [num_output_tokens], output_tops (for each of them) and output_logits [num_output_tokens], each
     [vocab_size] fp32: what params asks to keep, else empty. An end token that ended the request is not included.
     context_log_probs [prompt_len - 1] and context_tops: the same of the prompt's tokens from the second on; complete
     before there is an output token.
@@ -218,7 +218,7 @@ class Request:
 
     @property
     def lacks_context_log_probs(self) -> bool:
-        """Whether rows of its prompt are wanted with their logits, those of context_log_probs' end and behind it."""
+        """Rows of its prompt are wanted with their logits, from the end of context_log_probs on."""
         return self.params.return_context_log_probs and len(self.context_log_probs) < self.prompt_len - 1
 
     @property

@@ -45,8 +45,7 @@ class Cascade:
         return replace(result, num_new_drafts=num_new, num_free=num_free, free_ms=1e3 * free_s)
 
     def _check(self, plan: SchedulerOutput, drafter: Drafter, pending: Int32Array, counted: Int32Array) -> None:
-        """What a drafter says indexes memory: FaserError if it cannot be so. Whether drafts are any good, the target
-        tests."""
+        """A drafter's counts index memory: FaserError if they cannot be. The target tests whether drafts are good."""
         rows = plan.scheduled
         if counted.shape != pending.shape:
             raise FaserError(f"the drafter {drafter.spec.name} told of {counted.size} requests, there are {len(rows)}")

@@ -17,10 +17,10 @@ from faser_trtllm.sampling.table import SamplingTable
 class ModelDrafter:
     """Drafts for the requests of a plan, which gives the number of pending drafts wanted.
 
-    A request's draft KV may lag behind (after a time without speculation, or with a prompt longer than a pass): then
+    A request's draft KV may be late (after a time without speculation, or with a prompt longer than a pass): then
     the rows that fit are run first, and drafting waits until it has caught up. Without drafting nothing is run.
 
-    A head's rows need the target's hidden row of the position before. So in a prompt it stays behind the target, and
+    A head's rows need the target's hidden row of the position before. So in a prompt it follows the target, and
     its rows of pending drafts, made from its own output, count for nothing: they are run again when the target has run
     those tokens.
     """
@@ -44,7 +44,7 @@ class ModelDrafter:
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
-        """As Drafter.propose."""
+        """See Drafter.propose."""
         if not plan.runs_draft_model:
             return nothing_drafted(plan)
         rows, sampling, is_head = plan.scheduled, self._sampling.array, self._is_head

@@ -31,11 +31,11 @@ class SuffixDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the texts, now."""
+        """The memory of the texts, now."""
         return self._automata.memory_bytes
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
-        """As Drafter.propose; a request with a guide gets what its guide allows."""
+        """See Drafter.propose; a request with a guide gets what its guide allows."""
         rows = plan.scheduled
         drafters = rows.counts[DRAFTERS]
         may_draft = (drafters >> native.BY_SUFFIX & 1) * (rows.num_computed == rows.num_tokens - 1)

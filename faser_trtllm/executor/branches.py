@@ -1,13 +1,13 @@
-"""Token trees: rows beside a request's chain of drafts, for what the target may say instead of a draft.
+"""Token trees: rows next to a request's chain of drafts, for what the target may say instead of a draft.
 
 A branch is one token in the place of a draft. Where the chain's test ends with just that token, the branch's row is the
-row behind it, run one step early, and yields one token more. So nothing but the time of a row hangs on a branch: the
+row after it, run one step early, and yields one token more. So nothing but the time of a row hangs on a branch: the
 test is the chain's own, in every sampling mode, and the text is what it would have been.
 
 Which rows a pass has may depend on anything, so a branch may also take the row of a draft that is less likely to be
 reached: the draft stays pending. Without a rule with prices it does, and a pass has as many rows as without branches.
 
-A branch has a slot and a KV block of its own, behind those of the requests. Its row of the block table is its request's
+A branch has a slot and a KV block of its own, after those of the requests. Its row of the block table is its request's
 up to the block that holds its place; of that block it gets what was there before the pass, and in the pass the KV of
 the chain before it. So its row attends to the same values in the same order as a row of the chain would.
 """
@@ -66,7 +66,7 @@ class BranchRows:
         verification: VerificationLengths | None,
     ) -> BranchTokens | None:
         """num_pending, num_verified [num_requests]: pending drafts, and those that have rows, which is lowered in place
-        where branches take these. verification: a rule with prices picks those that pay, beside the drafts' rows.
+        where branches take these. verification: a rule with prices picks those that pay, next to the drafts' rows.
 
         Guided requests, and those that keep rows, get none. Nor do requests that run their tokens again after they were
         preempted: their drafts are still pending, but have no KV blocks yet."""

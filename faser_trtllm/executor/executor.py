@@ -177,7 +177,7 @@ class Executor(Closing):
         return self._stats.as_dict() | self._scheduler.gauges() | dict(self._gauges()) | sources
 
     def progress(self) -> Progress:
-        """Whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
+        """Tells whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
         age_s = time.monotonic() - self._moved_s
         return Progress(self._num_steps, bool(self._live), age_s, self._slow_steps.slow_s)
 
@@ -191,7 +191,7 @@ class Executor(Closing):
         self._before_pass = call
 
     def watch_cache(self, listener: BlockListener) -> bool:
-        """As Scheduler.watch_cache; call it before start(). The listener is called on the executor's thread."""
+        """See Scheduler.watch_cache; call it before start(). The listener is called on the executor's thread."""
         return self._scheduler.watch_cache(listener)
 
     def check_integrity(self) -> None:

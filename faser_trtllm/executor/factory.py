@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 WITHOUT_COSTS = ("off", "fixed", "schedule:")  # how policies begin that need no cost table
 
 MAX_LOGIT_ROWS = 64
-"""Of a pass, unless drafts need more: prompts with log probs are cut so, as their logits must not fill the memory."""
+"""Logits of a pass unless drafts need more: prompts with log probs are cut, so that logits do not fill the memory."""
 
 DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
@@ -327,7 +327,7 @@ def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTa
 
 
 def cost_gauges(costs: CostTable | None) -> dict[str, float]:
-    """Of Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
+    """Gauges of Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
     return {} if costs is None else {f"doubtful_costs_{kind}": 1.0 for kind in costs.doubtful_kinds}
 
 

@@ -66,7 +66,7 @@ class SpeculationGuard(StepWatcher):
         return self._reason is not None
 
     def gauges(self) -> dict[str, float]:
-        """By reason: whether speculation is off for it now, and how often it went off; any thread."""
+        """Tells by reason whether speculation is off for it now, and how often it went off; any thread."""
         off = self._reason if self._clock.now_s() < self._retry_at_s else None
         values = {f"spec_disabled_{reason.value}": float(reason is off) for reason in DisabledReason}
         return values | {f"num_spec_fallbacks_{reason.value}": self._num_disabled[reason] for reason in DisabledReason}

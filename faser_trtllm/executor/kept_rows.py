@@ -1,4 +1,4 @@
-"""What requests ask to keep of a pass's rows: log probabilities and logits."""
+"""Log probabilities and logits that requests ask to keep of a pass's rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ContextRows:
         return cls(asking, sampled_rows)
 
     def keep(self, logits: Any, sampler: RejectionSampler) -> dict[int, KeptRows]:
-        """By index."""
+        """-> log probs of the prompts' tokens, by index."""
         entry = np.zeros(1, SAMPLING_DTYPE)
         entry["mode"] = SEEDED
         for name in ("temperature", "top_p", "repetition_penalty"):
@@ -78,7 +78,7 @@ def keep_rows(
     sampler: RejectionSampler,
     context: Mapping[int, KeptRows],
 ) -> dict[int, KeptRows]:
-    """By index, with what was kept of contexts. logits [num_rows, >= vocab_size], as the sampler takes them."""
+    """-> what is kept by index, of contexts included. logits [num_rows, >= vocab_size], as the sampler takes them."""
     asking = [one for one in keeping if one.request.params.return_log_probs]
     log_probs = _log_probs(asking, _entries(asking, sampling), logits, sampler)
     found = dict(context)
@@ -95,7 +95,7 @@ def keep_rows(
 
 
 def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
-    """Those of the slots with the distributions that the requests mean, one for each token."""
+    """The slots' entries with the distributions that the requests mean, one for each token."""
     counts = [len(one.token_ids) for one in asking]
     entries = np.repeat(sampling[[one.request.slot for one in asking]], counts)
     keeps_filters = np.repeat([one.request.params.normalize_log_probs for one in asking], counts).astype(bool)
@@ -110,7 +110,7 @@ def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
 def _log_probs(
     asking: Sequence[Kept], entries: SamplingArray, logits: Any, sampler: RejectionSampler
 ) -> dict[int, LogProbs]:
-    """By index, without those that have no tokens. entries: one for each token."""
+    """-> log probs by index, of requests that have tokens. entries: one for each token."""
     counts = [len(one.token_ids) for one in asking]
     if not any(counts):
         return {}

@@ -155,7 +155,7 @@ class Verifier:
         return found
 
     def _ended(self, rows: ScheduledRequests, found: AcceptResult) -> dict[int, Ended]:
-        """By index, the requests of which a row failed."""
+        """-> the requests of which a row failed, by index."""
         ended = {}
         for index in np.flatnonzero(found.outcome == FAILED).tolist():
             request, guided = rows.requests[index], self._sampling.guided
@@ -180,7 +180,7 @@ class Verifier:
         logits: Any,
         context: dict[int, KeptRows],
     ) -> dict[int, KeptRows]:
-        """By index, for the requests that keep rows."""
+        """-> what requests keep, by index."""
         requests = rows.requests[: rows.num_sampled]
         if True not in [request.keeps_rows for request in requests]:
             return context

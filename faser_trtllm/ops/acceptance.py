@@ -49,8 +49,8 @@ class AcceptanceModel:
     def log_odds(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
     ) -> Float32Array:
-        """Of the first num_drafts[i] drafts behind num_tokens[i] tokens, of all requests in turn [sum of num_drafts],
-        at most MAX_LOG_ODDS from 0. InvalidArgumentError for a slot with drafts but no margins."""
+        """Log-odds of the first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn [sum of
+        num_drafts], at most MAX_LOG_ODDS from 0. InvalidArgumentError for a slot with drafts but no margins."""
         at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
         odds: Float32Array = np.zeros(num_drafts.sum(), np.float32)
         status = native.library().faser_log_odds(
@@ -85,13 +85,13 @@ class AcceptanceModel:
 
 
 def is_certain(entry: np.void, position: int) -> bool:
-    """Whether the draft at this position was proposed by a drafter that draws nothing; its margin is then the log-odds
-    that it is accepted."""
+    """The draft at this position was proposed by a drafter that draws nothing; its margin is then the log-odds that it
+    is accepted."""
     sources = int8_at(int(entry["draft_sources"]), position + 1)
     return bool(sources.size and sources[position] != native.BY_MODEL)
 
 
 def pending_margins(sampling: SamplingArray, slot: int, num_tokens: int, num_pending: int) -> list[float]:
-    """Of the slot's first num_pending drafts, at most MAX_MARGIN each."""
+    """The margins of the slot's first num_pending drafts, at most MAX_MARGIN each."""
     margins = float32_at(int(sampling[slot]["draft_margins"]) + 4 * num_tokens, num_pending).tolist()
     return [min(margin, MAX_MARGIN) for margin in margins]

@@ -36,7 +36,7 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
 
 
 def int32_addresses(*columns: Int32Array) -> list[int]:
-    """Of int32 arrays, C-contiguous, in less time than address_of takes; raises as it does."""
+    """The addresses of int32 arrays, C-contiguous, in less time than address_of takes; raises as it does."""
     return [
         _address(_buffer(column))  # type: ignore[arg-type]
         if column.dtype is _INT32 and column.size

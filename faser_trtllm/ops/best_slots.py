@@ -41,7 +41,7 @@ class BestSlots(NamedTuple):
 class SlotCosts:
     """verify_ms [num_costs]: of a pass, by its number of slots; more cost what the last one does. draft_first_ms,
     draft_step_ms [num_requests + 1]: of the first and of a further draft step, by requests that draft; None: all is
-    drafted. fixed_ms: of a step with slots, beside these. base_tokens: of a step without slots.
+    drafted. fixed_ms: of a step with slots, next to these. base_tokens: of a step without slots.
 
     price: tokens per ms; 0: the most tokens / ms wins, one slot at least. multiple: of the numbers of slots looked at.
     """
@@ -97,7 +97,7 @@ class VerificationRule:
     costs: SlotCosts
 
     def row_price(self, num_slots: int, num_more: int) -> float:
-        """Tokens that a row beside so many slots must bring to be worth its time, by the mean cost of num_more."""
+        """Tokens that a row next to so many slots must bring to be worth its time, by the mean cost of num_more."""
         verify_ms = self.costs.verify_ms
         last = min(num_slots + num_more, verify_ms.size - 1)
         first = max(0, last - num_more)

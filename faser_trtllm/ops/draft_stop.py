@@ -36,7 +36,7 @@ class NativeStop:
         self._struct = native.FaserDraftStop()
 
     def address(self, stop: DraftStop, max_draft_len: int) -> int:
-        """Of the structure, valid until the next call; ValueError for arrays that are too small or not float32."""
+        """The structure's address, valid until the next call; ValueError for arrays too small or not float32."""
         struct = self._struct
         if stop is not self._stop:
             shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
@@ -66,7 +66,7 @@ def pending_survival(
     num_drafts: Int32Array,
     out: Float64Array,
 ) -> None:
-    """survival() of the pending drafts, num_drafts [n] behind num_tokens [n], of the requests in slots [n] -> out [n].
+    """survival() of the pending drafts, num_drafts [n] after num_tokens [n], of the requests in slots [n] -> out [n].
 
     stop_address: of a NativeStop. InvalidArgumentError for a slot with drafts but no margins.
     """
@@ -153,6 +153,6 @@ def pending_margins(entry: np.void, num_tokens: int, num_pending: int) -> Float3
 
 
 def pending_sources(entry: np.void, num_tokens: int, num_pending: int) -> Int8Array:
-    """As pending_margins, of who proposed them; empty where all are the draft model's."""
+    """Same as pending_margins for who proposed them; empty where all are the draft model's."""
     address = int(entry["draft_sources"])
     return int8_at(address + num_tokens if address else 0, num_pending)

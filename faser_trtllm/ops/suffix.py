@@ -70,7 +70,7 @@ class SuffixAutomata(Closing):
         num_new_drafts: Int32Array,
         num_model: Int32Array,
     ) -> Int32Array:
-        """Drafts behind num_drafts[i] pending ones -> how many [num_requests].
+        """Drafts after num_drafts[i] pending ones -> how many [num_requests].
 
         All [num_requests] int32, as in faser_suffix_draft: at most num_new_drafts[i], and where the draft model would
         draft as well, before place num_model[i], only while the match is at least as sure as its drafts have been.

@@ -19,7 +19,7 @@ class TestedSums:
     """p is the model's estimate before a test, y 1 if the draft passed and 0 if not, m its margin, w = p (1 - p).
 
     cells [NUM_MODES, max_draft_len, 7]: sums of 1, y, (y - p) m, y - p, w m m, w m, w by sampling mode and place. bins
-    [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. A draft behind the first rejected one was not tested
+    [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. A draft after the first rejected one was not tested
     (right censoring). Whoever reads the sums clears them.
     """
 

@@ -62,7 +62,7 @@ class Limits:
         return self.max_context if num_requests <= MANY_REQUESTS else self.main_context()
 
     def fits(self, num_rows: int, num_requests: int) -> bool:
-        """A frontier has at least the last committed token and at most max_draft_len drafts after it."""
+        """A request has the row of its last committed token and those of at most max_draft_len drafts after it."""
         return (
             num_requests <= num_rows <= min(self.max_rows, num_requests * (1 + self.max_draft_len))
             and num_requests <= self.max_num_requests

@@ -1,4 +1,4 @@
-"""What the steps of a plan took and brought, counted as they pass: a few sums per step, by clock and counters."""
+"""Sums over the steps of a plan, its time and its tokens, for the policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlanMeter:
             self._last = record
 
     def take(self) -> PlanStats:
-        """What was summed up since it was taken last."""
+        """The sums since they were taken last."""
         if not self._sums["num_steps"]:
             return PlanStats()
         sums = self._sums | self._late

@@ -246,7 +246,7 @@ class Scheduler:
         )
 
     def _has_ample_blocks(self) -> bool:
-        """Whether every request can get all it may want in this step, so that the order does not matter."""
+        """Every request can get all it may want in this step, so that the order does not matter."""
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
@@ -376,7 +376,7 @@ class Scheduler:
         return admitted
 
     def _fits(self, request: Request, admitted: Sequence[Request]) -> bool:
-        """Whether the cache has room: for the request and all running ones to their ends, or for its next tokens.
+        """The cache has room for the request and all running ones to their ends, or for its next tokens.
 
         In the latter case what contexts, and those admitted in this step, still lack for their first token is not free.
         """

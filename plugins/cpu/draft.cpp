@@ -57,7 +57,7 @@ double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, i
   return survival;
 }
 
-// One row per listed request, behind its known tokens; a head continues from its own outputs.
+// One row per listed request, after its known tokens; a head continues from its own outputs.
 int32_t step(faser_engine* engine, const faser_batch& batch, const DraftScratch& scratch, int32_t first, int32_t count,
              bool has_logits, float* logits) {
   const faser_batch rows = {count,

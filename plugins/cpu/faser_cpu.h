@@ -63,12 +63,12 @@ typedef struct {
   const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
 } faser_layer;
 
-// What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has beside a decoder's layer. Its row of the token at
+// What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has besides a decoder's layer. Its row of the token at
 // position t takes the target's hidden rows of position t - 1, or, where those are not there yet, its own output of
 // position t - 1. The normed embedding and then the normed hidden row are an EAGLE-3 head's input of qkv, which is
 // packed
-// [.., 2 * hidden], and an MTP layer's input of input_proj, behind which it is a decoder's layer. An MTP layer's output
-// is behind its final norm. Position 0 has no hidden row before it, so no other row sees it.
+// [.., 2 * hidden], and an MTP layer's input of input_proj, after which it is a decoder's layer. An MTP layer's output
+// is after its final norm. Position 0 has no hidden row before it, so no other row sees it.
 typedef struct {
   const uint32_t* fc;            // packed [hidden, num_features]; NULL: an MTP layer
   const float* fc_bias;          // [hidden] or NULL
@@ -79,10 +79,10 @@ typedef struct {
   int32_t norm_before_residual;  // 1: the residual is the normed hidden row
   const uint32_t* input_proj;    // of an MTP layer: packed [hidden, 2 * hidden]
   const float* token_norm;       // of an MTP layer: [hidden], of the embedding
-  int32_t reads_normed;          // 1: the target's last hidden row is read behind its final norm
+  int32_t reads_normed;          // 1: the target's last hidden row is read after its final norm
 } faser_head;
 
-// Medusa heads (arXiv 2401.10774). Head i reads the target's last hidden row of a position, behind its final norm, and
+// Medusa heads (arXiv 2401.10774). Head i reads the target's last hidden row of a position, after its final norm, and
 // predicts the token i + 2 positions on: num_layers residual blocks, x + silu(W x + b), and an LM head.
 typedef struct {
   const uint32_t* residual;    // packed [hidden, hidden], num_heads * num_layers of them
@@ -152,7 +152,7 @@ int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
 // Gives a head its target, before the first pass of either: from then on the target's passes keep, by block and offset
 // as KV, its hidden rows on entering these layers (ascending; its num_layers: on leaving the last one), rounded to
-// bf16. Medusa heads take the num_layers alone, and its rows are kept behind the final norm. The target outlives the
+// bf16. Medusa heads take the num_layers alone, and its rows are kept after the final norm. The target outlives the
 // head and has as many blocks. A pass of the head must come after the target's pass over the position before each of
 // its rows.
 int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers);
@@ -165,7 +165,7 @@ int32_t faser_engine_early_exit(faser_engine* engine, const int32_t* rows, int32
 // Copies the hidden rows between two segments, for tests: hidden [num_rows, hidden_size]; num_rows as in the last call.
 int32_t faser_engine_hidden_rows(const faser_engine* engine, int32_t num_rows, float* hidden);
 // Copies the KV of the tokens at offsets first[i] .. end[i] - 1 of block from[i] to those of block to[i], and what is
-// kept of them for a head. Up to 15 tokens before and behind are copied with them, but not for the head.
+// kept of them for a head. Up to 15 tokens before and after are copied with them, but not for the head.
 int32_t faser_engine_copy_kv(faser_engine* engine, int32_t num_copies, const int32_t* from, const int32_t* to,
                              const int32_t* first, const int32_t* end);
 // Switches the engine to another pool from the next call on. Results are the same.
@@ -219,7 +219,7 @@ typedef struct {
   faser_fill_masks fill_masks;  // NULL, or writes masks; faser_draft and faser_sample_draft call it, faser_accept
                                 // expects the masks of its rows
   int32_t* draft_runners_up;    // NULL, or by position: what the draft model would have drafted had the draft not been
-                                // possible, -1 for none (FASER_SAMPLED: the best of the edited logits beside the draft)
+                                // possible, -1 for none (FASER_SAMPLED: the best of the edited logits but the draft)
 } faser_sampling;
 
 // The distribution of the next token of one request given its first num_tokens tokens: logits edited in this order:
@@ -248,7 +248,7 @@ int32_t faser_accept(faser_pool* pool, int32_t num_requests, const int32_t* slot
                      int32_t* out_outcome,       // [num_requests] faser_outcome
                      int32_t* out_row_status);   // [num_requests] faser_row_status
 
-// Draws one draft token per request from logits row i, appends it to sampling[slots[i]].tokens behind num_known[i]
+// Draws one draft token per request from logits row i, appends it to sampling[slots[i]].tokens after num_known[i]
 // tokens (committed and pending) and keeps its q where the mode needs it. out_tokens[i] is -1 if the row has no usable
 // distribution.
 int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
@@ -264,7 +264,7 @@ void faser_suffix_destroy(faser_suffix* suffix);
 int64_t faser_suffix_memory_bytes(const faser_suffix* suffix);
 // The slot's request ends: its text is forgotten.
 int32_t faser_suffix_reset(faser_suffix* suffix, int32_t slot);
-// Takes in what was committed since the last call, then proposes up to num_new_drafts[i] drafts behind num_drafts[i]
+// Takes in what was committed since the last call, then proposes up to num_new_drafts[i] drafts after num_drafts[i]
 // pending ones, each with its source, its log-odds of acceptance as margin, and itself as candidate. It ends where
 // nothing matches, where a row would hardly be reached, and before place num_model[i] (up to which the draft model
 // would draft) where the draft model is surer.
@@ -284,15 +284,15 @@ typedef struct {
   int32_t stride;                                   // >= max_draft_len
 } faser_draft_stop;
 
-// The survival of the first num_drafts[i] pending drafts behind num_tokens[i] committed tokens, of each request: 1
+// The survival of the first num_drafts[i] pending drafts after num_tokens[i] committed tokens, of each request: 1
 // without any. FASER_BAD_ARGUMENT for a slot without margins that has some.
 int32_t faser_pending_survival(const faser_draft_stop* stop, int32_t num_requests, const int32_t* slots,
                                const faser_sampling* sampling, const int32_t* num_tokens, const int32_t* num_drafts,
                                double* out_survival);
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
-// draft; of a head: the last committed one, behind which it runs the pending drafts itself, from its own output); then
-// request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind num_tokens[i] +
+// draft; of a head: the last committed one, after which it runs the pending drafts itself, from its own output); then
+// request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens after num_tokens[i] +
 // num_drafts[i], each drawn from the same edited distribution as the target's (greedy: argmax; seeded: the shared
 // noise; sampled: q kept in draft_probs). A row with NaN logits or an empty distribution ends that request's drafting.
 // stop: NULL, or ends drafting early (needs draft_margins of every drafting request).
@@ -305,7 +305,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
 typedef struct {
   const double* verify_ms;                       // [num_costs] of a pass, by its number of slots
   const double *draft_first_ms, *draft_step_ms;  // [num_requests + 1] by requests that draft; NULL: drafts are there
-  double fixed_ms;                               // of a step with slots, beside these
+  double fixed_ms;                               // of a step with slots, next to these
   double base_tokens;                            // of a step without slots
   double price;                                  // tokens per ms; 0: the ratio of tokens to ms is maximised
   int32_t num_costs;                             // more slots cost what the last one costs
@@ -333,7 +333,7 @@ int32_t faser_verify_lengths(const faser_slot_costs* costs, const faser_acceptan
                              const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
                              const int32_t* num_pending, int32_t* out_lengths);
 
-// Which rows are worth running beside the frontiers: at place j of request i (row j of its frontier, 0 ..
+// Which rows are worth running next to those of drafts: at place j of request i (its row j, 0 ..
 // num_verified[i], that tests a pending draft) the draft model's runner-up, which may be what the target says instead.
 // Its worth is the probability that the test is reached, fails and recovers it, for which a share of rejections counts.
 // The most worthy max_branches of each request, of min_worth at least, in the order of requests and places, up to
@@ -439,7 +439,7 @@ int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* s
 // rejection sampling of so many rows reads, of none: nothing of the request; NULL: no masks and sources. The last
 // num_branches requests have branch_tokens[k] in the place of their last token. draft_probs: 0, or the address there of
 // slot 0's draft probabilities, probs_bytes apart. Margins and candidates are not packed, end ids only while they are
-// banned. out [capacity]; out_is_edited: whether an entry edits the logits behind its num_tokens[i] tokens. Returns how
+// banned. out [capacity]; out_is_edited: whether an entry edits the logits after its num_tokens[i] tokens. Returns how
 // many int32 that takes: if more than the capacity, out is not complete.
 int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
                             const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_rows,
@@ -450,7 +450,7 @@ int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const fa
 // The inputs of a pass of such an engine, from a batch. Sections of out, each where starts[k] says: cu_q_lens
 // [max_num_requests + 1], kv_lens [max_num_requests], token_ids, positions, logit_rows [max_num_rows], first_branch
 // [max_num_requests + 1; starts < 0: none], and last a row of block_table [num_requests, max_blocks_per_seq] for each
-// request, whose blocks behind its batch's last position are not written. What no row uses is 0, first_branch its last
+// request, whose blocks after its batch's last position are not written. What no row uses is 0, first_branch its last
 // value. num_slots, num_columns: of the batch's block table.
 typedef struct {
   int32_t vocab_size, max_seq_len, tokens_per_block, num_blocks, max_num_requests, max_num_rows, max_num_branches,
@@ -464,7 +464,7 @@ int32_t faser_fill_inputs(const faser_pass_limits* limits, int32_t num_requests,
                           int32_t* out, const int64_t* starts);
 
 // Writes what an engine with memory of its own drafted to the requests' memory: the draft model's drafts of step 0, 1,
-// .. behind num_known[i] tokens, up to the first step with token -1. tokens, margins and runners_up (or NULL: none)
+// .. after num_known[i] tokens, up to the first step with token -1. tokens, margins and runners_up (or NULL: none)
 // [num_steps, stride], candidates [num_steps, stride, FASER_NUM_CANDIDATES]. out_num_new: their number. Advances
 // draft_counter.
 int32_t faser_store_drafts(int32_t num_requests, const int32_t* slots, faser_sampling* sampling,

@@ -1,4 +1,4 @@
-// Which tokens are worth a row beside the drafts; ops/requests/pick_branches.py computes the same.
+// Which tokens are worth a row next to the drafts; ops/requests/pick_branches.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <vector>

@@ -11,7 +11,7 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.plan import DraftResult, Ended, VerifyResult
-from faser_trtllm.core.request import FinishReason, Request, RequestState
+from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Decision, StatelessPolicy
@@ -115,65 +115,6 @@ def test_priority_then_arrival():
     assert order == ["2", "0", "1"]
 
 
-def test_rejected_drafts_are_rewound_to_what_is_accepted():
-    bench = Bench(drafts=8, tokens_per_block=2)
-    request = bench.add(2, max_tokens=40)
-    bench.step()
-    bench.step(accept=3)
-    assert request.num_tokens == 2 + 1 + 4
-    assert request.num_computed_tokens == 6
-    assert request.num_drafts == 0
-    assert bench.kv.num_held_blocks(0) == 4
-    assert request.stats.num_accepted_tokens == 3
-
-
-def test_carried_drafts_stay_pending_behind_the_accepted_ones():
-    bench = Bench(drafts=6, max_num_tokens=8)
-    request = bench.add(1, max_tokens=40)
-    bench.step(accept=2)
-    before = request.num_tokens
-    request.num_drafts, request.tokens[before : before + 5] = 5, [60, 61, 62, 63, 64]
-    bench.kv.allocate(request.slot, before + 5)
-    other = [bench.add(1, max_tokens=40, first=20 + i) for i in range(3)]
-    plan, _, _ = bench.step(accept=99, carry=True)
-    item = next(iter(plan.scheduled))
-    assert item.request is request
-    assert item.num_drafts >= 5
-    assert request.num_tokens == before + item.max_verified + 1
-    assert request.num_computed_tokens == request.num_tokens - 1
-    assert request.tokens[before : before + 5].tolist() == [60, 61, 62, 63, 64]
-    assert len(other) == 3
-
-
-def test_an_end_id_cuts_what_is_behind_it():
-    bench = Bench(drafts=6)
-    request = bench.add(2, max_tokens=40, end_ids=(62,))
-    bench.step()
-    _, _, outputs = bench.step(accept=6)
-    assert outputs[0].new_token_ids == (60, 61)
-    assert outputs[0].finish_reason is FinishReason.STOP
-    assert request.state is RequestState.FINISHED
-    assert bench.kv.num_free_blocks == bench.kv.num_blocks
-
-
-def test_max_tokens_is_met_exactly_with_drafts():
-    bench = Bench(drafts=8)
-    request = bench.add(2, max_tokens=7)
-    while bench.scheduler.has_work():
-        bench.step(accept=8)
-    assert request.num_output_tokens == 7
-    assert request.finish_reason is FinishReason.LENGTH
-
-
-def test_max_seq_len_ends_with_length():
-    bench = Bench(max_seq_len=16)
-    request = bench.add(10, max_tokens=100)
-    while bench.scheduler.has_work():
-        bench.step()
-    assert request.num_tokens == 16
-    assert request.finish_reason is FinishReason.LENGTH
-
-
 def test_deadlines_end_waiting_and_running_requests():
     bench = Bench(max_batch_size=1)
     running = bench.add(2, max_tokens=40, deadline_s=5.0)
@@ -185,19 +126,6 @@ def test_deadlines_end_waiting_and_running_requests():
     assert bench.step()[0].finished == (running,)
     assert {running.finish_reason, waiting.finish_reason} == {FinishReason.TIMEOUT}
     assert not bench.scheduler.has_work()
-
-
-@pytest.mark.parametrize("when", ["waiting", "running"])
-def test_cancel_frees_everything(when):
-    bench = Bench()
-    request = bench.add(9, max_tokens=40)
-    if when == "running":
-        bench.step()
-    assert bench.scheduler.cancel("0") is request
-    assert bench.scheduler.cancel("0") is None
-    assert request.finish_reason is FinishReason.CANCELLED
-    assert not bench.scheduler.schedule().scheduled
-    assert bench.kv.num_free_blocks == bench.kv.num_blocks
 
 
 def test_a_request_that_the_cache_can_never_hold_is_refused_with_both_numbers():

@@ -1,4 +1,4 @@
-"""Whether what a drafter says it wrote can be: checked natively, since the counts index memory."""
+"""Checks natively whether a drafter can have written what it says, since the counts index memory."""
 
 from __future__ import annotations
 

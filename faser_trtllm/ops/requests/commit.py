@@ -28,7 +28,7 @@ NUM_BOUNDS = 3  # faser_block_bounds
 
 @value
 class Committed:
-    """By request: how many tokens are output (an end id and what is behind it are not), and GOES_ON, STOP (at an end
+    """For each request how many tokens are output (an end id and what follows it are not), and GOES_ON, STOP (at an end
     id) or LENGTH (there may be no more). due: whose KV blocks have to be looked at, bits BLOCK_FULL and BLOCK_SPARE.
     token_ids: what is output, of all requests in turn."""
 

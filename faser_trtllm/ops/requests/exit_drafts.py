@@ -1,4 +1,4 @@
-"""What a segment boundary asks about pending drafts: the draft model's candidates, and where the drafts are among
+"""Reads what a segment boundary asks about pending drafts: the draft model's candidates, and where the drafts are among
 them."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_addresses, 
 def exit_drafts(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
 ) -> tuple[Int32Array, Int32Array]:
-    """Of the first num_drafts[i] drafts behind num_tokens[i] tokens, of all requests in turn: candidates [sum of
+    """The first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn -> candidates [sum of
     num_drafts, NUM_CANDIDATES] and places [sum of num_drafts], 0 for a draft that is not there.
     InvalidArgumentError for a slot with drafts but no candidates."""
     at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)

@@ -56,7 +56,7 @@ class BranchPicker:
         min_worth: float | None,
         room: int,
     ) -> Int32Array:
-        """Of each request its most worthy branches, `room` in all at most -> in the order of requests and places [3,
+        """The most worthy branches of each request, `room` in all at most -> in the order of requests and places [3,
         num_branches] int32: the request, the place of the row whose draft the token might replace (0: the row of the
         last committed token), and the token.
 
