@@ -39,7 +39,7 @@ class RaggedBatch:
 
 
 class BatchBuilder:
-    """Builds a batch from rows that are added by request; ops/fill_rows.py does so natively in every step."""
+    """Builds a batch from rows that are added by request; ops/requests/fill_rows.py does so natively in every step."""
 
     def __init__(self, block_table: Int32Array) -> None:
         self._block_table = block_table

@@ -10,7 +10,7 @@ from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.engine.base import DraftBatch, Engine
-from faser_trtllm.ops.fill_rows import RowFiller
+from faser_trtllm.ops.requests.fill_rows import RowFiller
 from faser_trtllm.sampling.table import SamplingTable
 
 

@@ -20,7 +20,7 @@ from faser_trtllm.executor.kept_rows import ContextRows, Kept, keep_rows
 from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.native import FAILED, ROW_EMPTY
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.fill_rows import RowFiller
+from faser_trtllm.ops.requests.fill_rows import RowFiller
 from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 

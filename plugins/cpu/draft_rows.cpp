@@ -1,4 +1,4 @@
-// The rows of a draft model's first pass; ops/draft_rows.py computes the same.
+// The rows of a draft model's first pass; ops/requests/draft_rows.py computes the same.
 #include <cstddef>
 #include <cstdint>
 

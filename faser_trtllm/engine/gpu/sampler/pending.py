@@ -10,7 +10,7 @@ import numpy as np
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.staging import Staging
-from faser_trtllm.ops.fill_rows import RowFiller
+from faser_trtllm.ops.requests.fill_rows import RowFiller
 
 if TYPE_CHECKING:
     from torch import Tensor

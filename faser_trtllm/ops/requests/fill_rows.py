@@ -8,7 +8,7 @@ from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, int32_at, sampling_address
-from faser_trtllm.ops.draft_rows import DraftRows
+from faser_trtllm.ops.requests.draft_rows import DraftRows
 
 
 class RowFiller:

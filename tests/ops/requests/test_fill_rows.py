@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.fill_rows import RowFiller, fill_rows_reference
+from faser_trtllm.ops.requests.fill_rows import RowFiller, fill_rows_reference
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, MAX_ROWS = 4, 24, 32

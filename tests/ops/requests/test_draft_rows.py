@@ -9,8 +9,8 @@ from faser_trtllm import native
 from faser_trtllm.core.plan import ScheduledRequest, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.ops.draft_rows import draft_rows_reference
-from faser_trtllm.ops.fill_rows import RowFiller, fill_rows_reference
+from faser_trtllm.ops.requests.draft_rows import draft_rows_reference
+from faser_trtllm.ops.requests.fill_rows import RowFiller, fill_rows_reference
 from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 
