@@ -9,7 +9,6 @@ import time
 import pytest
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import ONLY_ALL
 from tests.support.fake_engine import CRASH_TOKEN, ENDLESS, HANG_TOKEN
 from tests.support.triton_server import Server
@@ -21,15 +20,8 @@ READY = "faser_engine_ready"
 SUCCESSES = 'faser_request_success_total{finished_reason="length"'
 
 
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    write_tokenizer(directory, 320)
-    return directory
-
-
 @pytest.fixture
-def serve(engine_dir, tmp_path):
+def serve(fake_engine_dir, tmp_path):
     """A server whose engine process is the fake one, or the module of this text."""
     servers = []
 
@@ -40,7 +32,7 @@ def serve(engine_dir, tmp_path):
         if module is not None:
             (tmp_path / "own_engine.py").write_text(module)
             environment = {"FASER_ENGINE_MODULE": "own_engine", "PYTHONPATH": str(tmp_path)}
-        server = Server(engine_dir, is_fake=True, config=config, environment=environment, log=tmp_path / "log")
+        server = Server(fake_engine_dir, is_fake=True, config=config, environment=environment, log=tmp_path / "log")
         servers.append(server)
         return server.wait_ready()
 

@@ -22,19 +22,11 @@ from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import FASER
 from faser_trtllm.serving.triton.request import parse_request
 from tests.support.backend_frames import read_responses
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import examples
 from tests.support.scripted_text import ScriptExecutor, cut
 from tests.support.waiting import PATIENCE_S, wait_until
 
 OUTPUTS = ("text_output", "output_ids", "finish_reason", "output_is_draft", "num_output_tokens", "generation_logits")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 class Ends:

@@ -11,20 +11,12 @@ from faser_trtllm.serving.engine_process.outbox import MAX_AT_ONCE
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.support.backend_frames import Refusal, texts_array
 from tests.support.backend_peer import Backend
-from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 
 
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    write_tokenizer(directory, 320)
-    return directory
-
-
 @pytest.fixture
-def backend(engine_dir):
-    with Backend(engine_dir) as backend:
+def backend(fake_engine_dir):
+    with Backend(fake_engine_dir) as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened() == (0, OpenStatus.OPENED, 0, "")
@@ -119,9 +111,9 @@ def test_a_batch_of_sequences_ends_with_its_last(backend):
     assert num_ends == 3
 
 
-def test_a_sequence_that_is_refused_ends_the_others(engine_dir, monkeypatch):
+def test_a_sequence_that_is_refused_ends_the_others(fake_engine_dir, monkeypatch):
     monkeypatch.setenv("FASER_FAKE_MAX_REQUESTS", "2")
-    with Backend(engine_dir) as backend:
+    with Backend(fake_engine_dir) as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened()[1] is OpenStatus.OPENED
@@ -198,9 +190,9 @@ def test_a_ping_is_answered_with_progress(backend):
     assert (stalled_s, slow_step_s) == (0.0, 0.0)
 
 
-def test_text_and_tokens_are_models_of_their_own(engine_dir):
+def test_text_and_tokens_are_models_of_their_own(fake_engine_dir):
     """Alone as well: an engine process that says nothing would count as hung."""
-    with Backend(engine_dir) as backend:
+    with Backend(fake_engine_dir) as backend:
         backend.hello()
         backend.open(0, "preprocessing")
         backend.open(1, "postprocessing")
@@ -233,10 +225,10 @@ def test_an_engine_that_cannot_be_opened_says_why_and_ends(tmp_path):
         assert backend.closed() == 1
 
 
-def test_a_drain_lets_requests_finish_and_refuses_new_ones(engine_dir, tmp_path):
+def test_a_drain_lets_requests_finish_and_refuses_new_ones(fake_engine_dir, tmp_path):
     config = tmp_path / "faser.yaml"
     config.write_text("drain_timeout_s: 1\n")
-    with Backend(engine_dir, str(config)) as backend:
+    with Backend(fake_engine_dir, str(config)) as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened()[1] is OpenStatus.OPENED

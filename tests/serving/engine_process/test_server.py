@@ -19,7 +19,6 @@ from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from tests.serving.triton.contract_clients import llm_client_inputs
-from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.triton_server import REPOSITORY, Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -30,20 +29,13 @@ KILLED_S = 2.0  # within which a process's death ends the streams of others
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    write_tokenizer(directory, 320)
-    return directory
-
-
 @pytest.fixture
-def server(engine_dir, tmp_path):
+def server(fake_engine_dir, tmp_path):
     """Its timeouts are hours: no test passes because of one."""
     config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n")
     options = {"is_fake": True, "config": config, "models": None, "allow_control": True}
-    with Server(engine_dir, **options, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 
@@ -195,18 +187,18 @@ def is_loaded(server, model):
     return True
 
 
-def test_an_engine_process_of_another_release_is_refused(engine_dir, tmp_path):
+def test_an_engine_process_of_another_release_is_refused(fake_engine_dir, tmp_path):
     environment = {"FASER_ENGINE_MODULE": "tests.support.foreign_engine"}
     options = {"is_fake": True, "environment": environment}
-    with Server(engine_dir, **options, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "it speaks version 3 of the protocol, this backend 2; install both" in server.output()
 
 
-def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path, monkeypatch):
+def test_a_python_that_is_not_there_is_named(fake_engine_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
-    options = ServeOptions(engine_dir=engine_dir, model_repo=REPOSITORY, log_file=tmp_path / "log", **ports)
+    options = ServeOptions(engine_dir=fake_engine_dir, model_repo=REPOSITORY, log_file=tmp_path / "log", **ports)
     with Launcher(options) as launcher:
         launcher.start()
         with pytest.raises(UnavailableError, match="the server did not start"):
@@ -215,15 +207,15 @@ def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path, monkeypatch):
     assert message in (tmp_path / "log").read_text()
 
 
-def test_a_python_that_was_named_for_build_sh_does_not_matter(engine_dir, tmp_path):
+def test_a_python_that_was_named_for_build_sh_does_not_matter(fake_engine_dir, tmp_path):
     environment = {"FASER_PYTHON": "/nowhere/python"}
-    with Server(engine_dir, is_fake=True, environment=environment, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, is_fake=True, environment=environment, log=tmp_path / "log") as server:
         server.wait_ready()
 
 
-def test_an_engine_process_that_ends_before_it_is_ready_is_told(engine_dir, tmp_path):
+def test_an_engine_process_that_ends_before_it_is_ready_is_told(fake_engine_dir, tmp_path):
     options = {"is_fake": True, "environment": {"FASER_ENGINE_MODULE": "tests.support.nowhere"}}
-    with Server(engine_dir, **options, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "the engine process ended before it was ready" in server.output()
 

@@ -8,12 +8,10 @@ import pytest
 
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.guided.spec import GuideSpec
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text import guide_queue
 from faser_trtllm.serving.text.guide_queue import GuideQueue
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
-from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import EchoExecutor
 
 WAIT_S = 20
@@ -69,13 +67,6 @@ class Case:
             self.executor.step()
             assert time.monotonic() < deadline_s
         return self.outputs[request_id][-1]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 @pytest.fixture

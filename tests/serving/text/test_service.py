@@ -19,13 +19,6 @@ from tests.support.scripted_text import ScriptExecutor, cut, joined, run
 from tests.support.sentencepiece import sentencepiece_backend
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
-
-
 @pytest.mark.parametrize("prompt", [{"text": "the"}, {"text": None, "token_ids": True}])
 @pytest.mark.parametrize("metaspace", [False, True])
 def test_the_space_between_prompt_and_answer_is_kept(metaspace, prompt):
