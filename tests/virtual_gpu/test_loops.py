@@ -46,9 +46,10 @@ def _rounds(seed: int, launches: list[int]) -> tuple[list[int], Counters]:
 
                 loops.append((partition, start, done, runtime.capture_loop(begin, step, going)))
         found = []
-        for _, _, done, _ in loops:
-            done.zero_()
-        runtime.wait()
+        for partition, _, done, _ in loops:
+            with runtime.on(partition):  # the capture ran the loop once, which counts until it has ended
+                done.zero_()
+                runtime.wait()
         before = Counters.now()
         for number in launches:
             for partition, start, _, launch in loops:
