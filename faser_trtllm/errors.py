@@ -46,6 +46,11 @@ class UnavailableError(FaserError):
     code = "UNAVAILABLE"
 
 
+def timed_out(where: str, timeout_ms: float | None) -> UnavailableError:
+    """The end of a request that was given timeout_ms. where: "in the queue" or "while it ran"."""
+    return UnavailableError(f"the request timed out {where}, timeout_ms is {timeout_ms:g}; try again later or raise it")
+
+
 class OutOfMemoryError(FaserError):
     """Memory ran out, of the host or of a device."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from faser_trtllm.core.guide import Guide
-from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError, UnavailableError
+from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError, UnavailableError, timed_out
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.guided.spec import GuideSpec
 
@@ -30,13 +30,18 @@ class GuideQueue:
     def __init__(self, compiler: GuideCompiler) -> None:
         self._compiler = compiler
         self._lock = threading.Lock()
-        self._waiting: dict[str, OnError] = {}
+        self._waiting: dict[str, tuple[OnError, threading.Timer | None]] = {}
         self._work: SimpleQueue[tuple[str, GuideSpec, OnGuide]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, request_id: str, spec: GuideSpec, on_guide: OnGuide, on_error: OnError) -> None:
-        """Raises UnavailableError if too many requests wait, InvalidArgumentError if the id already waits, and what
-        on_guide raises for a cached guide; then neither callback is called."""
+    def submit(
+        self, request_id: str, spec: GuideSpec, on_guide: OnGuide, on_error: OnError, timeout_ms: float | None = None
+    ) -> None:
+        """Wait for a guide, for timeout_ms at most, after which the request ends as one in the executor's queue does.
+
+        Raises UnavailableError if too many requests wait, InvalidArgumentError if the id already waits, and what
+        on_guide raises for a cached guide; then neither callback is called.
+        """
         guide = self._compiler.find(spec)
         if guide is not None:
             on_guide(guide)
@@ -49,7 +54,13 @@ class GuideQueue:
                     f"{len(self._waiting)} requests wait for their guides, the limit is {MAX_WAITING_GUIDES}; "
                     "try again later"
                 )
-            self._waiting[request_id] = on_error
+            timer = None
+            if timeout_ms is not None:
+                error = timed_out("in the queue", timeout_ms)
+                timer = threading.Timer(timeout_ms / 1e3, self._end, (request_id, error))
+                timer.daemon = True
+                timer.start()
+            self._waiting[request_id] = on_error, timer
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="faser-guides", daemon=True)
                 self._thread.start()
@@ -57,11 +68,21 @@ class GuideQueue:
 
     def cancel(self, request_id: str) -> bool:
         """End a waiting request with a CancelledError; False if it is not waiting."""
+        return self._end(request_id, CancelledError("the request was cancelled"))
+
+    def _end(self, request_id: str, error: FaserError) -> bool:
         with self._lock:
-            on_error = self._waiting.pop(request_id, None)
+            on_error = self._pop(request_id)
         if on_error is not None:
-            on_error(CancelledError("the request was cancelled"))
+            on_error(error)
         return on_error is not None
+
+    def _pop(self, request_id: str) -> OnError | None:
+        """With the lock: the request waits no longer."""
+        on_error, timer = self._waiting.pop(request_id, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return on_error
 
     def _run(self) -> None:
         while True:
@@ -71,7 +92,7 @@ class GuideQueue:
                     continue
             found = self._compile(spec)
             with self._lock:
-                on_error = self._waiting.pop(request_id, None)
+                on_error = self._pop(request_id)
                 if on_error is None:
                     continue
                 if not isinstance(found, FaserError):

@@ -100,7 +100,7 @@ class TextGenerator:
         if spec is None:
             run(None)
         else:
-            self._guides.submit(request_id, spec, run, on_error)
+            self._guides.submit(request_id, spec, run, on_error, request.timeout_ms)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
         """Prepare and start a request. on_output receives its outputs on the executor's thread; the last has a

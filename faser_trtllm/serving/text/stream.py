@@ -12,7 +12,7 @@ import numpy as np
 from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.request import FinishReason, Request, RequestStats, Top
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import CancelledError, FaserError, UnavailableError
+from faser_trtllm.errors import CancelledError, FaserError, timed_out
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.text.request import ContextLogProbs, Statistics, TextOutput, TextRequest, TopLogProbs
 from faser_trtllm.serving.text.stop_words import StopWords
@@ -226,8 +226,7 @@ class TextStream:
             return FaserError(request.error or "the engine failed on this request; send it again")
         if self._reason is FinishReason.TIMEOUT:
             where = "in the queue" if stats.first_scheduled_s is None else "while it ran"
-            limit = f"timeout_ms is {self.prepared.request.timeout_ms:g}"
-            return UnavailableError(f"the request timed out {where}, {limit}; try again later or raise it")
+            return timed_out(where, self.prepared.request.timeout_ms)
         return None
 
 

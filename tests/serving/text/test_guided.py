@@ -152,6 +152,19 @@ def test_waiting_for_a_guide_counts_for_the_timeout(case):
     assert 60 - WAIT_S < timeout_s <= 59.95
 
 
+def test_a_deadline_ends_the_wait_for_a_guide(case):
+    """Compiling others' guides may take minutes."""
+    case.submit("others", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    case.submit("r", "b+", timeout_ms=20.0)
+    output = case.last("r")
+    assert str(output.error) == "the request timed out in the queue, timeout_ms is 20; try again later or raise it"
+    assert output.error.code == "UNAVAILABLE"
+    case.compiler.gate.set()
+    assert case.last("others").finish_reason == "length"
+    assert len(case.outputs["r"]) == 1
+
+
 def test_only_so_many_wait(case, monkeypatch):
     monkeypatch.setattr(guide_queue, "MAX_WAITING_GUIDES", 2)
     case.submit("0", "a+")
