@@ -125,7 +125,7 @@ class KVCacheManager:
 
     def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
         """As KVCache.allocate_many."""
-        lacking = (num_tokens > self._capacity[slots]).nonzero()[0]
+        lacking = (num_tokens > self._capacity.take(slots)).nonzero()[0]
         if not lacking.size:
             return True
         return all(map(self.allocate, slots[lacking].tolist(), num_tokens[lacking].tolist()))

@@ -93,10 +93,11 @@ class ToyPair:
             request, new = item.request, 0
             computed = request.num_draft_computed_tokens
             room = item.num_drafts - request.num_drafts
-            if request.max_draft_len and self._rng.random() < 0.8:
+            # Who decodes and wants no more drafts has no rows: its pending drafts may lack blocks.
+            if request.max_draft_len and (room > 0 or not request.is_decoding) and self._rng.random() < 0.8:
                 if request.is_decoding:
                     known = request.num_tokens + request.num_drafts
-                    new = self._rng.randint(0, room) if room > 0 else 0
+                    new = self._rng.randint(0, room)
                 else:
                     known = request.num_computed_tokens + item.num_new_tokens
                 for position in range(known, known + new):

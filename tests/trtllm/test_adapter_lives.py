@@ -35,7 +35,7 @@ def test_any_setting_serves_every_request_exactly(seed, enable_chunked_context, 
 def test_drafts_without_blocks_wait_and_the_draft_model_runs_them_again():
     """A life in which rows and blocks are short at once, while the draft model is ahead."""
     life = TrtllmLife(
-        8,
+        9,
         chunking_policy=ContextChunkingPolicy.EQUAL_PROGRESS,
         tokens_per_block=4,
         spare_blocks=3,

@@ -53,13 +53,14 @@ class RowFiller:
         as far as the target has come: its rows need the target's hidden row of the position before, and end with the
         last committed token.
         """
-        out = np.empty((len(DraftRows._fields), len(rows)), np.int32)
+        n = len(rows)
+        out = np.empty((len(DraftRows._fields), n), np.int32)
         at_slots, *columns = int32_addresses(
             rows.slots, rows.counts, num_pending, rows.num_new_tokens, rows.max_model_drafts, out
         )
         *columns, at_out = columns
         num_rows = native.library().faser_draft_rows(
-            len(rows),
+            n,
             at_slots,
             sampling_address(sampling),
             *columns,
