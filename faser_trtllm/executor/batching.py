@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Protocol
 
 from faser_trtllm.config import ContextChunkingPolicy, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.clock import Clock
@@ -15,53 +15,42 @@ from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.scheduler import Scheduler
 
-
-class Batching(Protocol):
-    """Constructed from a configuration before the engines are opened: cheap, and raises ConfigError for unsupported
-    settings."""
-
-    def __init__(self, config: ExecutorConfig) -> None: ...
-
-    def open(
-        self, spec: EngineSpec, limits: SchedulerLimits, policy: Policy, clock: Clock
-    ) -> tuple[KVCache, Scheduler]:
-        """The KV cache for engines of this spec, and the scheduler over it."""
-
-
-class NativeBatching:
-    """Ours."""
-
-    def __init__(self, config: ExecutorConfig) -> None:
-        chunking = config.scheduler_config.context_chunking_policy
-        if chunking is not ContextChunkingPolicy.FIRST_COME_FIRST_SERVED:
-            raise ConfigError(
-                f"scheduler_config.context_chunking_policy is {chunking.value}, the native scheduler has "
-                "FIRST_COME_FIRST_SERVED only; set scheduler to trtllm or leave it out"
-            )
-        self._enable_block_reuse = config.kv_cache_config.enable_block_reuse
-
-    def open(
-        self, spec: EngineSpec, limits: SchedulerLimits, policy: Policy, clock: Clock
-    ) -> tuple[KVCache, Scheduler]:
-        size = spec.tokens_per_block
-        kv = KVCacheManager(
-            spec.num_blocks,
-            size,
-            spec.max_batch_size,
-            -(-limits.max_seq_len // size),
-            enable_block_reuse=self._enable_block_reuse,
-            num_branch_rows=spec.max_num_branches,
-        )
-        return kv, Scheduler(kv, limits, policy, clock)
-
+Batching = Callable[[EngineSpec, SchedulerLimits, Policy, Clock], tuple[KVCache, Scheduler]]
+"""Opens the KV cache for engines of a spec, and the scheduler over it."""
 
 _BATCHINGS = {
-    SchedulerKind.NATIVE: "faser_trtllm.executor.batching:NativeBatching",
-    SchedulerKind.TRTLLM: "faser_trtllm.trtllm.batching:TrtllmBatching",
+    SchedulerKind.NATIVE: "faser_trtllm.executor.batching:native_batching",
+    SchedulerKind.TRTLLM: "faser_trtllm.trtllm.batching:trtllm_batching",
 }
 
 
 def make_batching(config: ExecutorConfig) -> Batching:
-    """Import what config.scheduler names; ConfigError if it is not available."""
+    """Import what config.scheduler names, before engines are opened; ConfigError if it is not available or lacks what
+    the configuration asks for."""
     batching: Batching = resolve_name(_BATCHINGS[config.scheduler])(config)
     return batching
+
+
+def native_batching(config: ExecutorConfig) -> Batching:
+    """The project's own scheduler and KV cache."""
+    chunking = config.scheduler_config.context_chunking_policy
+    if chunking is not ContextChunkingPolicy.FIRST_COME_FIRST_SERVED:
+        raise ConfigError(
+            f"scheduler_config.context_chunking_policy is {chunking.value}, the native scheduler has "
+            "FIRST_COME_FIRST_SERVED only; set scheduler to trtllm or leave it out"
+        )
+
+    def open_native(
+        spec: EngineSpec, limits: SchedulerLimits, policy: Policy, clock: Clock
+    ) -> tuple[KVCache, Scheduler]:
+        kv = KVCacheManager(
+            spec.num_blocks,
+            spec.tokens_per_block,
+            spec.max_batch_size,
+            -(-limits.max_seq_len // spec.tokens_per_block),
+            enable_block_reuse=config.kv_cache_config.enable_block_reuse,
+            num_branch_rows=spec.max_num_branches,
+        )
+        return kv, Scheduler(kv, limits, policy, clock)
+
+    return open_native

@@ -231,7 +231,7 @@ def assemble(
     if max_draft_len and draft_timeout_ms is not None:
         guard = SpeculationGuard(clock, draft_timeout_ms)
         policy = GuardedPolicy(policy, guard)
-    kv, scheduler = make_batching(config).open(spec, limits, policy, clock)
+    kv, scheduler = make_batching(config)(spec, limits, policy, clock)
     if draft is not None:
         drafters.append(ModelDrafter(draft, sampling, kv.block_table, max_draft_len, clock))
     drafters = [wrap_drafter(drafter) for drafter in drafters]

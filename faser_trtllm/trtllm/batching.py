@@ -5,6 +5,7 @@ from __future__ import annotations
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.executor.batching import Batching
 from faser_trtllm.kvcache.base import KVCache
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
@@ -14,17 +15,15 @@ from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
 from faser_trtllm.trtllm.scheduler import TrtllmScheduler
 
 
-class TrtllmBatching:
+def trtllm_batching(config: ExecutorConfig) -> Batching:
     """TensorRT-LLM's schedulers over its KV cache manager."""
+    bindings, chunking = load_bindings(), config.scheduler_config.context_chunking_policy
 
-    def __init__(self, config: ExecutorConfig) -> None:
-        self._bindings = load_bindings()
-        self._chunking = config.scheduler_config.context_chunking_policy
-
-    def open(
-        self, spec: EngineSpec, limits: SchedulerLimits, policy: Policy, clock: Clock
+    def open_trtllm(
+        spec: EngineSpec, limits: SchedulerLimits, policy: Policy, clock: Clock
     ) -> tuple[KVCache, Scheduler]:
-        kv = TrtllmKVCacheManager(
-            self._bindings, spec.num_blocks, spec.tokens_per_block, spec.max_batch_size, limits.max_seq_len
-        )
-        return kv, TrtllmScheduler(self._bindings, kv, limits, policy, clock, self._chunking)
+        sizes = spec.num_blocks, spec.tokens_per_block, spec.max_batch_size
+        kv = TrtllmKVCacheManager(bindings, *sizes, limits.max_seq_len)
+        return kv, TrtllmScheduler(bindings, kv, limits, policy, clock, chunking)
+
+    return open_trtllm
