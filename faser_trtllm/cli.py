@@ -6,6 +6,7 @@ command is imported: its module, and typer for its flags.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from faser_trtllm.commands.table import COMMANDS, HELP_FLAGS, import_command, listing, load
@@ -16,6 +17,9 @@ ABOUT = "Speculative decoding managed at the grain of one row of one request."
 
 def main() -> None:
     """Entry point: user errors become one sentence and exit code 2."""
+    # Commands talk to servers of this machine, over urllib and gRPC: a company's proxy knows nothing of them.
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = ",".join(filter(None, (known, "localhost,127.0.0.1,::1")))
     try:
         _run(sys.argv[1:])
     except FaserError as error:

@@ -207,6 +207,14 @@ def test_a_python_that_is_not_there_is_named(fake_engine_dir, tmp_path, monkeypa
     assert message in (tmp_path / "log").read_text()
 
 
+def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(fake_engine_dir, tmp_path):
+    environment = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.com"}
+    command = [sys.executable, "-m", "faser_trtllm.cli", "serve", "--model_repo", str(REPOSITORY)]
+    options = {"is_fake": True, "environment": environment, "command": command}
+    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
+        server.wait_ready()
+
+
 def test_a_python_that_was_named_for_build_sh_does_not_matter(fake_engine_dir, tmp_path):
     environment = {"FASER_PYTHON": "/nowhere/python"}
     with Server(fake_engine_dir, is_fake=True, environment=environment, log=tmp_path / "log") as server:
