@@ -39,8 +39,8 @@ class ScheduledRequests:
     Columns are int32 [num_requests], contiguous. num_tokens (committed), num_pending (drafts), num_computed and
     num_draft_computed (tokens with the target's and the draft model's KV) are as they were when the step was scheduled;
     num_new_tokens, num_drafts and max_verified are ScheduledRequest's. max_model_drafts: pending drafts up to which the
-    draft model drafts. counts [DRAFTERS + 1, num_requests]: those as of core/counts.py, of which DRAFTERS are bits by
-    source (native.SOURCES) of who may draft.
+    draft model drafts. counts [DRAFTERS + 1, num_requests]: the first columns and bits of who may draft (native.SOURCES),
+    in the order of core/counts.py.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class ScheduledRequests:
 
     @staticmethod
     def of(items: Sequence[ScheduledRequest], model_lengths: Mapping[int, int] | None = None) -> ScheduledRequests:
-        """In any order. model_lengths: as Decision has them."""
+        """Order the requests' shares. model_lengths: as Decision has them."""
         requests = [item.request for item in items]
         counts = counts_of(requests)
         columns = [[request.slot for request in requests], [item.num_new_tokens for item in items]]

@@ -11,7 +11,6 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.requests.draft_rows import draft_rows_reference
 from faser_trtllm.ops.requests.fill_rows import RowFiller, fill_rows_reference
-from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 
 BOTH = tuple(native.SOURCES)
@@ -108,10 +107,3 @@ def test_rows_that_do_not_fit_wait_and_with_them_the_drafts():
     late = (10, 9, 2, 0, 1, 3, None)
     assert rows_of(late, DECODES, max_num_rows=5) == [(0, 2, 7, 0)]
     assert rows_of(late, DECODES, max_num_rows=9) == [(0, 2, 10, 3), (1, 9, 10, 3)]
-
-
-def test_drafts_of_others_count_as_pending():
-    rows = scheduled([DECODES])
-    assert fill(rows, *columns([2]), 40, is_head=False).num_new.tolist() == [1]
-    assert not fill(rows, *columns([3]), 40, is_head=False).slots.size
-    assert np.int32 == fill(rows, *columns([0]), 40, is_head=False).slots.dtype
