@@ -39,8 +39,8 @@ class ScheduledRequests:
     Columns are int32 [num_requests], contiguous. num_tokens (committed), num_pending (drafts), num_computed and
     num_draft_computed (tokens with the target's and the draft model's KV) are as they were when the step was scheduled;
     num_new_tokens, num_drafts and max_verified are ScheduledRequest's. max_model_drafts: pending drafts up to which the
-    draft model drafts. counts [DRAFTERS + 1, num_requests]: the first columns and bits of who may draft (native.SOURCES),
-    in the order of core/counts.py.
+    draft model drafts. counts [DRAFTERS + 1, num_requests]: the first columns and bits of who may draft
+    (native.SOURCES), in the order of core/counts.py.
     """
 
     __slots__ = (
