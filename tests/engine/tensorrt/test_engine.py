@@ -77,9 +77,7 @@ class PagedScenario(Scenario):
         super().__init__(engine, reference, seed)
         spec = engine.spec
         self.block_table = self._rng.permutation(spec.num_blocks).astype(np.int32).reshape(spec.max_batch_size, -1)
-        self._builder = type(self._builder)(
-            spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, self.block_table
-        )
+        self._builder = type(self._builder)(self.block_table)
 
 
 @pytest.mark.parametrize("max_seq_len", [96, 64])
