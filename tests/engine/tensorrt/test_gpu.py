@@ -90,7 +90,7 @@ def make_scenario(engine: GpuEngine, reference: ReferenceModel, seed: int) -> Sc
     scenario = Scenario(engine, reference, seed)
     table = scenario.block_table.reshape(engine.spec.max_batch_size, -1)
     scenario.block_table = table
-    scenario._builder = type(scenario._builder)(4, 64, MAX_SEQ_LEN, table)
+    scenario._builder = type(scenario._builder)(table)
     return scenario
 
 
