@@ -199,7 +199,7 @@ class ServiceConfig(ExecutorConfig):
 
     @property
     def steps_per_response(self) -> int:
-        """Steps whose output becomes one response before it is handed to the edge."""
+        """Steps whose output becomes one response before it is handed to the writer."""
         return 1 if self.stream_interval == "auto" else self.stream_interval
 
 

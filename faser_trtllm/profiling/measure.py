@@ -1,4 +1,4 @@
-"""Times the points of a grid in interleaved rounds, and the two lanes concurrently."""
+"""Times the points of a grid in interleaved rounds, and the draft and verify streams concurrently."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> l
 
 
 def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num_runs: int) -> Interference:
-    """Both lanes at once, each in its own thread, relative to each alone; pairs of (draft point, verify point), one
+    """Both streams at once, each in its own thread, relative to each alone; pairs of (draft point, verify point), one
     partition each. Returns medians over the pairs of the ratios of medians."""
     draft_factors, verify_factors = [], []
     draft_partition, verify_partition = pairs[0][0].partition, pairs[0][1].partition
@@ -239,8 +239,8 @@ def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num
     try:
         for draft_point, verify_point in pairs:
             draft, verify = probe.runner(draft_point), probe.runner(verify_point)
-            draft_alone = _in_lane(probe, draft_partition, lambda run=draft: _times(run, num_runs))  # type: ignore[misc]
-            verify_alone = _in_lane(probe, verify_partition, lambda run=verify: _times(run, num_runs))  # type: ignore[misc]
+            draft_alone = _in_stream(probe, draft_partition, lambda run=draft: _times(run, num_runs))  # type: ignore[misc]
+            verify_alone = _in_stream(probe, verify_partition, lambda run=verify: _times(run, num_runs))  # type: ignore[misc]
             draft_both, verify_both = _side_by_side(probe, draft_point, draft, verify_point, verify, num_runs)
             draft_factors.append(statistics.median(draft_both) / statistics.median(draft_alone))
             verify_factors.append(statistics.median(verify_both) / statistics.median(verify_alone))
@@ -259,27 +259,27 @@ def _side_by_side(
     verify: Callable[[], float],
     num_runs: int,
 ) -> tuple[list[float], list[float]]:
-    """Each lane runs as long as the other does; returns times during which both were running."""
+    """Each stream runs as long as the other does; returns times during which both were running."""
     done = threading.Event()
     draft_times: list[float] = []
 
-    def draft_lane() -> list[float]:
+    def draft_stream() -> list[float]:
         draft_times.append(draft())  # even if a busy machine starts this thread after the other has ended
         while not done.is_set():
             draft_times.append(draft())
         return draft_times
 
-    worker = threading.Thread(target=lambda: _pinned(probe, draft_point.partition, draft_lane))
+    worker = threading.Thread(target=lambda: _pinned(probe, draft_point.partition, draft_stream))
     worker.start()
     try:
-        verify_times = _in_lane(probe, verify_point.partition, lambda: _times(verify, num_runs))
+        verify_times = _in_stream(probe, verify_point.partition, lambda: _times(verify, num_runs))
     finally:
         done.set()
         worker.join()
     return draft_times[1:] or draft_times, verify_times
 
 
-def _in_lane(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
+def _in_stream(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
     """Run work in its own thread, so that pinning ends with it."""
     result: list[float] = []
     worker = threading.Thread(target=lambda: result.extend(_pinned(probe, partition, work)))

@@ -29,7 +29,7 @@ class Probe(Closing):
     """Engines that are open, and their caches. Not thread-safe, except that the draft and the target may run in two
     threads when they are on different partitions.
 
-    A backend's probe says what a lane's thread does first (pin), and when work is done (wait). num_units: cores or SMs
+    A backend's probe has what a stream's thread does first (pin), and when work is done (wait). num_units: cores or SMs
     of "all".
     """
 
@@ -46,7 +46,7 @@ class Probe(Closing):
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
-        """places: what an engine moves to, by partition: "all" and, where lanes are measured, "draft" and "verify".
+        """places: what an engine moves to, by partition: "all" and, where overlap is measured, "draft" and "verify".
         num_filled_slots: slots with caches of their own; the others read those of them. stack: closed with it."""
         self._stack = stack or ExitStack()
         self._places = places
@@ -67,7 +67,7 @@ class Probe(Closing):
         self._tokens = rng.integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
         self._max_draft_len = probe_draft_len(limits.max_draft_len)
         self._num_steps = min(DRAFTED, max(1, limits.max_draft_len))  # Medusa heads have no more
-        # One sampling table per lane, since lanes may run in two threads.
+        # One sampling table per stream, since streams may run in two threads.
         self._drafting, self._testing = (
             SamplingTable(num_slots, spec.vocab_size, self._max_draft_len) for _ in range(2)
         )

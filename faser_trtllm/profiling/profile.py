@@ -116,7 +116,7 @@ class Passes:
 
 
 def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda what, done, total: None) -> Passes:
-    """Fill the caches of open engines and time their passes, segments and lanes."""
+    """Fill the caches of open engines and time their passes, segments and overlap."""
     probe.fill(lambda done, total: say("filling caches", done, total), QUICK_FILL_S if options.quick else math.inf)
     points = list(grid(probe.limits, probe.partitions, options, probe.draft is not None))
 
@@ -153,7 +153,7 @@ def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
 
 
 def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions, has_draft: bool = True) -> list[Point]:
-    """All points to measure; the lanes' partitions get the quick grid, and there are none without a draft model."""
+    """All points to measure. The partitions of overlapped modes get the quick grid, and without a draft model none."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
     points += decode_points(limits, options.quick)
     if "verify" in partitions and (options.lanes or not options.quick):
@@ -197,5 +197,5 @@ def _interference(probe: Probe, options: ProfileOptions, say: Progress) -> list[
         ]
         if pairs:
             found.append(measure_interference(probe, pairs, 15))
-        say("both lanes", number + 1, 2)
+        say("both streams", number + 1, 2)
     return found

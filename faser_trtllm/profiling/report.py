@@ -53,7 +53,7 @@ class ProfileReport:
                 yield f"draft, one step of {requests} requests: {self.table.draft_step_ms(requests, 256):.3f} ms"
         for pair in self.table.interference:
             yield (
-                f"both lanes at once (draft on {pair.draft_partition!r}, target on {pair.verify_partition!r}): "
+                f"both streams at once (draft on {pair.draft_partition!r}, target on {pair.verify_partition!r}): "
                 f"draft x{pair.draft_factor:.2f}, target x{pair.verify_factor:.2f}"
             )
         yield f"a step costs {self.table.overhead_ms:.3f} ms besides its passes"

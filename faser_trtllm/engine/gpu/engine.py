@@ -1,6 +1,7 @@
 """The engine of every GPU backend: one model's passes, graphs, drafting and logits on the device.
 
-What computes the layers is a Decoder: torch (engine/cuda) or compiled plans (engine/tensorrt). Not run on a GPU yet.
+What computes the layers is a Decoder: torch (engine/cuda) or compiled plans (engine/tensorrt), which has not run on a
+GPU yet.
 Everything but streams, events, graphs and the kernels' launch is tested on the CPU, with the kernels' references and,
 emulated, the kernels themselves (tests/engine/cuda).
 """

@@ -37,10 +37,10 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     target, ops = open_one("target", None)
     draft = open_one("draft", draft_probs)[0] if drafting else None
     sampler = GpuRejectionSampler(target, ops, limits.max_draft_len, draft_probs)
-    lanes = drafting and request.overlap
-    _capture("target", target, (gpu.whole, gpu.pair.target) if lanes else (gpu.whole,))
+    overlaps = drafting and request.overlap
+    _capture("target", target, (gpu.whole, gpu.pair.target) if overlaps else (gpu.whole,))
     if draft is not None:
-        _capture("draft", draft, (gpu.whole, gpu.pair.draft) if lanes else (gpu.whole,))
+        _capture("draft", draft, (gpu.whole, gpu.pair.draft) if overlaps else (gpu.whole,))
     partitions = {ALL: gpu.whole}
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}

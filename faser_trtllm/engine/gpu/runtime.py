@@ -134,11 +134,11 @@ class GraphLoop:
 
 
 class CudaRuntime:
-    """One GPU. Waiting sleeps on an event, so that the host is free for the other lane. Not run on a GPU yet."""
+    """One GPU. Waiting sleeps on an event, so that the host is free for the other stream."""
 
     def __init__(self, ordinal: int = 0) -> None:
         """ConfigError where torch or its CUDA is missing."""
-        # With the few default queues, work of two lanes could wait for each other. Read when CUDA starts.
+        # With the few default queues, work of two streams could wait for each other. Read when CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         try:
             import torch
