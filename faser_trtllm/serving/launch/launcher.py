@@ -255,24 +255,30 @@ def keep_serving(
 ) -> int:
     """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
 
-    A server that a signal ended, once it was ready, is started again. hurry: do not wait for running requests.
-    Raises FaserError if the server cannot start.
+    A server that a signal ended, once it was ready, is started again, and again if it cannot start then: a port may be
+    taken for a moment. hurry: do not wait for running requests. Raises FaserError if the server cannot start at first.
     """
-    backoff_s = 0.0
+    backoff_s, config = 0.0, None
     while True:
         started_s = time.monotonic()
-        with Launcher(options) as launcher:
-            launcher.hurry = hurry
-            if _serve_once(launcher, options, stop, on_ready):
-                return 0
+        try:
+            with Launcher(options) as launcher:
+                launcher.hurry = hurry
+                if _serve_once(launcher, options, stop, on_ready):
+                    return 0
             config = launcher.config
-        if launcher.end_signal is None:
-            print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
-            return 1
+            if launcher.end_signal is None:
+                print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
+                return 1
+            what = f"the server was ended by {launcher.end_signal} and is started again"
+        except FaserError as error:
+            if config is None:
+                raise
+            what = f"the server could not be started again and is tried once more: {error}"
         lived_s = time.monotonic() - started_s
         backoff_s = config.restart_backoff_s if lived_s > STEADY_S else 2 * backoff_s or config.restart_backoff_s
         backoff_s = min(backoff_s, config.restart_backoff_max_s)
-        print(f"the server was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
+        print(what, file=sys.stderr, flush=True)
         if stop.wait(backoff_s):
             return 0
 

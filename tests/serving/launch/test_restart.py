@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 
 import pytest
 
@@ -14,7 +15,9 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 @pytest.fixture
 def server(fake_engine_dir, tmp_path):
-    with Server(fake_engine_dir, is_fake=True, log=tmp_path / "log") as server:
+    config = tmp_path / "faser.yaml"
+    config.write_text("restart_backoff_s: 0.3\n")
+    with Server(fake_engine_dir, is_fake=True, config=config, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 
@@ -26,6 +29,28 @@ def test_a_server_that_a_signal_ended_is_started_again_and_the_signal_is_named(s
         assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_start_that_fails_for_a_while_is_tried_again(server):
+    """Only the first start's failure ends the command."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        os.kill(server.triton_pid(), signal.SIGKILL)
+        wait_until(lambda: _took(taken, server.ports[0]))
+        wait_until(lambda: "the server could not be started again and is tried once more" in server.output())
+        assert f"http_port {server.ports[0]} on 127.0.0.1 cannot be used" in server.output()
+    wait_until(lambda: server.output().count("ready:") == 2)
+    assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
+
+
+def _took(taken, port):
+    """True once the port is ours."""
+    try:
+        taken.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    taken.listen()
+    return True
 
 
 def test_a_server_that_someone_else_stops_is_not(server):
