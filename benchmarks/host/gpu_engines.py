@@ -79,7 +79,7 @@ class HostClock:
 
 @dataclass(frozen=True)
 class GpuEngines:
-    """What an executor and its GpuRejectionSampler are made of. draft, draft_probs: None without a draft model."""
+    """Parts of an executor and its GpuRejectionSampler. draft, draft_probs: None without a draft model."""
 
     target: GpuEngine
     draft: GpuEngine | None

@@ -1,4 +1,4 @@
-"""What whole steps of a pair take by the cost model's arithmetic, where all requests are alike."""
+"""Times of whole steps of a pair by the cost model's arithmetic, where all requests are alike."""
 
 from __future__ import annotations
 

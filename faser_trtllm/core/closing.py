@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""A base for objects that a `with` block closes."""
 
 from __future__ import annotations
 

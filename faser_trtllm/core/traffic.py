@@ -1,4 +1,4 @@
-"""What two streams draw from one memory, and how much that slows each of them while both run."""
+"""Traffic of two streams to one memory, and how much it slows each of them while both run."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class AcceptResult:
         return AcceptResult(flat[: n * width].reshape(n, width), *counts)
 
     def part(self, chosen: slice | npt.NDArray[np.intp]) -> AcceptResult:
-        """Those of some requests."""
+        """The columns of some requests."""
         counts = (self.num_tokens, self.num_accepted, self.outcome, self.row_status)
         return AcceptResult(self.token_ids[chosen], *(each[chosen] for each in counts))
 

@@ -43,7 +43,7 @@ class HostDraftProbs:
         return address_of(probs, np.float32)
 
     def rows(self, slot: int) -> Float32Array:
-        """As DraftProbs has it; [0, vocab_size] if the slot never needed memory."""
+        """See DraftProbs; [0, vocab_size] if the slot never needed memory."""
         probs = self._probs[slot]
         return np.zeros((0, self._shape[1]), np.float32) if probs is None else probs
 

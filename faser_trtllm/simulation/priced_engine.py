@@ -21,7 +21,7 @@ PassTimes: TypeAlias = CostTable | MeasuredGpu
 
 
 class RunningDraft:
-    """What is left of a draft while the target runs passes at the same time."""
+    """Time that a draft has left while the target runs passes at the same time."""
 
     def __init__(self, work: Work, costs: PassTimes) -> None:
         self.rest = work

@@ -259,7 +259,7 @@ def cached_tokens(kv, slot, tokens, salt):
     )
 )
 def test_a_prefix_is_found_under_its_own_salt_only(requests):
-    """As often as if every salt had a cache of its own."""
+    """Hits are those of a cache of its own for every salt."""
     kv, own = make(num_blocks=400), {}
     for salt, tokens in requests:
         tokens = np.array(tokens, np.int32)

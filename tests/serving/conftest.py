@@ -1,4 +1,4 @@
-"""What fake engines read, and texts of scripts are made of."""
+"""Fixtures of fake engines: a tokenizer, and its directory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ OURS = frozenset(
 
 
 def ours(vector: Vector) -> Schedule:
-    """By our rules."""
+    """Our own rules decide."""
     return _Step(vector).run()
 
 

@@ -169,7 +169,7 @@ class GpuEngine(HostPruning, Closing):
         return DeviceLogits(self._logits[: batch.logit_rows.size], self)
 
     def forward(self, batch: RaggedBatch) -> Any:
-        """As Engine.forward, with DeviceLogits."""
+        """See Engine.forward; the logits are DeviceLogits."""
         self._run(batch, WHOLE_PASS, True)
         self._boundary.leave()
         return DeviceLogits(self._logits[: batch.logit_rows.size], self)

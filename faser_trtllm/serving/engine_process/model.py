@@ -47,7 +47,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a model's config.pbtxt says. parameters: by name."""
+    """The settings of a model's config.pbtxt. parameters: by name."""
 
     is_decoupled: bool
     parameters: Mapping[str, str]

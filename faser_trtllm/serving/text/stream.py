@@ -231,7 +231,7 @@ class TextStream:
 
 
 def _row_bytes(request: Request) -> int:
-    """What a token's kept log prob, most probable tokens and logits take, roughly."""
+    """Memory of a token's kept log prob, most probable tokens and logits, roughly."""
     arrays = [*request.output_logits[:1], *(array for top in request.output_tops[:1] for array in top)]
     return 36 + sum(array.nbytes for array in arrays)
 

@@ -33,7 +33,7 @@ class AppendCase:
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
     def arguments(self) -> tuple[torch.Tensor, op.Rope, PagedKv, torch.Tensor]:
-        """As launch() and the reference take them."""
+        """In the form that launch() and the reference take."""
         kv = PagedKv(self.k_cache, self.v_cache, self.block_table, self.cu_q_lens, self.kv_lens)
         return self.qkv, op.Rope(self.cos, self.sin, self.positions), kv, self.q_rotated
 

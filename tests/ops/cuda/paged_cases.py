@@ -30,7 +30,7 @@ class PagedCase:
         return [getattr(self, field.name) for field in fields(self)]
 
     def arguments(self) -> tuple[torch.Tensor, PagedKv]:
-        """As launch() and the reference take them."""
+        """In the form that launch() and the reference take."""
         return self.q, PagedKv(*self.tensors()[1:])
 
     def to(self, device: str) -> PagedCase:

@@ -47,7 +47,7 @@ def read(tmp_path, text):
 
 
 def test_times_count_from_the_first_row_and_long_requests_are_cut(tmp_path):
-    """Those without output are left out."""
+    """Requests without output are left out."""
     text = "at_s,prompt_len,output_len\n10,5,7\n12.5,2000,300\n13,4,0\n"
     assert read(tmp_path, text) == [(0.0, 5, 7), (2.5, 1000, 100)]
 

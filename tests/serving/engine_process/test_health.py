@@ -101,7 +101,7 @@ def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_starte
 
 @pytest.mark.parametrize("paused", ["server", "both"])
 def test_a_pause_of_the_machine_ends_no_stream(serve, paused):
-    """As of a virtual machine or a container: longer than hang_timeout_s, and nobody is at fault."""
+    """A virtual machine or a container may rest for longer than hang_timeout_s, and nobody is at fault."""
     server = serve("health_timeout_s: 2\nhang_timeout_s: 4\n")
     pids = [server.triton_pid()] + ([server.engine_pid()] if paused == "both" else [])
     with GrpcClient(server.grpc_url) as client:

@@ -307,7 +307,7 @@ def test_a_response_that_cannot_be_made_ends_its_request_and_no_other(tokenizer,
 
 
 def test_two_threads_make_each_output_once_and_in_order(tokenizer, monkeypatch):
-    """As the writer and the executor may, which puts meanwhile. Every other output would let the next one overtake."""
+    """The writer and the executor may. Every other output would let the next one overtake."""
     world, found = World(tokenizer), []
     (sequence,) = world.start(1)
     monkeypatch.setattr(

@@ -172,7 +172,7 @@ def test_models_share_the_engine_unless_their_configuration_is_another(backend, 
 
 
 def test_a_model_that_is_not_open_is_refused_and_the_others_are_served(backend, tmp_path):
-    """As after a restart of the process, where a model's own configuration may have been edited meanwhile."""
+    """After a restart of the process a model's own configuration may have been edited."""
     backend.open(1, "tensorrt_llm_bls", engine_dir=tmp_path)
     assert backend.opened()[:2] == (1, OpenStatus.OTHER_CONFIGURATION)
     backend.ask(1, 1, text_input=b"abc", max_tokens=ints(4))

@@ -31,7 +31,7 @@ _LOG_PROB_ROWS = 32  # at once, since a row takes some 50 bytes for each token o
 
 
 class Target(Protocol):
-    """What the sampler uses of the engine that made the logits."""
+    """The part of the engine that made the logits which the sampler uses."""
 
     @property
     def spec(self) -> EngineSpec: ...
@@ -81,7 +81,7 @@ class GpuRejectionSampler:
     def sample(
         self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
     ) -> AcceptResult:
-        """As RejectionSampler.sample; logits: DeviceLogits [num_rows, vocab_size]."""
+        """See RejectionSampler.sample; logits: DeviceLogits [num_rows, vocab_size]."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
@@ -147,7 +147,7 @@ class GpuRejectionSampler:
             return DeviceLogits(logits.tensor.index_select(0, index))
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """As RejectionSampler.log_probs. Edited rows, of which the device has no exact copy, are copied to the host;
+        """See RejectionSampler.log_probs. Edited rows, of which the device has no exact copy, are copied to the host;
         the others never are, so that their bits do not depend on who else asks."""
         import torch
 
