@@ -9,98 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.core.plan import RequestOutput
-from faser_trtllm.core.request import FinishReason, RequestStats, new_counts
-from faser_trtllm.errors import UnavailableError
+from faser_trtllm.core.request import FinishReason
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process import outbox as module
-from faser_trtllm.serving.engine_process.model import ServedModel
 from faser_trtllm.serving.engine_process.open_request import OpenRequest
-from faser_trtllm.serving.engine_process.outbox import MAX_AT_ONCE, Outbox
-from faser_trtllm.serving.engine_process.wire import RequestFrame
-from faser_trtllm.serving.text.service import TextGenerator
-from faser_trtllm.serving.triton.contract import FASER
-from faser_trtllm.serving.triton.request import parse_request
-from tests.support.backend_frames import read_responses
+from faser_trtllm.serving.engine_process.outbox import MAX_AT_ONCE
+from tests.serving.engine_process.outbox_world import World, put, text
 from tests.support.effort import examples
-from tests.support.scripted_text import ScriptExecutor, cut
+from tests.support.scripted_text import cut
 from tests.support.waiting import PATIENCE_S, wait_until
-
-OUTPUTS = ("text_output", "output_ids", "finish_reason", "output_is_draft", "num_output_tokens", "generation_logits")
-
-
-class Ends:
-    """ModelMetrics that remembers how requests ended."""
-
-    def __init__(self):
-        self.ends = []
-
-    def ended(self, reason, error=None):
-        self.ends.append(reason if error is None else error.code)
-
-
-class World:
-    """An outbox and requests over executors that commit what the test says."""
-
-    def __init__(self, tokenizer, **contract):
-        self.notified, self.cancelled, self.forgotten = [], [], []
-        self.outbox = Outbox(self.notified.append)
-        self.metrics = Ends()
-        self.model = ServedModel(0, FASER, True, False, self.metrics, self.cancelled.append)
-        self.tokenizer = tokenizer
-        self.received = {}
-
-    def start(self, handle, stream=True, **tensors):
-        """Sequences of a request, each with the request that its executor has."""
-        given = {"text_input": text("hello"), "max_tokens": ints(500), "stream": np.array([[stream]])} | tensors
-        frame = RequestFrame(0, handle, "id", "\n".join(OUTPUTS).encode(), (), 100)
-        siblings, found = [], []
-        self.received[handle] = []
-        for part in parse_request(given):
-            executor = ScriptExecutor()
-            generator = TextGenerator(executor, self.tokenizer)
-            prepared = generator.prepare(part.request)
-            request = OpenRequest(prepared, part, frame, self.model, siblings, self.outbox, self.forgotten.append)
-            siblings.append(request)
-            generator.start(request.id, prepared, request, request.fail)
-            found.append((executor.request, request))
-        return found
-
-    def take(self, everything=True):
-        for handle, is_final, outputs, error in read_responses(b"".join(self.outbox.take(everything))):
-            answers = self.received[handle]
-            assert not (answers and answers[-1][0]), "nothing follows the final response"
-            answers.append((is_final, outputs, error))
-
-    def text(self, handle):
-        pieces = [outputs["text_output"][2][4:] for _, outputs, error in self.received[handle] if error is None]
-        return b"".join(pieces).decode()
-
-    def tokens(self, handle):
-        ids = [outputs["output_ids"][2] for _, outputs, error in self.received[handle] if error is None]
-        return np.frombuffer(b"".join(ids), np.int32).tolist()
-
-    def error(self, handle):
-        is_final, _, error = self.received[handle][-1]
-        assert is_final
-        return error
-
-
-def text(*values):
-    return np.array([[value.encode() for value in values]], object)
-
-
-def ints(*values):
-    return np.array([values], np.int32)
-
-
-def floats(*values):
-    return np.array([values], np.float32)
-
-
-def put(sequence, ids, reason=None):
-    request, sink = sequence
-    return sink(RequestOutput(request, tuple(ids), reason))
 
 
 def feed(world, chunks, moves=(), **tensors):
@@ -364,86 +281,3 @@ def test_output_that_is_taken_may_be_of_any_size(tokenizer, monkeypatch):
         put(sequence, tokenizer.encode("a"))
         world.take()
     assert world.text(1) == "a" * 100
-
-
-def test_an_error_comes_after_the_output_before_it_and_ends_the_sequences_of_its_request(tokenizer):
-    world = World(tokenizer)
-    first, second = world.start(1, num_return_sequences=ints(2))
-    put(first, tokenizer.encode("a"))
-    first[1].fail(UnavailableError("over"))
-    put(first, tokenizer.encode("b"))
-    put(second, tokenizer.encode("c"))
-    world.take()
-    put(second, (), FinishReason.CANCELLED)
-    world.take()
-    assert world.text(1) == "a"
-    assert world.error(1).message == "over"
-    assert "1.1" in world.cancelled
-    assert world.metrics.ends == ["UNAVAILABLE", "CANCELLED"]
-    assert world.forgotten == [1]
-
-
-def test_an_answer_in_one_response_is_not_sent_in_part_before_an_error(tokenizer):
-    world = World(tokenizer)
-    failed, late = world.start(1, stream=False)[0], world.start(2, stream=False, timeout_ms=floats(0.5))[0]
-    put(failed, tokenizer.encode("a"))
-    failed[1].fail(UnavailableError("over"))
-    put(late, (), FinishReason.TIMEOUT)
-    world.take()
-    assert [len(answers) for answers in world.received.values()] == [1, 1]
-    assert world.error(1).message == "over"
-    assert (
-        world.error(2).message == "the request timed out in the queue, timeout_ms is 0.5; try again later or raise it"
-    )
-
-
-def test_a_deadline_after_the_first_token_is_an_end_and_no_error(tokenizer):
-    world = World(tokenizer)
-    (sequence,) = world.start(1, timeout_ms=floats(0.5))
-    put(sequence, tokenizer.encode("a"))
-    put(sequence, (), FinishReason.TIMEOUT)
-    world.take()
-    assert world.text(1) == "a"
-    assert world.received[1][-1][1]["finish_reason"][2][4:] == b"timeout"
-    assert world.metrics.ends == ["timeout"]
-
-
-def test_a_stopped_request_ends_with_its_output_and_a_cancelled_one_with_an_error(tokenizer):
-    world = World(tokenizer)
-    stopped, cancelled = world.start(1)[0], world.start(2)[0]
-    stopped[1].stop()
-    cancelled[1].cancel()
-    assert world.cancelled == ["1.0", "2.0"]
-    for sequence in (stopped, cancelled):
-        put(sequence, tokenizer.encode("a"))
-        put(sequence, (), FinishReason.CANCELLED)
-    world.take()
-    assert world.text(1) == "a"
-    assert world.received[1][-1][1]["finish_reason"][2][4:] == b"cancelled"
-    assert world.error(2).message == "the request was cancelled"
-
-
-def test_a_client_that_has_cancelled_gets_the_final_response_alone(tokenizer):
-    world = World(tokenizer)
-    (sequence,) = world.start(1)
-    sequence[1].cancel()
-    put(sequence, tokenizer.encode("a"))
-    world.take()
-    assert world.received[1] == []
-    put(sequence, tokenizer.encode("b"), FinishReason.LENGTH)
-    world.take()
-    assert [is_final for is_final, _, _ in world.received[1]] == [True], "it ended before the engine heard of it"
-
-
-def test_a_copy_of_statistics_has_every_number_and_stays_as_it_is():
-    stats = RequestStats(*new_counts())
-    names = [name for name, value in vars(RequestStats).items() if isinstance(value, property)] + [
-        name for name in vars(stats) if name not in ("counts", "times_s")
-    ]
-    assert {"num_steps", "first_token_s", "num_cached_tokens", "is_synthetic"} <= set(names)
-    for value, name in enumerate(names, start=1):
-        setattr(stats, name, value)
-    copied = stats.copy()
-    for name in names:
-        setattr(stats, name, 0)
-    assert {name: getattr(copied, name) for name in names} == {name: v for v, name in enumerate(names, start=1)}
