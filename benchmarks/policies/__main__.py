@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags.flag("expand", "sizes of the target, as multiples of its layers")
     flags.flag("concurrency", "requests in flight")
     flags.flag("fixed", "draft lengths of the policies fixed:K")
-    flags.flag("policies", "policies beside off and fixed:K, by their labels in the report")
+    flags.flag("policies", "policies next to off and fixed:K, by their labels in the report")
     flags.flag("bursty", "also measure a trace whose load swings by a factor of 35")
     flags.flag("minutes", "time to measure for; what fits into it is reported")
     flags.flag("num_threads", "default: all cores")

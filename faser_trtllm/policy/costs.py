@@ -1,7 +1,7 @@
 """The cost table as it turns out on the running machine.
 
 Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which holds still. What all
-kinds that are known well have in common beside that is the machine's speed, which is soon forgotten and which no choice
+kinds that are known well have in common is the machine's speed, which is soon forgotten and which no choice
 depends on. All prices are in ms of the machine's usual speed.
 """
 
@@ -133,7 +133,7 @@ class MeasuredCosts:
         return self.table.verify_ms(rows, num_requests, context_len)  # type: ignore[arg-type]
 
     def _decode_ms(self, num_requests: float, context_len: float) -> float:
-        """Of a step without drafts: it takes no longer than a pass next to drafting, whatever the table says."""
+        """Time of a step without drafts: it takes no longer than a pass next to drafting, whatever the table says."""
         kinds = ("decode", "verify")
         ms = (
             self._pass_ms(k, num_requests, num_requests, context_len) * math.exp(self._error(k, num_requests))

@@ -1,4 +1,4 @@
-"""What draft calls cost: the table's first and further steps, each times a factor of its own that is learnt.
+"""Costs of draft calls: the table's first and further steps, each times a factor of its own that is learnt.
 
 A call is timed as a whole. Calls of different lengths tell its two kinds of steps apart; until there are such, the
 correction goes to the kind that should have taken most of the time.
@@ -56,7 +56,7 @@ class DraftCosts:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._factors: dict[int, Factors] = {}  # by log2 of the requests that draft
-        self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, beside what their calls take anyway
+        self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, on top of their calls
 
     def expect(self, stats: PlanStats, context_len: float) -> Expected | None:
         """None where the plan has no calls that were timed, or they made up for tokens that they had missed."""
@@ -80,7 +80,7 @@ class DraftCosts:
         factors.add(first_ms / usual_ms, further_ms / usual_ms, usual_ms)
 
     def late_row_ms(self, num_requests: int) -> float:
-        """As MeasuredCosts has it: what was measured, with the table's as a prior of LATE_ROWS rows."""
+        """See MeasuredCosts: the measured time, with the table's as a prior of LATE_ROWS rows."""
         rows = round(FIRST_ROWS * num_requests)
         few_ms, many_ms = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
         prior_ms = max(0.0, many_ms - few_ms) * self._at(num_requests)[0]
@@ -113,7 +113,7 @@ class DraftCosts:
         return drafting, calls * first_ms, (stats.num_draft_steps - calls) * further_ms
 
     def _observe_late(self, stats: PlanStats, context_len: float, slowness: float) -> None:
-        """What calls over missed tokens took beyond the steps that they would have taken without."""
+        """Time that calls over missed tokens took beyond the steps that they would have taken without."""
         if not stats.num_late_calls or stats.late_ms <= 0.0:
             return
         calls, drafting = stats.num_late_calls, stats.num_late_drafted / stats.num_late_steps
