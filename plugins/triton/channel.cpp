@@ -165,7 +165,10 @@ bool Channel::receive(const std::function<void(const char*, const char*)>& on_fr
     if (start == 0) continue;
     std::memmove(received_.data(), received_.data() + start, num_received_ - start);
     num_received_ -= start;
-    if (num_received_ == 0 && received_.size() > kKeptBytes) std::vector<char>().swap(received_);
+    if (num_received_ <= kReadBytes && received_.size() > kKeptBytes) {
+      received_.resize(num_received_);
+      received_.shrink_to_fit();
+    }
   }
 }
 

@@ -69,10 +69,8 @@ Opened Engine::open(const ModelInfo& info, uint32_t* model) {
     return models_[*model].has_answer || state_ == State::kClosed || state_ == State::kDraining;
   };
   // The first process's time is its own affair; a later one may crash for ever.
-  if (num_starts_ <= 1)
-    changed_.wait(lock, is_decided);
-  else
-    changed_.wait_for(lock, ticks(settings_.startup_timeout_s), is_decided);
+  changed_.wait(lock, [&] { return is_decided() || num_starts_ > 1; });
+  changed_.wait_for(lock, ticks(settings_.startup_timeout_s), is_decided);
   const Model found = models_[*model];
   if (found.has_answer && found.answer.status == OpenStatus::kOpened) return found.answer;
   forget(*model);
@@ -103,7 +101,10 @@ bool Engine::is_ready() {
 
 void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
   TRITONBACKEND_ResponseFactory* factory;
-  if (!succeeded(TRITONBACKEND_ResponseFactoryNew(&factory, request), "response factory")) return;
+  if (!succeeded(TRITONBACKEND_ResponseFactoryNew(&factory, request), "response factory")) {
+    refuse_without_factory(request);
+    return;
+  }
   const auto open = std::make_shared<OpenRequest>(model, factory, wants_error_code(request));
   const uint64_t handle = next_handle_++;
   std::string frame;
@@ -200,6 +201,7 @@ void Engine::serve_process() {
     FrameWriter hello(ToEngine::kHello);
     hello.put(kWireVersion);
     hello.put(num_starts_++);
+    changed_.notify_all();
     channel_.send(hello.frame());
     for (const auto& [id, model] : models_) channel_.send(open_frame(id, model.info));
   }

@@ -88,6 +88,13 @@ void put_input(FrameWriter& frame, TRITONBACKEND_Input* input) {
     throw std::runtime_error(std::string(name) + " has fewer bytes than it says; send it again");
 }
 
+void end_with_error(TRITONBACKEND_Response* response, const Refusal& refusal, bool wants_code) {
+  const std::string message = wants_code ? json_of(refusal) : refusal.message;
+  TRITONSERVER_Error* const error = TRITONSERVER_ErrorNew(refusal.code, message.c_str());
+  succeeded(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "error");
+  TRITONSERVER_ErrorDelete(error);
+}
+
 }  // namespace
 
 bool OpenRequest::was_cancelled() {
@@ -153,16 +160,20 @@ void OpenRequest::send_outputs(FrameReader& body, bool is_final) {
 
 void OpenRequest::send_error(const Refusal& refusal) {
   TRITONBACKEND_Response* response;
-  if (!succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response")) return;
-  const std::string message = wants_code_ ? json_of(refusal) : refusal.message;
-  TRITONSERVER_Error* const error = TRITONSERVER_ErrorNew(refusal.code, message.c_str());
-  succeeded(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "error");
-  TRITONSERVER_ErrorDelete(error);
+  if (succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response"))
+    end_with_error(response, refusal, wants_code_);
 }
 
 void OpenRequest::close() {
   succeeded(TRITONBACKEND_ResponseFactoryDelete(factory_), "response factory");
   factory_ = nullptr;
+}
+
+void refuse_without_factory(TRITONBACKEND_Request* request) {
+  TRITONBACKEND_Response* response;
+  const Refusal refusal{TRITONSERVER_ERROR_UNAVAILABLE, "the server cannot take the request now; try again later"};
+  if (succeeded(TRITONBACKEND_ResponseNew(&response, request), "response"))
+    end_with_error(response, refusal, wants_error_code(request));
 }
 
 bool skip_response(FrameReader& body) {

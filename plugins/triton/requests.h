@@ -45,6 +45,9 @@ class OpenRequest {
   bool is_noted_ = false;
 };
 
+// Ends a request that has no response factory, with an error.
+void refuse_without_factory(TRITONBACKEND_Request* request);
+
 // Passes over the response that comes next in the body; returns whether it is a request's last.
 bool skip_response(FrameReader& body);
 
