@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StopWords:
-    """The automaton of some words, which any number of finders share."""
+    """The automaton of some words, which any number of finders share: 8 bytes and a character for each state.
 
-    children: tuple[dict[str, int], ...]
-    suffix: tuple[int, ...]  # longest proper suffix of the state that is also a state
-    depth: tuple[int, ...]  # characters of the state
-    match: tuple[int, ...]  # length of the longest stop word that ends in the state, 0 if none
+    A state is a beginning of a word. States are numbered by their length, then by their characters, so that those that
+    go on from one state are a range: first[state] to first[state + 1].
+    """
+
+    chars: str  # the last character of each state
+    first: array[int]
+    suffix: array[int]  # longest proper suffix of the state that is also a state
+    depth: array[int]  # characters of the state
+    match: array[int]  # length of the longest stop word that ends in the state, 0 if none
 
     @staticmethod
     def of(words: Iterable[str]) -> StopWords | None:
-        """None if no word has a character."""
-        words = [word for word in words if word]
-        return _build(words) if words else None
+        """None if no word has a character. All words together have less than 2^16 characters."""
+        known = sorted({word for word in words if word})
+        return _build(known) if known else None
 
 
 class StopWordFinder:
@@ -32,6 +38,7 @@ class StopWordFinder:
 
     def __init__(self, words: StopWords) -> None:
         self._automaton = words
+        self._beginnings = words.chars[words.first[0] : words.first[1]]
         self._state = 0
 
     @property
@@ -44,42 +51,52 @@ class StopWordFinder:
 
         ignore: skip words that end within this text (min_tokens is not reached yet).
         """
-        automaton = self._automaton
-        children, suffix, match = automaton.children, automaton.suffix, automaton.match
+        words, beginnings = self._automaton, self._beginnings
+        chars, first, suffix, match = words.chars, words.first, words.suffix, words.match
         state = self._state
         for i, char in enumerate(text):
-            while state and char not in children[state]:
-                state = suffix[state]
-            state = children[state].get(char, 0)
-            if match[state] and not ignore:
-                self._state = state
-                return i + 1, match[state]
+            if state or char in beginnings:
+                state = _next(chars, first, suffix, state, char)
+                if match[state] and not ignore:
+                    self._state = state
+                    return i + 1, match[state]
         self._state = state
         return None
 
 
+def _next(chars: Sequence[str], first: Sequence[int], suffix: Sequence[int], state: int, char: str) -> int:
+    """The state after another character."""
+    while True:
+        begin, end = first[state], first[state + 1]
+        if begin < end:
+            found = begin if end - begin == 1 else bisect_left(chars, char, begin, end)
+            if found < end and chars[found] == char:
+                return found
+        if not state:
+            return 0
+        state = suffix[state]
+
+
 def _build(words: list[str]) -> StopWords:
-    children: list[dict[str, int]] = [{}]
-    depth, match = [0], [0]
-    for word in words:
-        state = 0
-        for char in word:
-            if char not in children[state]:
-                children[state][char] = len(children)
-                depth.append(depth[state] + 1)
-                children.append({})
-                match.append(0)
-            state = children[state][char]
-        match[state] = len(word)
-    suffix = [0] * len(children)
-    queue = deque(children[0].values())
-    while queue:
-        state = queue.popleft()
-        for char, child in children[state].items():
-            queue.append(child)
-            shorter = suffix[state]
-            while shorter and char not in children[shorter]:
-                shorter = suffix[shorter]
-            suffix[child] = children[shorter].get(char, 0)
-            match[child] = match[child] or match[suffix[child]]
-    return StopWords(tuple(children), tuple(suffix), tuple(depth), tuple(match))
+    """words: sorted, each once and not empty."""
+    chars, first = ["\0"], array("H")  # the empty state has no last character
+    suffix, depth, match = array("H", [0]), array("H", [0]), array("H", [0])
+    spans = [(0, len(words))]  # of the words that begin with each state
+    for state, (begin, end) in enumerate(spans):  # grows meanwhile
+        length = depth[state]
+        first.append(len(spans))
+        if length and len(words[begin]) == length:  # the state is a word, which comes before those that go on from it
+            begin += 1
+        while begin < end:
+            char, same = words[begin][length], begin + 1
+            while same < end and words[same][length] == char:
+                same += 1
+            shorter = _next(chars, first, suffix, suffix[state], char) if state else 0
+            chars.append(char)
+            spans.append((begin, same))
+            suffix.append(shorter)
+            depth.append(length + 1)
+            match.append(length + 1 if len(words[begin]) == length + 1 else match[shorter])
+            begin = same
+    first.append(len(spans))
+    return StopWords("".join(chars), first, suffix, depth, match)

@@ -1,5 +1,10 @@
 """Stop words are found at the earliest end, whatever the pieces the text comes in."""
 
+import gc
+import random
+import tracemalloc
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,3 +50,32 @@ def test_ignored_words_do_not_count_but_can_begin_a_later_one():
     finder = StopWordFinder(StopWords.of(["ab", "bc"]))
     assert finder.push("ab", ignore=True) is None
     assert finder.push("c") == (1, 2)
+
+
+def random_words(alphabet):
+    rng = random.Random(1)
+    return ["".join(rng.choices(alphabet, k=128)) for _ in range(64)]
+
+
+@pytest.mark.parametrize("alphabet", ["abcdefgh", [chr(token) for token in range(131_072)]], ids=["text", "tokens"])
+def test_words_take_less_than_16_bytes_a_character(alphabet):
+    words = random_words(alphabet)
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        automaton = StopWords.of(words)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert automaton is not None
+    assert after - before < 16 * sum(map(len, words))
+
+
+def test_many_words_are_found_in_the_text_of_some():
+    words = random_words("ab")
+    rng = random.Random(2)
+    for word in rng.sample(words, 8):
+        text = "".join(rng.choices("ab", k=200)) + word + "b"
+        assert StopWordFinder(StopWords.of(words)).push(text) == plain_search(text, words)
