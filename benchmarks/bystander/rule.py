@@ -1,0 +1,62 @@
+"""The bystander rule: what another client may notice of a request."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.bystander.attack import Sent
+from benchmarks.bystander.canary import Heard
+from benchmarks.bystander.cases import Case
+
+RATIO = 2.0
+SLACK_MS = 100.0
+MAX_MS = 500.0
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Two high quantiles of what the canary waited for, in ms."""
+
+    p99: float
+    max: float
+
+    @staticmethod
+    def of(times_ms: Sequence[float]) -> Delay:
+        if len(times_ms) < 2:
+            return Delay(max(times_ms, default=0.0), max(times_ms, default=0.0))
+        return Delay(statistics.quantiles(times_ms, n=100, method="inclusive")[98], max(times_ms))
+
+    def is_within(self, alone: Delay) -> bool:
+        """Whether it keeps the rule, against the same without the attacker; a pause of the machine that hits the run
+        without it too is not the attacker's."""
+        return self.p99 <= max(RATIO * alone.p99, alone.p99 + SLACK_MS) and self.max <= max(MAX_MS, RATIO * alone.max)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case: what its requests became, what the canary heard next to them, and next to as many plain sequences
+    (next to nothing if the case is refused)."""
+
+    case: Case
+    sent: Sent
+    heard: Heard
+    alone: Heard
+    trouble: str = ""
+
+    @property
+    def delays(self) -> dict[str, tuple[Delay, Delay]]:
+        """By what is waited for: next to the attack, without it."""
+        return {
+            "first token": (Delay.of(self.heard.first_ms), Delay.of(self.alone.first_ms)),
+            "gap": (Delay.of(self.heard.gaps_ms), Delay.of(self.alone.gaps_ms)),
+        }
+
+    @property
+    def is_kept(self) -> bool:
+        return not self.trouble and all(found.is_within(alone) for found, alone in self.delays.values())
+
+    @property
+    def worst_ms(self) -> float:
+        return max(found.max for found, _ in self.delays.values())

@@ -1,0 +1,199 @@
+"""The worst values of each input of the model `faser`: at its limits, just beyond them, and as large as a body may be.
+
+Numbers and switches are read from the table of request fields. Texts and lists have limits of their own, so WRITTEN
+names theirs: an input of another kind that is not there is a KeyError, which tests/benchmarks/bystander finds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.core.request_field import MAX_INT32, Row, rows
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_SALT_CHARS, MAX_TOP_LOG_PROBS
+from faser_trtllm.guided.spec import MAX_GUIDE_BYTES
+from faser_trtllm.serving.text.request import (
+    MAX_BAD_TEXTS,
+    MAX_STOP_CHARS,
+    MAX_STOP_WORDS,
+    MAX_WORD_CHARS,
+    MAX_WORDS,
+    MAX_WORDS_CHARS,
+    TextRequest,
+)
+from faser_trtllm.serving.triton.contract import INPUTS
+from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES
+
+MAX_BODY_BYTES = 4 << 20  # that deploy/nginx.conf lets through
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst values of one input, each with the inputs that it means nothing without.
+
+    limits: that are served. beyond: just beyond a limit. large: of MAX_BODY_BYTES.
+    """
+
+    limits: Sequence[Fields] = ()
+    beyond: Sequence[Fields] = ()
+    large: Sequence[Fields] = ()
+
+
+def words(number: int, num_chars: int) -> list[str]:
+    """Different words of letters that tokenize badly."""
+    random = Random(number * 1009 + num_chars)
+    return ["".join(random.choices("abcdefghijklmnopqrstuvwxyz_()=. ", k=num_chars)) for _ in range(number)]
+
+
+def text(num_chars: int) -> str:
+    return words(1, num_chars)[0]
+
+
+def _word_lists(name: str, number: int, num_chars: int, weights: str = "") -> Worst:
+    """At most number words, of num_chars together."""
+
+    def fields(found: list[str]) -> Fields:
+        return {name: found} | ({weights: [0.1] * len(found)} if weights else {})
+
+    many, long = (number, num_chars // number), (num_chars // MAX_WORD_CHARS, MAX_WORD_CHARS)
+    return Worst(
+        limits=[fields(words(*many)), fields(words(*long))],
+        beyond=[
+            fields(words(number + 1, 1)),
+            fields(words(1, MAX_WORD_CHARS + 1)),
+            fields([*words(*long), "x"]),
+            fields(words(8 * number, MAX_WORD_CHARS)[: 2 << 10]),
+        ],
+        large=[fields(words((MAX_BODY_BYTES >> 10) - 100, MAX_WORD_CHARS - 8)), fields(["x"] * (MAX_BODY_BYTES // 6))],
+    )
+
+
+def _schema(**schema: Any) -> Fields:
+    return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(schema)}
+
+
+def _regex(pattern: str) -> Fields:
+    return {"guided_decoding_guide_type": "regex", "guided_decoding_guide": pattern}
+
+
+def _guides() -> Worst:
+    names = [f"p{number}" for number in range(700)]
+    many = {"type": "object", "properties": {name: {"type": "integer", "minimum": 12345} for name in names}}
+    grammar = "start: " + " ".join(["a?"] * 3000) + "\na: /[a-z]+[0-9]{1,50}/"
+    return Worst(
+        limits=[
+            _schema(type="integer", multipleOf=400009),
+            _schema(**many),
+            _schema(type="array", items={"type": "string", "maxLength": 2000}, maxItems=1000),
+            _schema(allOf=[{"type": "string", "pattern": f"^.*{chr(97 + i % 26)}.{{{i + 5}}}$"} for i in range(30)]),
+            _regex("(a|b)*a(a|b){200}"),
+            _regex("(\\p{L}{1,30}\\p{N}{1,30}){1,200}"),
+            _regex("|".join(words(1500, 32)).translate(str.maketrans("", "", "().")).replace("|", "[a-z]*|")),
+            {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": grammar},
+        ],
+        beyond=[_regex("a" * (MAX_GUIDE_BYTES + 1)), _schema(type="integer", multipleOf=999983), _regex("(" * 5000)],
+        large=[_regex("(a|b)" * (MAX_BODY_BYTES // 6))],
+    )
+
+
+WRITTEN: Mapping[str, Worst] = {
+    "text_input": Worst(
+        limits=[{"text_input": "def f(x): " * 80}, {"text_input": "\U0001f642" * 200}],
+        beyond=[{"text_input": text(100_000)}, {"text_input": ""}, {"text_input": " " * 100_001}],
+        large=[{"text_input": text(MAX_BODY_BYTES - 4096)}, {"text_input": "a" * (MAX_BODY_BYTES - 4096)}],
+    ),
+    "input_ids": Worst(
+        limits=[{"input_ids": [7] * 900}],
+        beyond=[{"input_ids": [7] * 20_000}, {"input_ids": [-1]}],
+        large=[{"input_ids": [7] * (MAX_BODY_BYTES // 4)}],
+    ),
+    "end_id": Worst(limits=[{"end_id": -1}], beyond=[{"end_id": MAX_INT32}]),
+    "embedding_bias_weights": Worst(
+        limits=[{"embedding_bias_words": words(MAX_WORDS, 8), "embedding_bias_weights": [-100.0] * MAX_WORDS}],
+        beyond=[{"embedding_bias_words": ["x"], "embedding_bias_weights": [1.0, 1.0]}],
+        large=[{"embedding_bias_words": ["x"], "embedding_bias_weights": [0.5] * (MAX_BODY_BYTES // 4 - 1024)}],
+    ),
+    "logit_bias_ids": Worst(
+        limits=[{"logit_bias_ids": list(range(MAX_LOGIT_BIAS)), "logit_bias_values": [0.5] * MAX_LOGIT_BIAS}],
+        beyond=[{"logit_bias_ids": [1] * 5 * MAX_LOGIT_BIAS, "logit_bias_values": [-2.0]}, {"logit_bias_ids": [-1]}],
+        large=[{"logit_bias_ids": [3] * (MAX_BODY_BYTES // 10), "logit_bias_values": [0.5] * (MAX_BODY_BYTES // 10)}],
+    ),
+    "logit_bias_values": Worst(
+        limits=[{"logit_bias_ids": [5], "logit_bias_values": [-1e30]}],
+        beyond=[{"logit_bias_ids": [5], "logit_bias_values": [1.0, 1.0]}],
+        large=[{"logit_bias_values": [0.5] * (MAX_BODY_BYTES // 4 - 1024)}],
+    ),
+    "num_return_sequences": Worst(
+        limits=[{"num_return_sequences": MAX_RETURN_SEQUENCES}],
+        beyond=[{"num_return_sequences": MAX_RETURN_SEQUENCES + 1}, {"num_return_sequences": MAX_INT32}],
+    ),
+    "beam_width": Worst(limits=[{"beam_width": 1}], beyond=[{"beam_width": 2}]),
+    "stream": Worst(limits=[{"stream": True}, {"stream": False}]),
+    "min_tokens": Worst(
+        limits=[{"min_tokens": 32}, {"min_tokens": MAX_INT32, "max_tokens": MAX_INT32}],
+        beyond=[{"min_tokens": -1}, {"min_tokens": 33, "max_tokens": 32}],
+    ),
+    "cache_salt": Worst(
+        limits=[{"cache_salt": "s" * MAX_SALT_CHARS}],
+        beyond=[{"cache_salt": "s" * (MAX_SALT_CHARS + 1)}],
+        large=[{"cache_salt": "s" * (MAX_BODY_BYTES - 4096)}],
+    ),
+    "drafters": Worst(
+        limits=[{"drafters": "model"}, {"drafters": ",".join(["model"] * 1000)}],
+        beyond=[{"drafters": "x" * 5000}],
+        large=[{"drafters": "model," * (MAX_BODY_BYTES // 6 - 1024)}],
+    ),
+    "stop_words": _word_lists("stop_words", MAX_STOP_WORDS, MAX_STOP_CHARS),
+    "bad_words": _word_lists("bad_words", MAX_BAD_TEXTS, MAX_WORDS_CHARS),
+    "embedding_bias_words": _word_lists(
+        "embedding_bias_words", MAX_WORDS, MAX_WORDS_CHARS, weights="embedding_bias_weights"
+    ),
+    "guided_decoding_guide": _guides(),
+    "guided_decoding_guide_type": Worst(
+        limits=[{"guided_decoding_guide_type": "json"}],
+        beyond=[{"guided_decoding_guide_type": "x" * 5000}],
+        large=[{"guided_decoding_guide_type": "x" * (MAX_BODY_BYTES - 4096)}],
+    ),
+    "num_top_log_probs": Worst(
+        limits=[{"num_top_log_probs": MAX_TOP_LOG_PROBS, "return_log_probs": True, "return_context_log_probs": True}],
+        beyond=[{"num_top_log_probs": MAX_TOP_LOG_PROBS + 1, "return_log_probs": True}, {"num_top_log_probs": 1}],
+    ),
+}
+"""Of the inputs whose limits are no number of the table, or that need another input."""
+
+
+def worst_of(name: str) -> Worst:
+    """The worst values of an input; KeyError if nobody has said what its limits are."""
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if INPUTS[name] == "BOOL":
+        return Worst(limits=[{name: True}])
+    row = {row.name: row for row in rows(TextRequest)}.get(name)
+    if row is None or row.bounds is None or row.is_list:
+        raise KeyError(f"the worst values of {name} are not written down")
+    return _of_number(row)
+
+
+def _of_number(row: Row) -> Worst:
+    bounds = row.bounds
+    assert bounds is not None
+    low, high = bounds.low, bounds.high
+    if row.kind is int:
+        beyond = [int(low) - 1] + ([int(high) + 1] if row.dtype == "UINT64" or high < MAX_INT32 else [])
+        allowed = [number for number in beyond if row.dtype != "UINT64" or 0 <= number < 1 << 64]
+        return Worst([{row.name: int(low)}, {row.name: int(high)}], [{row.name: number} for number in allowed])
+    first, last = np.float32(low), np.float32(high)
+    up, down = np.float32(math.inf), np.float32(-math.inf)
+    inside = [np.nextafter(first, up) if bounds.above_low else first]
+    inside.append(np.nextafter(last, down) if bounds.below_high else last)
+    outside = [first if bounds.above_low else np.nextafter(first, down)]
+    outside.append(last if bounds.below_high else np.nextafter(last, up))
+    return Worst([{row.name: float(one)} for one in inside], [{row.name: float(one)} for one in outside])

@@ -1,0 +1,59 @@
+"""A client's stream goes on next to the worst requests of another one: compared with the same run without them.
+
+A short form by default; the whole family is `faser bench bystander`, and runs with --all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.bystander.attack import Attacker
+from benchmarks.bystander.canary import Canary
+from benchmarks.bystander.cases import all_cases
+from benchmarks.bystander.runner import describe, run_cases
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from tests.support.effort import pick
+from tests.support.triton_server import ROOT, Server
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+KINDS = (
+    "bad_words at a limit",
+    "stop_words at a limit",
+    "num_top_log_probs at a limit",
+    "return_generation_logits at a limit",
+    "guided_decoding_guide at a limit",
+    "bad_words beyond a limit",
+    "input_ids beyond a limit",
+    "text_input of 4 MB",
+    "bad_words of 4 MB",
+    "64 prompts of 60 KB",
+    "pairs 0",
+    "pairs 7",
+)
+CASES = pick([next(case for case in all_cases() if case.name.startswith(kind)) for kind in KINDS], all_cases())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The demo pair, with room for the canary next to two times 64 sequences."""
+    directory = tmp_path_factory.mktemp("demo")
+    pair = ROOT / "engines" / "demo"
+    sizes = {"max_batch_size": 160, "max_seq_len": 1024}
+    build_engines(BuildOptions(pair / "target", pair / "draft", directory / "engine", **sizes))
+    with Server(directory / "engine", speculation="fixed:4", log=directory / "log") as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def clients(server):
+    with Attacker(*server.ports[:2]) as attacker, Canary(server.grpc_url) as canary:
+        yield attacker, canary
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_another_client_s_stream_goes_on(server, clients, case):
+    attacker, canary = clients
+    (outcome,) = run_cases([case], attacker, canary, seconds=0.6, engine_pid=server.engine_pid)
+    assert outcome.is_kept, describe(outcome)
+    assert "Traceback" not in server.output()
