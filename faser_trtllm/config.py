@@ -172,7 +172,7 @@ class ServiceConfig(ExecutorConfig):
         "duration of slow steps if that is longer",
     )
     hang_timeout_s: float = Field(
-        60.0, gt=0, le=MAX_TIME_S, description="an engine child that hangs for this time is restarted"
+        60.0, gt=0, le=MAX_TIME_S, description="an engine child or a server that hangs for this time is restarted"
     )
     cancellation_check_period_ms: int = Field(5, ge=1, le=1000 * MAX_TIME_S)
     draft_timeout_ms: float = Field(

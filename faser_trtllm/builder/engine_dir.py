@@ -8,13 +8,13 @@ E/manifest.json                               written last: sources, sizes and s
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.json_text import parse_json
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -146,11 +146,13 @@ def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
             raise EngineFileError(f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; {_REBUILD}")
 
 
-def hash_mismatches(path: Path, files: Mapping[str, Any]) -> Iterator[str]:
-    """A clause per file whose contents differ from the manifest; slow, since it reads every file."""
+def hash_mismatches(
+    path: Path, files: Mapping[str, Any], sha256: Callable[[Path], str] | None = None
+) -> Iterator[str]:
+    """A clause per file whose contents differ from the manifest. sha256: None is sha256_of, which reads every file."""
     for name, entry in files.items():
         try:
-            digest = sha256_of(path / name)
+            digest = (sha256 or sha256_of)(path / name)
         except OSError as error:
             raise EngineFileError(f"{name} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if digest != entry["sha256"]:
@@ -191,7 +193,7 @@ def _read_engine_config(path: Path, role: str) -> dict[str, Any]:
 
 def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
     try:
-        data = json.loads((path / name).read_text(encoding="utf-8"))
+        data = parse_json((path / name).read_bytes())
     except OSError as error:
         raise EngineFileError(f"{name} cannot be read in {path} ({reason_of(error)}): {remedy}") from error
     except ValueError as error:

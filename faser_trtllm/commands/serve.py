@@ -69,6 +69,13 @@ def serve(
             "otherwise that takes the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
         ),
     ] = False,
+    allow_vulnerable_triton: Annotated[
+        bool,
+        typer.Option(
+            "--allow_vulnerable_triton",
+            help="listen where others can reach the ports though this tritonserver has known vulnerabilities",
+        ),
+    ] = False,
 ) -> None:
     """Serve engines behind NVIDIA Triton until SIGTERM, then drain."""
     from faser_trtllm.serving.launch.launcher import serve as run
@@ -105,6 +112,7 @@ def serve(
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,
             allow_control=allow_control,
+            allow_vulnerable_triton=allow_vulnerable_triton,
         )
     )
     raise typer.Exit(code)

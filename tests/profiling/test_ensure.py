@@ -23,6 +23,7 @@ from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.profiling import ensure, profile
 from faser_trtllm.profiling.ensure import DISTURBED_S, ensure_profile, measure_once
 from faser_trtllm.serving.engine_process.opening import open_engine_dir
+from faser_trtllm.serving.launch.hashes import FileHashes
 from faser_trtllm.serving.launch.options import check_engines
 from tests.support.checkpoints import make_pair
 
@@ -167,7 +168,7 @@ def test_a_service_starts_with_price_on_another_machine(engine_dir: Path) -> Non
     measure_once(engine_dir, num_threads=1)
     move_to_another_machine(engine_dir / PROFILE)
     service = ServiceConfig(engine_dir=str(engine_dir), speculation="price", num_threads=1)
-    check_engines(service, allow_hash_mismatch=False)
+    check_engines(service, False, FileHashes())
     move_to_another_machine(next(engine_dir.glob("profile-*.json")))
     executor, _ = open_engine_dir(engine_dir, service)
     with contextlib.closing(executor):

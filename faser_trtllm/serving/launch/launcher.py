@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -20,13 +18,15 @@ from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.serving.launch.control import KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.launch.faults import faults_of_environment
+from faser_trtllm.serving.launch.hang import HangWatch, status_of
+from faser_trtllm.serving.launch.hashes import FileHashes, StoppedError
 from faser_trtllm.serving.launch.limits import check_limits
 from faser_trtllm.serving.launch.options import ServeOptions, check_engines, default_repository, effective_config
 from faser_trtllm.serving.launch.ports import check_ports, is_free
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, kill, session_pids
 from faser_trtllm.serving.launch.repository import choose_models, link_unary
 from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE, RunDir, remove_stale
-from faser_trtllm.serving.launch.tritonserver import find_tritonserver, link_backends, spawn
+from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, spawn
 
 EXIT_TIMEOUT_S = 5
 STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset
@@ -35,17 +35,20 @@ STEADY_S = 10.0  # a server that ran this long had started well: the back-off is
 class Launcher:
     """One launch of a server. A context manager: leaving it ends everything that was started."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, hashes: FileHashes | None = None) -> None:
+        """hashes: of earlier launches, so that the engine files are not read again."""
         self._options = options
         self._repository = (options.model_repo or default_repository()).absolute()
         self.models = choose_models(self._repository, options.models)
         self._config, self.conversion = effective_config(options, self._repository)
+        self._binary = find_tritonserver(options.tritonserver)
+        if not options.allow_vulnerable_triton:
+            check_exposure(options.host, self._binary)
         self._hash_mismatches: tuple[str, ...] = ()
         if options.model_repo is None:  # a custom repository may serve something else
-            self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch)
+            self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch, hashes or FileHashes())
         faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
-        self._binary = find_tritonserver(options.tritonserver)
         self._process: subprocess.Popen[bytes] | None = None
         self._run_dir: RunDir | None = None
         self._log: IO[bytes] | None = None
@@ -98,10 +101,9 @@ class Launcher:
         while stop is None or not stop.is_set():
             if not self.is_running():
                 raise self._start_error()
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                while waiting:
-                    self._get(f"/v2/models/{waiting[0]}/ready")
-                    waiting.pop(0)
+            while waiting and self._get(f"/v2/models/{waiting[0]}/ready") == 200:
+                waiting.pop(0)
+            if not waiting:
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
@@ -204,9 +206,8 @@ class Launcher:
         pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
         return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
 
-    def _get(self, path: str) -> None:
-        """OSError if the server does not answer with 200."""
-        urllib.request.urlopen(f"http://{self._options.host}:{self._options.http_port}{path}", timeout=2).close()
+    def _get(self, path: str) -> int | None:
+        return status_of(self._options.host, self._options.http_port, path, timeout_s=2)
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -256,13 +257,14 @@ def keep_serving(
     """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
 
     A server that a signal ended, once it was ready, is started again, and again if it cannot start then: a port may be
-    taken for a moment. hurry: do not wait for running requests. Raises FaserError if the server cannot start at first.
+    taken for a moment. One that answers nobody for hang_timeout_s is killed, and started again. hurry: do not wait for
+    running requests. Raises FaserError if the server cannot start at first.
     """
-    backoff_s, config = 0.0, None
+    backoff_s, config, hashes = 0.0, None, FileHashes(stop)
     while True:
         started_s = time.monotonic()
         try:
-            with Launcher(options) as launcher:
+            with Launcher(options, hashes) as launcher:
                 launcher.hurry = hurry
                 if _serve_once(launcher, options, stop, on_ready):
                     return 0
@@ -271,6 +273,8 @@ def keep_serving(
                 print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
                 return 1
             what = f"the server was ended by {launcher.end_signal} and is started again"
+        except StoppedError:
+            return 0
         except FaserError as error:
             if config is None:
                 raise
@@ -298,9 +302,14 @@ def _serve_once(
         if launcher.is_synthetic:
             print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
         on_ready(launcher, options)
+    watch, limit_s = HangWatch(options.host, options.http_port), launcher.config.hang_timeout_s
     while not stop.wait(0.2):
         if not launcher.is_running():
             return False
+        silent_s = watch.silent_s()
+        if silent_s >= limit_s:
+            print(f"the server has not answered for {silent_s:.0f} s and is killed", file=sys.stderr, flush=True)
+            launcher.kill()
     launcher.stop()
     return True
 

@@ -13,6 +13,7 @@ from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_drafters, choose_policy
 from faser_trtllm.profiling.ensure import ensure_profile
+from faser_trtllm.serving.launch.hashes import FileHashes
 from faser_trtllm.trtllm.convert.convert import Conversion, read_config
 from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
 
@@ -31,6 +32,7 @@ class ServeOptions:
     allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
     settings: keys of faser.yaml that override config.
     allow_control: leave Triton's control APIs open to all clients; otherwise they require the key of control.py.
+    allow_vulnerable_triton: listen on any host, whatever version the server has; otherwise check_exposure() decides.
     log_file: where messages go; None is this process's stderr. verbose: also Triton's info messages.
     """
 
@@ -50,6 +52,7 @@ class ServeOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     allow_hash_mismatch: bool = False
     allow_control: bool = False
+    allow_vulnerable_triton: bool = False
     log_file: Path | None = None
     verbose: bool = False
 
@@ -72,10 +75,11 @@ def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceCo
     return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())}), conversion
 
 
-def check_engines(config: ServiceConfig, allow_hash_mismatch: bool) -> tuple[str, ...]:
+def check_engines(config: ServiceConfig, allow_hash_mismatch: bool, hashes: FileHashes) -> tuple[str, ...]:
     """Raise the errors that the engine process would raise, before a server is started; compares hashes too.
 
-    Returns one clause per file whose hash differs, which is an error unless allow_hash_mismatch.
+    Raises StoppedError as hashes.of does. Returns one clause per file whose hash differs, which is an error unless
+    allow_hash_mismatch.
     """
     path = Path(config.engine_dir or "")
     engines = EngineDir.load(path)
@@ -86,7 +90,7 @@ def check_engines(config: ServiceConfig, allow_hash_mismatch: bool) -> tuple[str
         max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
         ensure_profile(path, config)
         choose_policy(path, config.speculation, num_threads, max_draft_len, max_batch_size, drafters=drafters)
-    mismatches = tuple(hash_mismatches(path, engines.manifest["files"]))
+    mismatches = tuple(hash_mismatches(path, engines.manifest["files"], hashes.of))
     if mismatches and not allow_hash_mismatch:
         more = f" ({len(mismatches) - 1} more files differ)" if len(mismatches) > 1 else ""
         raise EngineFileError(

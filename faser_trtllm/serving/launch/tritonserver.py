@@ -1,9 +1,12 @@
-"""Finds tritonserver, in the nvidia-pytriton wheel or in NVIDIA's container, and starts it."""
+"""Finds tritonserver, in the nvidia-pytriton wheel or in NVIDIA's container, checks it and starts it."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import ipaddress
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,12 +15,14 @@ from pathlib import Path
 from typing import IO
 
 import faser_trtllm
-from faser_trtllm.errors import UnavailableError
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.launch.limits import raise_limits
 from faser_trtllm.serving.launch.process import die_with_parent
 
 BACKEND = "faser"
 LIBRARY = f"libtriton_{BACKEND}.so"
+FIXED_VERSION = (2, 71)  # of the container FIXED_CONTAINER; docs/deployment.md lists what is wrong with older ones
+FIXED_CONTAINER = "26.07"
 
 
 def find_tritonserver(binary: Path | None = None) -> Path:
@@ -40,11 +45,41 @@ def find_tritonserver(binary: Path | None = None) -> Path:
     )
 
 
+def check_exposure(host: str, binary: Path) -> None:
+    """Raise InvalidArgumentError if others can reach a server that has known vulnerabilities, or no known version."""
+    version = _version_of(binary)
+    if _is_loopback(host) or (version is not None and version >= FIXED_VERSION):
+        return
+    raise InvalidArgumentError(
+        f"host is {host}, where others can reach it, but {binary} is "
+        f"{'of no known version' if version is None else f'Triton {version[0]}.{version[1]}'} and versions before "
+        f"{FIXED_VERSION[0]}.{FIXED_VERSION[1]} (NVIDIA's container {FIXED_CONTAINER}) have known vulnerabilities; "
+        "listen on 127.0.0.1 next to a proxy, or accept them with --allow_vulnerable_triton"
+    )
+
+
+def _version_of(binary: Path) -> tuple[int, int] | None:
+    """Major and minor version by the file that NVIDIA's container has; the wheel has none."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = re.match(r"(\d+)\.(\d+)", (binary.resolve().parent.parent / "TRITON_VERSION").read_text())
+        if found is not None:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; a name other than localhost may be anybody's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def backend_library() -> Path:
     """The library of the Triton backend `faser`."""
     path = Path(faser_trtllm.__file__).parent / "_native" / LIBRARY
     if not path.exists():
-        raise UnavailableError(f"{LIBRARY} is missing beside the native library; run ./build.sh setup")
+        raise UnavailableError(f"{LIBRARY} is missing next to the native library; run ./build.sh setup")
     return path
 
 

@@ -99,11 +99,11 @@ def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_starte
     assert answers(server)
 
 
-@pytest.mark.parametrize("paused", ["server", "both"])
+@pytest.mark.parametrize("paused", ["launcher and server", "all"])
 def test_a_pause_of_the_machine_ends_no_stream(serve, paused):
     """A virtual machine or a container may rest for longer than hang_timeout_s, and nobody is at fault."""
     server = serve("health_timeout_s: 2\nhang_timeout_s: 4\n")
-    pids = [server.triton_pid()] + ([server.engine_pid()] if paused == "both" else [])
+    pids = [server.process.pid, server.triton_pid()] + ([server.engine_pid()] if paused == "all" else [])
     with GrpcClient(server.grpc_url) as client:
         client.send(input_ids=(65, 66), max_tokens=ENDLESS, stream=True)
         client.receive(PATIENCE_S)
@@ -117,6 +117,7 @@ def test_a_pause_of_the_machine_ends_no_stream(serve, paused):
             client.receive(PATIENCE_S)
         client.close(cancel=True)
     assert server.metric("faser_engine_restarts_total") == 0
+    assert server.triton_pid() == pids[1]
 
 
 PACED = """
