@@ -1,0 +1,53 @@
+"""The JSON parser of files and requests, under limits that json.loads lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+MAX_DEPTH = 128
+"""Objects and arrays within each other: more than any file or request of ours has, and far from Python's own limit, so
+that what was read can be compared, printed and written, too."""
+
+
+def parse_json(text: str | bytes, *, unique_names: bool = False, finite: bool = False) -> Any:
+    """The value of a JSON text; ValueError with the reason, also if it is nested deeper than MAX_DEPTH.
+
+    unique_names: no object may have a name twice. finite: NaN and Infinity, which Python adds to JSON, are errors.
+    """
+    hook = _unique if unique_names else None
+    try:
+        value = json.loads(text, object_pairs_hook=hook, parse_constant=_refuse if finite else None)
+        is_too_deep = _is_deeper(value, MAX_DEPTH)
+    except RecursionError:
+        is_too_deep = True
+    if is_too_deep:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} objects and arrays")
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {name!r:.80} twice in one object")
+        found[name] = value
+    return found
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"it has {name}, which is no number of JSON")
