@@ -212,7 +212,7 @@ std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request
   frame.put(handle);
   const char* id;
   require(TRITONBACKEND_RequestId(request, &id), "id");
-  frame.put_text(id);
+  frame.put_text(id == nullptr ? "" : id);  // Triton's header allows NULL
   uint32_t count = 0;
   require(TRITONBACKEND_RequestOutputCount(request, &count), "outputs");
   std::string outputs;
