@@ -58,10 +58,14 @@ class Backend:
         ]
         self.send(FromBackend.REQUEST, request_body(model, handle, request_id, outputs, arrays))
 
+    def frame(self):
+        """The next frame: its kind and its body."""
+        return read_frame(self._sock)
+
     def receive(self, kind):
         """The body of the next frame of this kind; those of other kinds are passed over."""
         while True:
-            found, body = read_frame(self._sock)
+            found, body = self.frame()
             if found is kind:
                 return body
 
