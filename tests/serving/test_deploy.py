@@ -30,6 +30,7 @@ from faser_trtllm.serving.client import GrpcClient, generate_http, stream_http
 from faser_trtllm.serving.launch import launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.repository import choose_models
+from faser_trtllm.serving.launch.tritonserver import FIXED_CONTAINER
 from tests.support.checkpoints import write_tokenizer
 from tests.support.triton_server import ROOT, Server, free_ports
 from tests.support.waiting import wait_until
@@ -39,7 +40,6 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 NGINX_CONF = (DEPLOY / "nginx.conf").read_text()
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 NGINX = os.environ.get("FASER_NGINX") or shutil.which("nginx")
-MINIMAL_TRITON = (26, 5)
 
 
 def resources():
@@ -95,8 +95,9 @@ def test_dockerfile_copies_what_is_there_and_starts_a_command_that_is():
 
 def test_the_triton_image_is_not_older_than_the_guide_demands():
     year, month = re.search(r"tritonserver:(\d+)\.(\d+)-py3", DOCKERFILE).groups()
-    assert (int(year), int(month)) >= MINIMAL_TRITON
-    assert f"{MINIMAL_TRITON[0]}.{MINIMAL_TRITON[1]:02d}" in (ROOT / "docs" / "deployment.md").read_text()
+    assert f"{year}.{month}" >= FIXED_CONTAINER
+    for name in ("docs/deployment.md", "SECURITY.md", "README.md", "deploy/Dockerfile"):
+        assert FIXED_CONTAINER in (ROOT / name).read_text(), name
 
 
 def test_compose_mounts_what_is_there_and_publishes_on_loopback_only():
@@ -209,6 +210,8 @@ def test_service_config_fits_the_pod_s_limits_and_grace_period():
     startup_s = ServiceConfig().startup_timeout_s + 30
     assert startup["periodSeconds"] * startup["failureThreshold"] > startup_s
     assert float(COMPOSE["services"]["faser"]["healthcheck"]["start_period"].rstrip("s")) > startup_s
+    live = container["livenessProbe"]
+    assert live["periodSeconds"] * live["failureThreshold"] > ServiceConfig().hang_timeout_s + startup_s
     readiness = container["readinessProbe"]
     assert readiness["periodSeconds"] * readiness["failureThreshold"] <= 5
 
