@@ -50,9 +50,10 @@ TRITONSERVER_Error* read_info(TRITONBACKEND_Model* model, faser::ModelInfo* info
   TRITONSERVER_Message* config;
   if (auto* error = TRITONBACKEND_ModelConfig(model, 1, &config)) return error;
   size_t size;
-  if (auto* error = TRITONSERVER_MessageSerializeToJson(config, &text, &size)) return error;
-  info->config_json.assign(text, size);
-  return TRITONSERVER_MessageDelete(config);
+  TRITONSERVER_Error* const error = TRITONSERVER_MessageSerializeToJson(config, &text, &size);
+  if (error == nullptr) info->config_json.assign(text, size);
+  faser::succeeded(TRITONSERVER_MessageDelete(config), "configuration");
+  return error;
 }
 
 TRITONSERVER_Error* model_of(TRITONBACKEND_ModelInstance* instance, Model** found) {
