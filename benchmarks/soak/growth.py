@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ from benchmarks.soak.watch import ENGINE, Sample
 
 MIB = float(1 << 20)
 _MAX_POINTS = 150
+_MIN_SPANS, _MAX_SPANS = 6, 60
+_MIN_MINUTES = 5.0  # of a trend per hour
 _MAX_SETTLE_S = 30.0  # start of an engine child's life, when it first touches its memory
 
 
@@ -25,6 +29,49 @@ class Growth:
     first_mib: float
     last_mib: float
     num_lives: int
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A line through the least sample of each of num_points equal spans: what is left when a request's memory is free.
+
+    error: standard error of the slope. There is none of less than five minutes.
+    """
+
+    role: str
+    mib_per_hour: float
+    error: float
+    num_points: int
+    minutes: float
+
+
+def fit_trends(samples: Sequence[Sample]) -> list[Trend]:
+    """The trend of each role by least squares, over the process that lived last."""
+    roles = dict.fromkeys(role for sample in samples for role in sample.processes)
+    return [trend for role in roles if (trend := _trend(samples, role)) is not None]
+
+
+def _trend(samples: Sequence[Sample], role: str) -> Trend | None:
+    found = [(sample.at_s, sample.processes[role]) for sample in samples if role in sample.processes]
+    points = [(at_s, process.rss_bytes / MIB) for at_s, process in found if process.pid == found[-1][1].pid]
+    minutes = (points[-1][0] - points[0][0]) / 60
+    if len(points) < 2 * _MIN_SPANS or minutes < _MIN_MINUTES:
+        return None
+    number = max(_MIN_SPANS, min(_MAX_SPANS, round(minutes)))
+    spans = [points[len(points) * i // number : len(points) * (i + 1) // number] for i in range(number)]
+    least = [min(span, key=lambda point: point[1]) for span in spans]
+    hours, mib = [at_s / 3600 for at_s, _ in least], [rss for _, rss in least]
+    fit = statistics.linear_regression(hours, mib)
+    mean = statistics.fmean(hours)
+    residual = sum((y - fit.slope * x - fit.intercept) ** 2 for x, y in zip(hours, mib, strict=True))
+    error = math.sqrt(residual / (number - 2) / sum((x - mean) ** 2 for x in hours))
+    return Trend(role, fit.slope, error, number, minutes)
+
+
+def count_lives(samples: Sequence[Sample]) -> dict[str, int]:
+    """How many processes each role had."""
+    pids = {(role, process.pid) for sample in samples for role, process in sample.processes.items()}
+    return Counter(role for role, _ in pids)
 
 
 def measure_growth(samples: Sequence[Sample]) -> list[Growth]:

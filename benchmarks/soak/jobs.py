@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.bystander.cases import Case
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
@@ -18,6 +19,8 @@ from faser_trtllm.serving.text.offline import generate_all
 NUM_PROMPTS = 24
 MAX_PROMPT_LEN = 96
 OUTPUTS = ((8, 0.0), (48, 0.0), (96, 0.0), (48, 0.9))  # max_tokens, temperature
+WORST, UNARY = "hostile", "unary, hung up"
+HOSTILE = (WORST, UNARY)
 _SEED = 11  # for the sampled half of the jobs: a seed makes their text as reproducible as greedy text
 
 
@@ -48,18 +51,26 @@ class Cancellation:
 
 @dataclass(frozen=True)
 class Plan:
-    """One request of the load."""
+    """One request of the load. kind: what it was sent for, HOSTILE ones by hostile.py."""
 
-    request: Job | BadInput
+    request: Job | BadInput | Case
     fields: Mapping[str, Any] = field(default_factory=dict)
     cancellation: Cancellation | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self._usual_kind())
 
     @property
     def has_deadline(self) -> bool:
         return "timeout_ms" in self.fields
 
     @property
-    def kind(self) -> str:
+    def is_hostile(self) -> bool:
+        return self.kind in HOSTILE
+
+    def _usual_kind(self) -> str:
         if isinstance(self.request, BadInput):
             return "bad input"
         if self.has_deadline:

@@ -11,9 +11,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from benchmarks.soak.jobs import BadInput, Plan
+from benchmarks.bystander.cases import Case
+from benchmarks.soak.jobs import BadInput, Job, Plan
+from benchmarks.soak.watch import ENGINE, SERVER
 
 MAX_TOLD_FAILURES = 20
+ENGINE_DOWN = ("the engine process stopped", "the engine process is starting again")
+_SERVER_DOWN = (
+    "Connection",
+    "RemoteDisconnected",
+    "IncompleteRead",
+    "UNAVAILABLE",
+    "Socket closed",
+    "not ready",
+    *ENGINE_DOWN,
+)
+_FAULTS = ("could not be read", "INTERNAL", "DEADLINE_EXCEEDED", "UNKNOWN")
+RECONNECT_S = 1.0  # until clients of a server that was killed have noticed that it is back
 
 
 class Ending(str, Enum):
@@ -21,7 +35,8 @@ class Ending(str, Enum):
     CANCELLED = "cancelled"  # by the client; the text so far was a prefix of the expected one
     LATE = "timed out"  # its deadline passed; the text so far was a prefix of the expected one
     REFUSED = "refused"  # bad input, with the expected message
-    LOST = "lost to a kill"  # UNAVAILABLE while the engine child was down
+    SERVED = "served"  # a hostile request, whatever its text
+    LOST = "lost to a kill"  # UNAVAILABLE while the engine child or the server was down
     FAILED = "failed"  # anything else
 
 
@@ -45,11 +60,13 @@ class Answer:
 
 @dataclass
 class Kill:
-    """The signal is sent between killed_s and dead_s. recovered_s: first token of a request sent after that."""
+    """The signal is sent between killed_s and dead_s. recovered_s: first token of a request sent after that. role: of
+    the process."""
 
     killed_s: float
     dead_s: float = math.inf
     recovered_s: float | None = None
+    role: str = ENGINE
 
     @property
     def recovery_s(self) -> float | None:
@@ -57,12 +74,24 @@ class Kill:
 
     def concerns(self, answer: Answer) -> bool:
         """Whether the request was open at any time between the kill and the recovery."""
-        return answer.ended_s >= self.killed_s and (self.recovered_s is None or answer.sent_s <= self.recovered_s)
+        if self.recovered_s is None or answer.ended_s < self.killed_s:
+            return answer.ended_s >= self.killed_s
+        return answer.sent_s <= self.recovered_s + (RECONNECT_S if self.role == SERVER else 0.0)
 
 
-def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
-    """The ending, and the reason of a failure. was_down: the request overlapped a kill."""
+def judge(plan: Plan, answer: Answer, was_down: bool, was_server_down: bool = False) -> tuple[Ending, str]:
+    """The ending, and the reason of a failure. was_down: the request overlapped a kill; was_server_down: of the
+    server."""
+    ending, reason = _judge(plan, answer, was_down)
+    if ending is Ending.FAILED and was_server_down and _is_loss_of_server(plan.request, answer):
+        return Ending.LOST, ""
+    return ending, reason
+
+
+def _judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
     request = plan.request
+    if isinstance(request, Case):
+        return _judge_hostile(answer, was_down)
     if isinstance(request, BadInput):
         if answer.error is None:
             return Ending.FAILED, f"was served, but must be refused with {request.message!r}"
@@ -89,6 +118,29 @@ def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
     return Ending.FAILED, str(answer.error)
 
 
+def _judge_hostile(answer: Answer, was_down: bool) -> tuple[Ending, str]:
+    """A worst request is served, or refused by a sentence of ours or of Triton; a fault of the service is neither."""
+    error = answer.error
+    if error is None:
+        return (Ending.CANCELLED if answer.was_cancelled else Ending.SERVED), ""
+    if "the request timed out" in error:
+        return Ending.LATE, ""
+    if is_loss(answer):
+        return (Ending.LOST, "") if was_down else (Ending.FAILED, error)
+    is_cut = error.partition(":")[0].endswith(("Error", "Disconnected", "IncompleteRead"))
+    if is_cut or any(word in error for word in _FAULTS):
+        return Ending.FAILED, f"hostile: {error[:200]}"
+    return Ending.REFUSED, ""
+
+
+def _is_loss_of_server(request: Job | BadInput | Case, answer: Answer) -> bool:
+    """The connection was cut or refused, and what had come was the beginning of the text."""
+    if isinstance(request, Job) and not _is_beginning(answer, request.text):
+        return False
+    error = answer.error
+    return (error is None and answer.finish_reason is None) or any(word in (error or "") for word in _SERVER_DOWN)
+
+
 def _is_beginning(answer: Answer, text: str) -> bool:
     """Whether the server ended the text early; a character that this cut ends in replacement characters."""
     return text.startswith(answer.text.rstrip("\ufffd"))
@@ -96,7 +148,7 @@ def _is_beginning(answer: Answer, text: str) -> bool:
 
 def is_loss(answer: Answer) -> bool:
     """The service's messages while its engine child is down."""
-    return (answer.error or "").startswith(("the engine process stopped", "the engine process is starting again"))
+    return any(word in (answer.error or "") for word in ENGINE_DOWN)
 
 
 def is_late(answer: Answer) -> bool:
@@ -111,20 +163,32 @@ class Ledger:
     counts: Counter[tuple[str, str, Ending]] = field(default_factory=Counter)  # transport, kind, ending
     cancelled_early: int = 0  # of the cancelled ones: before the first token, in the queue or the prefill
     num_tokens: int = 0
+    num_hostile: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     kills: list[Kill] = field(default_factory=list)
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # from, to
     usual_s: float = 0.5  # moving average over finished requests
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
-    def kill(self, pid: int) -> None:
-        """Kill the engine child."""
-        kill = Kill(time.monotonic())
+    def kill(self, pid: int, role: str = ENGINE) -> None:
+        """Kill the engine child, or the process of another role."""
+        kill = Kill(time.monotonic(), role=role)
         with self._lock:
             self.kills.append(kill)
         os.kill(pid, signal.SIGKILL)
         kill.dead_s = time.monotonic()
+
+    def has_recovered(self) -> bool:
+        """From the last kill."""
+        with self._lock:
+            return not self.kills or self.kills[-1].recovered_s is not None
+
+    def share_of_hostile(self) -> float:
+        """Of the requests that have ended."""
+        with self._lock:
+            return self.num_hostile / max(1, sum(self.counts.values()))
 
     def first_token(self, answer: Answer) -> None:
         """A first token arrived: answer.first_s is set."""
@@ -135,8 +199,10 @@ class Ledger:
     def close(self, transport: str, plan: Plan, answer: Answer) -> Ending:
         """Classify and count a finished request."""
         with self._lock:
-            ending, reason = judge(plan, answer, any(kill.concerns(answer) for kill in self.kills))
+            roles = {kill.role for kill in self.kills if kill.concerns(answer)}
+            ending, reason = judge(plan, answer, bool(roles), SERVER in roles)
             self.counts[transport, plan.kind, ending] += 1
+            self.num_hostile += plan.is_hostile
             self.num_tokens += answer.num_tokens
             if ending is Ending.FAILED and (reason in self.failures or len(self.failures) < MAX_TOLD_FAILURES):
                 self.failures[reason] += 1

@@ -15,10 +15,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from benchmarks.soak.jobs import Cancellation, Plan, Planner
-from benchmarks.soak.ledger import Answer, Ending, Ledger
+from benchmarks.soak.ledger import RECONNECT_S, Answer, Ending, Ledger
 from faser_trtllm.serving.client import MODEL_NAME, ResponseError, infer_input, stream_http
 
 WORKERS_PER_CONNECTION = 8
+CHANNEL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", int(1e3 * RECONNECT_S / 2)),
+    ("grpc.enable_http_proxy", 0),
+]
 _PAUSE_S = 0.1  # after a refusal while the engine child is down
 
 
@@ -38,7 +43,8 @@ class GrpcLoad:
         import tritonclient.grpc.aio as grpcclient
 
         clients = [
-            grpcclient.InferenceServerClient(self._url) for _ in range(-(-len(planners) // WORKERS_PER_CONNECTION))
+            grpcclient.InferenceServerClient(self._url, channel_args=CHANNEL_OPTIONS)
+            for _ in range(-(-len(planners) // WORKERS_PER_CONNECTION))
         ]
         try:
             await asyncio.gather(

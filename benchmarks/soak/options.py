@@ -14,15 +14,22 @@ class SoakOptions:
     """Options of `faser bench soak`.
 
     minutes: duration of the load after the warm-up, which takes warmup_s and includes one kill.
+    storm_minutes: of these, the first, in which processes are killed and paused (storm.py); 0: a third. Memory is
+    judged in the calm that follows.
     url, http_url, metrics_url: of a running service over the same engines; None starts one over engine_dir. For a
     service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
     serve`.
     late_share: share of requests whose deadline is shorter than a request takes.
     concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: share of them
     over HTTP.
-    kill_period_s: time between kills of the engine child; 0: no kills.
+    hostile_share: share of requests of hostile clients (hostile.py). num_idle: connections that say nothing.
+    kill_period_s: time between kills of the engine child; 0: no kills. kill_server: kill tritonserver, too. pause_s:
+    how long all processes are stopped at once; 0: no pauses.
     max_growth_mib: limit for the growth of a process' resident memory over the run, by its slope.
-    max_recovery_s: from a kill to the first token of a request sent after it.
+    max_slope_mib_per_hour: of resident memory in the calm, by a linear fit over each minute's least sample.
+    max_log_mib_per_hour: that the service's log may grow by.
+    max_recovery_s: from a kill of the engine child to the first token of a request sent after it;
+    max_server_recovery_s: of the server, which loads its engines anew.
     """
 
     engine_dir: Path
@@ -39,12 +46,20 @@ class SoakOptions:
     cancel_share: float = 0.2
     bad_share: float = 0.05
     late_share: float = 0.1
+    hostile_share: float = 0.1
+    num_idle: int = 100
+    storm_minutes: float = 0.0
     kill_period_s: float = 120.0
+    kill_server: bool = True
+    pause_s: float = 90.0
     warmup_s: float = 40.0
     sample_period_s: float = 1.0
-    request_timeout_s: float = 60.0
+    request_timeout_s: float = 180.0
     max_growth_mib: float = 16.0
-    max_recovery_s: float = 15.0
+    max_slope_mib_per_hour: float = 1.0
+    max_log_mib_per_hour: float = 1.0
+    max_recovery_s: float = 2.0
+    max_server_recovery_s: float = 15.0
     seed: int = 0
     command_line: tuple[str, ...] = ()
 
@@ -52,15 +67,28 @@ class SoakOptions:
     def is_own_service(self) -> bool:
         return self.url is None
 
+    @property
+    def storm_s(self) -> float:
+        return 60.0 * (self.storm_minutes or self.minutes / 3)
+
     def validate(self) -> None:
         """Raise InvalidArgumentError for a run that cannot work or would be meaningless."""
-        for name in ("minutes", "warmup_s", "sample_period_s", "request_timeout_s", "max_growth_mib", "max_recovery_s"):
+        positive = ("minutes", "warmup_s", "sample_period_s", "request_timeout_s")
+        bounds = ("max_growth_mib", "max_slope_mib_per_hour", "max_log_mib_per_hour", "max_recovery_s")
+        for name in (*positive, *bounds, "max_server_recovery_s"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise InvalidArgumentError(f"{name} is {value:g}, it must be more than 0")
         if not 0.0 <= self.kill_period_s < math.inf:
             raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}, it must be 0 (no kills) or more")
-        for name in ("http_share", "cancel_share", "bad_share", "late_share"):
+        if not 0.0 <= self.pause_s < math.inf:
+            raise InvalidArgumentError(f"pause_s is {self.pause_s:g}, it must be 0 (no pauses) or more")
+        if not 0.0 <= self.storm_minutes < self.minutes:
+            raise InvalidArgumentError(
+                f"storm_minutes is {self.storm_minutes:g}, allowed is 0 (a third) to less than minutes, "
+                f"{self.minutes:g}"
+            )
+        for name in ("http_share", "cancel_share", "bad_share", "late_share", "hostile_share"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise InvalidArgumentError(f"{name} is {value:g}, allowed is 0 to 1")

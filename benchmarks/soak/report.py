@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.soak.growth import MIB, Growth
+from benchmarks.soak.growth import MIB, Growth, Trend
 from benchmarks.soak.ledger import Ending, Ledger
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.verdict import Condition, Resting
@@ -34,6 +34,7 @@ class SoakReport:
     baseline: Resting
     end: Resting
     growths: tuple[Growth, ...]
+    trends: tuple[Trend, ...]
     samples: Sequence[Sample]
 
     @property
@@ -64,10 +65,14 @@ class SoakReport:
             "cancelled_before_first_token": ledger.cancelled_early,
             "num_tokens": ledger.num_tokens,
             "failures": dict(self.failures),
-            "kills": [{"at_s": k.killed_s - self.start_s, "recovery_s": k.recovery_s} for k in ledger.kills],
+            "kills": [
+                {"at_s": k.killed_s - self.start_s, "role": k.role, "recovery_s": k.recovery_s} for k in ledger.kills
+            ],
+            "pauses": [[begin_s - self.start_s, end_s - self.start_s] for begin_s, end_s in ledger.pauses],
             "baseline": asdict(self.baseline),
             "end": asdict(self.end),
             "growths": [asdict(growth) for growth in self.growths],
+            "trends": [asdict(trend) for trend in self.trends],
             "samples": [
                 {
                     "at_s": round(s.at_s - self.start_s, 2),
@@ -97,7 +102,8 @@ def render_markdown(report: SoakReport) -> str:
                 f"{env['os']}{commit}{changed}.  ",
                 f"{report.seconds / 60:.1f} minutes after {report.options.warmup_s:g} s of warm-up, "
                 f"{report.concurrency} requests in flight, {ledger.total()} requests, "
-                f"{ledger.num_tokens / report.seconds:.0f} tokens per second, {len(ledger.kills)} kills.  ",
+                f"{ledger.num_tokens / report.seconds:.0f} tokens per second, {len(ledger.kills)} kills, "
+                f"{len(ledger.pauses)} pauses.  ",
                 f"`{env['command_line']}`",
             ]
         ),
@@ -112,7 +118,7 @@ def render_markdown(report: SoakReport) -> str:
         lines = "\n".join(f"- {count} x {reason}" for reason, count in report.failures.most_common())
         sections.append(f"Failures:\n\n{lines}")
     if ledger.kills:
-        sections.append("## Kills of the engine child\n\n" + _kills(report))
+        sections.append("## Kills\n\n" + _kills(report))
     if report.growths:
         sections.append("## Resident memory\n\n" + _memory(report.growths))
     sections.append(_notes(report))
@@ -132,10 +138,10 @@ def _requests(ledger: Ledger) -> str:
 
 def _kills(report: SoakReport) -> str:
     rows = [
-        (f"{k.killed_s - report.start_s:.0f}", "-" if k.recovery_s is None else f"{k.recovery_s:.2f}")
+        (f"{k.killed_s - report.start_s:.0f}", k.role, "-" if k.recovery_s is None else f"{k.recovery_s:.2f}")
         for k in report.ledger.kills
     ]
-    return table(("at second", "first token of a request sent after it, s"), rows)
+    return table(("at second", "process", "first token of a request sent after it, s"), rows)
 
 
 def _memory(growths: Sequence[Growth]) -> str:
@@ -150,10 +156,13 @@ def _notes(report: SoakReport) -> str:
     notes = [
         "Every request has one ending. finished: with exactly the text that the target alone gives in process, greedy "
         "or with a seed. cancelled, timed out: what had come was the beginning of that text. refused: bad input, with "
-        "the sentence for it. lost to a kill: UNAVAILABLE between a kill and the recovery. failed: anything else.",
+        "the sentence for it. served, refused: hostile requests (the worst cases of `faser bench bystander`), whatever "
+        "their text. lost to a kill: UNAVAILABLE, or a cut connection, between a kill and the recovery, and until "
+        "clients of a killed server have connected again. failed: anything else.",
         f"Cancelled before their first token, so in the queue or the prefill: {report.ledger.cancelled_early}.",
-        "Growth by slope: the median slope between all pairs of samples, times the time; of the engine child over all "
-        "its lives or within one, whichever is more, the first half of a life or 30 s left out.",
+        "Memory is judged in the calm after the storm of kills and pauses, its first third left out. Growth by slope: "
+        "the median slope between all pairs of samples, times the time. MiB/h: least squares over the least sample of "
+        "each minute, which is what is left when the memory of single requests is free.",
         "Descriptors and threads: at rest after the load against at rest after the warm-up.",
     ]
     return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes)

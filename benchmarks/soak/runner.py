@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.soak.growth import measure_growth
+from benchmarks.soak.growth import MIB, count_lives, fit_trends, measure_growth
+from benchmarks.soak.hostile import HostileClients, idle_connections
 from benchmarks.soak.jobs import BadInput, Job, Planner, make_bad_inputs, make_jobs
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.load import GrpcLoad, HttpWorker
@@ -16,8 +17,9 @@ from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.plot import write_plot
 from benchmarks.soak.report import SoakReport, render_markdown
 from benchmarks.soak.service import Service, wait_idle
+from benchmarks.soak.storm import Event, Storm, plan_events
 from benchmarks.soak.verdict import Resting, are_counts_back, judge_run
-from benchmarks.soak.watch import Sample, Watch
+from benchmarks.soak.watch import ENGINE, Sample, Watch
 from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ _IDLE_S = 20.0  # time for the engine's gauges to show that nothing is left
 _MAX_REST_S = 60.0  # time for the load's descriptors and threads to disappear
 _STEADY_S = 5.0
 _TELL_S = 30.0
+_NUM_HOSTILE = 2  # clients
+_SETTLE_SHARE = 1 / 3  # of the calm, before memory is judged
 
 
 def run_soak(options: SoakOptions, log: Log) -> SoakReport:
@@ -58,25 +62,30 @@ class _Soak:
 
     def run(self) -> SoakReport:
         options, service = self._options, self._service
-        kills = options.kill_period_s > 0 and service.processes is not None
         self._log(f"warming up for {options.warmup_s:g} s, {self._concurrency} requests in flight")
         warmup = Ledger()
-        self._load(warmup, options.warmup_s, options.warmup_s / 2 if kills else 0.0, options.seed + 1)
+        first = [Event(options.warmup_s / 2, "kill", (ENGINE,))] if options.kill_period_s > 0 else []
+        self._load(warmup, options.warmup_s, first, options.seed + 1)
         baseline = self._rest(None)
         ledger = Ledger()
         start_s = time.monotonic()
         self._log(f"load for {options.minutes:g} minutes")
         samples: list[Sample] = []
+        log_bytes = service.log_bytes()
         if service.processes is None:
-            self._load(ledger, 60 * options.minutes, 0.0, options.seed + 2)
+            self._load(ledger, 60 * options.minutes, [], options.seed + 2)
         else:
             with Watch(service.processes, options.sample_period_s, lambda: ledger.num_tokens) as watch:
-                self._load(ledger, 60 * options.minutes, options.kill_period_s, options.seed + 2)
+                self._load(ledger, 60 * options.minutes, plan_events(options), options.seed + 2)
             samples = watch.samples
         seconds = time.monotonic() - start_s
+        log_mib_per_hour = (service.log_bytes() - log_bytes) / MIB * 3600 / seconds
         end = self._rest(baseline)
         leftovers = service.stop()
-        growths = measure_growth(samples)
+        calm_s = start_s + options.storm_s + _SETTLE_SHARE * (seconds - options.storm_s)
+        calm = [sample for sample in samples if sample.at_s >= calm_s]
+        growths, trends = measure_growth(calm), fit_trends(calm)
+        judged = (growths, leftovers, trends, count_lives(samples), log_mib_per_hour)
         return SoakReport(
             options,
             describe_environment(options.command_line),
@@ -85,15 +94,16 @@ class _Soak:
             self._concurrency,
             warmup,
             ledger,
-            tuple(judge_run(options, warmup, ledger, baseline, end, growths, leftovers)),
+            tuple(judge_run(options, warmup, ledger, baseline, end, *judged)),
             baseline,
             end,
             tuple(growths),
+            tuple(trends),
             samples,
         )
 
-    def _load(self, ledger: Ledger, seconds: float, kill_period_s: float, seed: int) -> None:
-        """Load for this long, with kills, until every request has ended."""
+    def _load(self, ledger: Ledger, seconds: float, events: list[Event], seed: int) -> None:
+        """Load for this long, with events, until every request has ended."""
         options = self._options
         planners = [
             Planner(
@@ -124,11 +134,15 @@ class _Soak:
 
         works = [partial(worker.run, stop) for worker in workers]
         works.append(partial(grpc_load.run, planners[num_http:], stop))
+        if options.hostile_share:
+            works += [partial(self._hostile(ledger, seed + number).run, stop) for number in range(_NUM_HOSTILE)]
         threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
         try:
-            self._wait(ledger, seconds, kill_period_s, stop)
+            urls = (self._service.http_url, f"http://{self._service.url}")
+            with idle_connections(urls, options.num_idle):
+                self._wait(ledger, seconds, events, stop)
         finally:
             stop.set()
             for thread in threads:
@@ -136,16 +150,20 @@ class _Soak:
         if failures:
             raise failures[0]
 
-    def _wait(self, ledger: Ledger, seconds: float, kill_period_s: float, stop: threading.Event) -> None:
-        """Kill and report progress until the time is over."""
+    def _hostile(self, ledger: Ledger, seed: int) -> HostileClients:
+        service, options = self._service, self._options
+        share, timeout_s = options.hostile_share, options.request_timeout_s
+        return HostileClients(service.url, service.http_url, ledger, self._jobs, share, seed, timeout_s)
+
+    def _wait(self, ledger: Ledger, seconds: float, events: list[Event], stop: threading.Event) -> None:
+        """Kill, pause and report progress until the time is over."""
         start_s = time.monotonic()
-        next_kill_s = start_s + kill_period_s if kill_period_s else float("inf")
+        processes = self._service.processes
+        storm = None if processes is None else Storm(events, processes, ledger, self._log)
         next_tell_s = start_s + _TELL_S
         while not stop.is_set() and (now_s := time.monotonic()) < start_s + seconds:
-            # The last kill leaves time to recover from it.
-            if now_s >= next_kill_s and now_s < start_s + seconds - min(kill_period_s / 2, 10.0):
-                next_kill_s += kill_period_s
-                self._kill_engine(ledger)
+            if storm is not None:
+                storm.step(stop)
             if now_s >= next_tell_s:
                 next_tell_s += _TELL_S
                 self._log(f"{now_s - start_s:.0f} s: {ledger.summary()}")
@@ -153,12 +171,6 @@ class _Soak:
                 self._log("the service has ended")
                 stop.set()
             stop.wait(0.05)
-
-    def _kill_engine(self, ledger: Ledger) -> None:
-        assert self._service.processes is not None
-        pid = self._service.processes.engine_pid()
-        if pid is not None:
-            ledger.kill(pid)
 
     def _rest(self, baseline: Resting | None) -> Resting:
         """Wait until the service is idle and descriptors and threads are steady or at the baseline."""

@@ -50,6 +50,10 @@ class Service:
         """False if a service started here has ended."""
         return self._process is None or self._process.poll() is None
 
+    def log_bytes(self) -> int:
+        """Length of the log of a service started here, else 0."""
+        return self._log_file.stat().st_size if self._process is not None else 0
+
     def metrics(self) -> Scrape:
         """The service's current metrics; UnavailableError if it does not respond."""
         return fetch(self._metrics_url)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from benchmarks.soak.growth import Growth
+from benchmarks.soak.growth import Growth, Trend
 from benchmarks.soak.ledger import Ending, Ledger
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.service import RESTARTS, is_idle
-from benchmarks.soak.watch import LAUNCHER, Sample
+from benchmarks.soak.watch import ENGINE, LAUNCHER, SERVER, Sample
 
 # gRPC and Python start pool threads, with descriptors, on first use: late ones are not a leak, whereas a leak per
 # request, connection or kill would be far larger.
@@ -42,11 +43,15 @@ def judge_run(
     end: Resting,
     growths: Sequence[Growth],
     leftovers: Sequence[str],
+    trends: Sequence[Trend] = (),
+    lives: Mapping[str, int] = MappingProxyType({}),
+    log_mib_per_hour: float = 0.0,
 ) -> list[Condition]:
-    """All conditions; the run passes if all are met."""
+    """All conditions; the run passes if all are met. lives: processes of each role that were seen."""
     conditions = [*_accounting(warmup, ledger), *_recovery(options, ledger), _blocks(end)]
     if ledger.kills:
         conditions.append(_restarts(ledger, baseline, end))
+    conditions += _lives(ledger, lives)
     if baseline.sample is not None and end.sample is not None:
         conditions += _counts(baseline.sample, end.sample)
     conditions += [
@@ -58,6 +63,19 @@ def judge_run(
         )
         for growth in growths
     ]
+    conditions += [
+        Condition(
+            f"memory of {trend.role} has no slope in the calm",
+            trend.mib_per_hour <= options.max_slope_mib_per_hour,
+            f"{trend.mib_per_hour:+.2f} MiB/h, standard error {trend.error:.2f}, over {trend.minutes:.0f} minutes",
+            f"at most {options.max_slope_mib_per_hour:+.2f} MiB/h",
+        )
+        for trend in trends
+    ]
+    if options.is_own_service:
+        limit = options.max_log_mib_per_hour
+        found = f"{log_mib_per_hour:.3f} MiB/h"
+        conditions.append(Condition("the log is short", log_mib_per_hour <= limit, found, f"at most {limit:g} MiB/h"))
     if options.is_own_service:
         conditions.append(
             Condition("nothing is left behind", not leftovers, "; ".join(leftovers) or "nothing", "nothing, status 0")
@@ -80,27 +98,44 @@ def _accounting(warmup: Ledger, ledger: Ledger) -> list[Condition]:
 
 
 def _recovery(options: SoakOptions, ledger: Ledger) -> list[Condition]:
-    times = [kill.recovery_s for kill in ledger.kills]
-    if not times:
-        return []
-    known = [time for time in times if time is not None]
-    worst = f"{max(known):.2f} s at worst" if known else "never"
-    missing = len(times) - len(known)
+    bounds = {ENGINE: options.max_recovery_s, SERVER: options.max_server_recovery_s}
+    roles = dict.fromkeys(kill.role for kill in ledger.kills)
     return [
-        Condition(
-            "service after each kill",
-            not missing and max(known) <= options.max_recovery_s,
-            worst + (f", {missing} of {len(times)} without recovery" if missing else f" of {len(times)}"),
-            f"within {options.max_recovery_s:g} s",
-        )
+        _recovery_of(role, [kill.recovery_s for kill in ledger.kills if kill.role == role], bounds[role])
+        for role in roles
     ]
 
 
-def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
-    found = end.gauges.get(RESTARTS, 0.0) - baseline.gauges.get(RESTARTS, 0.0)
+def _recovery_of(role: str, times: Sequence[float | None], bound_s: float) -> Condition:
+    known = [time for time in times if time is not None]
+    worst = f"{max(known):.2f} s at worst" if known else "never"
+    missing = len(times) - len(known)
     return Condition(
-        "the metrics count the restarts", found == len(ledger.kills), f"{found:.0f}", f"{len(ledger.kills)} kills"
+        f"service after each kill of the {role}",
+        not missing and max(known) <= bound_s,
+        worst + (f", {missing} of {len(times)} without recovery" if missing else f" of {len(times)}"),
+        f"within {bound_s:g} s",
     )
+
+
+def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
+    """A new server counts from 0."""
+    roles = [kill.role for kill in ledger.kills]
+    first = len(roles) - roles[::-1].index(SERVER) if SERVER in roles else 0
+    before = 0.0 if first else baseline.gauges.get(RESTARTS, 0.0)
+    found, wanted = end.gauges.get(RESTARTS, 0.0) - before, len(roles) - first
+    return Condition("the metrics count the restarts", found == wanted, f"{found:.0f}", f"{wanted} kills")
+
+
+def _lives(ledger: Ledger, lives: Mapping[str, int]) -> list[Condition]:
+    """Whether only our kills ended a process: no pause, no load and no hostile request."""
+    server = sum(kill.role == SERVER for kill in ledger.kills)
+    wanted = {ENGINE: 1 + len(ledger.kills), SERVER: 1 + server}
+    return [
+        Condition(f"no healthy {role} was ended", lives[role] == number, f"{lives[role]} lived", f"{number}")
+        for role, number in wanted.items()
+        if role in lives
+    ]
 
 
 def _blocks(end: Resting) -> Condition:

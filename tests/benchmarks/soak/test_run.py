@@ -40,12 +40,13 @@ def soak(engine_dir: Path, output_dir: Path, **options: object) -> subprocess.Po
 
 @ONLY_ALL
 def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.24, warmup_s=4, kill_period_s=5) as process:
+    with soak(engine_dir, tmp_path, minutes=0.6, storm_minutes=0.5, warmup_s=4, kill_period_s=5) as process:
         output, log = process.communicate(timeout=200)
     assert process.returncode == 0, output + log
     report = json.loads((tmp_path / "soak.json").read_text())
     assert report["has_passed"]
-    assert len(report["kills"]) == 2
+    assert [kill["role"] for kill in report["kills"]].count("tritonserver") == 2
+    assert [kill["role"] for kill in report["kills"]].count("engine") >= 1
     assert all(kill["recovery_s"] > 0 for kill in report["kills"])
     endings = {(row["transport"], row["ending"]) for row in report["requests"]}
     for transport in ("grpc", "http"):
@@ -57,10 +58,11 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
         } <= endings
     assert ("grpc", "lost to a kill") in endings
     assert report["cancelled_before_first_token"] > 0
+    assert ("grpc", "served") in endings
     assert {growth["role"]: growth["num_lives"] for growth in report["growths"]} == {
         "launcher": 1,
         "tritonserver": 1,
-        "engine": 3,
+        "engine": 1,
     }
     assert str(engine_dir) not in json.dumps(report)
     assert "**Passed.**" in output
@@ -70,7 +72,7 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
 
 @ONLY_ALL
 def test_a_loss_that_no_kill_explains_is_exit_code_1(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.1, warmup_s=1, kill_period_s=0) as process:
+    with soak(engine_dir, tmp_path, minutes=0.1, warmup_s=1, kill_period_s=0, kill_server=False) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("load for"):
