@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from math import isnan, nan
 
 import numpy as np
@@ -116,7 +117,8 @@ class Request:
     """Tokens and counters of one request.
 
     tokens [capacity] int32: committed tokens tokens[:num_tokens], then pending drafts tokens[num_tokens : num_tokens +
-    num_drafts]. capacity covers max_tokens and the pending drafts.
+    num_drafts]. capacity covers max_tokens and the pending drafts. Arrays of this length are allocated when they are
+    first asked for, so that a request that waits holds its prompt alone, which its siblings share.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
     counts [NUM_COUNTS] int32: these numbers and those of `stats`, which are fields for whoever reads one of them. While
@@ -169,15 +171,9 @@ class Request:
         self.arrival_s = arrival_s
         self.priority = priority  # 0 to 1, more is sooner (TensorRT-LLM: default 0.5)
         self.deadline_s = deadline_s
-        capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
-        self.tokens: npt.NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
-        self.tokens[: self.prompt_len] = prompt
-        self.draft_margins: npt.NDArray[np.float32] = np.zeros(capacity, dtype=np.float32)
-        self.draft_candidates: npt.NDArray[np.int32] = np.full(
-            (capacity if keep_candidates else 0, NUM_CANDIDATES), -1, dtype=np.int32
-        )
-        self.draft_runners_up: npt.NDArray[np.int32] = np.full(capacity if keep_runners_up else 0, -1, np.int32)
-        self.draft_sources: npt.NDArray[np.int8] = np.zeros(capacity, dtype=np.int8)
+        self._prompt = prompt
+        self._capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
+        self._keep_candidates, self._keep_runners_up = keep_candidates, keep_runners_up
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
         self.output_log_probs: list[float] = []
         self.output_tops: list[Top] = []
@@ -196,6 +192,28 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.stats = RequestStats(self.counts, times_s, is_synthetic)
+
+    @cached_property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        tokens = np.zeros(self._capacity, np.int32)
+        tokens[: self.prompt_len] = self._prompt
+        return tokens
+
+    @cached_property
+    def draft_margins(self) -> npt.NDArray[np.float32]:
+        return np.zeros(self._capacity, np.float32)
+
+    @cached_property
+    def draft_candidates(self) -> npt.NDArray[np.int32]:
+        return np.full((self._capacity if self._keep_candidates else 0, NUM_CANDIDATES), -1, np.int32)
+
+    @cached_property
+    def draft_runners_up(self) -> npt.NDArray[np.int32]:
+        return np.full(self._capacity if self._keep_runners_up else 0, -1, np.int32)
+
+    @cached_property
+    def draft_sources(self) -> npt.NDArray[np.int8]:
+        return np.zeros(self._capacity, np.int8)
 
     def keep_counts_in(self, counts: memoryview, times_s: memoryview) -> None:
         """Go on counting there; as new_counts makes them."""

@@ -6,13 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.request_field import MAX_INT32, Bounds, check_bounds, param, rows
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_BAD_WORDS = 1024
+MAX_BAD_TOKENS = 16 << 10  # of all bad words: a step looks at each of them
 MAX_LOGIT_BIAS = 4096
 MAX_TOP_LOG_PROBS = 20
 MAX_SALT_CHARS = 256
@@ -142,6 +146,8 @@ class SamplingFields:
     return_generation_logits: bool = param(
         False, "return the target's logits of every output token, before any edit; at most 32 MiB per request"
     )
+    client_key: str = ""
+    """Who sent the request: clients of one priority get equal shares of the engine while they wait for it."""
     normalize_log_probs: bool = False
     """Use the distribution that the token was tested against or drawn from instead: also after top_k, top_p and the
     like, so 0.0 for a greedy request."""
@@ -194,14 +200,7 @@ class SamplingParams(SamplingFields):
         """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""
         check_bounds(self, rows(SamplingFields))
         Bounds(0, self.max_tokens, words="0 to max_tokens").check("min_tokens", self.min_tokens)
-        num_chars = len(self.cache_salt or "")
-        if num_chars > MAX_SALT_CHARS:
-            raise InvalidArgumentError(
-                f"has {num_chars} characters, allowed are at most {MAX_SALT_CHARS}",
-                "cache_salt",
-                num_chars,
-                MAX_SALT_CHARS,
-            )
+        check_count("cache_salt", len(self.cache_salt or ""), MAX_SALT_CHARS, "characters")
         if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
             raise InvalidArgumentError(
                 f"is {self.num_top_log_probs} without log probs that they go with; send return_log_probs or "
@@ -212,12 +211,10 @@ class SamplingParams(SamplingFields):
             )
         check_token_ids("end_id", self.end_ids, vocab_size)
         check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
-        for word in self.bad_words:
-            if not word:
-                raise InvalidArgumentError(
-                    "holds an empty word, each needs at least one token", "bad_words", "", "1 token"
-                )
-            check_token_ids("bad_words", word, vocab_size)
+        if not all(self.bad_words):
+            raise InvalidArgumentError("holds an empty word, each needs at least one token", "bad_words", "", "1 token")
+        check_count("bad_words", sum(map(len, self.bad_words)), MAX_BAD_TOKENS, "tokens")
+        check_token_ids("bad_words", list(chain.from_iterable(self.bad_words)), vocab_size)
         check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         check_token_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)
         for token, value in self.logit_bias:
@@ -227,17 +224,18 @@ class SamplingParams(SamplingFields):
                 )
 
 
-def check_count(field: str, count: int, limit: int) -> None:
+def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:
     """Raise InvalidArgumentError if a field has more entries than limit."""
     if count > limit:
-        raise InvalidArgumentError(f"has {count} entries, allowed are at most {limit}", field, count, limit)
+        raise InvalidArgumentError(f"has {count} {what}, allowed are at most {limit}", field, count, limit)
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raise InvalidArgumentError, naming the field, if a token id is not in the vocabulary."""
     if len(token_ids) == 0:
         return
-    for token in (min(token_ids), max(token_ids)):
+    ids = np.asarray(token_ids)
+    for token in (int(ids.min()), int(ids.max())):
         if not 0 <= token < vocab_size:
             raise InvalidArgumentError(
                 f"holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}",

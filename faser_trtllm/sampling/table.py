@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import SamplingFields
+from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of
 from faser_trtllm.ops.probs import NO_FILTERS
 from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
@@ -24,6 +24,22 @@ _PLAIN_FIELDS = [field.name for field in fields(SamplingFields) if field.name in
 def random_key() -> int:
     """64 random bits from the operating system."""
     return int.from_bytes(os.urandom(8), "little")
+
+
+class _TokenLists:
+    """A request's bias and bad words as arrays, in the fields of SAMPLING_DTYPE."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._bias, self._words = bias, words = params.logit_bias, params.bad_words
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            "bias_ids": np.array([token for token, _ in bias], np.int32),
+            "bias_values": np.array([value for _, value in bias], np.float32),
+            "bad_words": np.array([token for word in words for token in word], np.int32),
+            "cu_bad_words": np.cumsum([0, *map(len, words)] if words else [], dtype=np.int32),
+        }
+
+    def are_of(self, params: SamplingParams) -> bool:
+        return self._bias is params.logit_bias and self._words is params.bad_words
 
 
 class SamplingTable:
@@ -50,12 +66,14 @@ class SamplingTable:
         self._new_key = new_key
         self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by id
         self._kept: list[tuple[npt.NDArray[Any], ...]] = [()] * max_batch_size
+        self._lists = _TokenLists(SamplingParams())  # of the latest request: its siblings come next, with the same
 
     def bind(self, slot: int, request: Request) -> None:
         """Set up the slot for the request, whose arrays must not be replaced afterwards."""
         params = request.params
         mode = request.sampling_mode
-        words = params.bad_words
+        if not self._lists.are_of(params):
+            self._lists = _TokenLists(params)
         arrays: dict[str, npt.NDArray[Any]] = {
             "tokens": request.tokens,
             "draft_margins": request.draft_margins,
@@ -63,10 +81,7 @@ class SamplingTable:
             "draft_candidates": request.draft_candidates,
             "draft_runners_up": request.draft_runners_up,
             "end_ids": np.array(params.end_ids, np.int32),
-            "bias_ids": np.array([token for token, _ in params.logit_bias], np.int32),
-            "bias_values": np.array([value for _, value in params.logit_bias], np.float32),
-            "bad_words": np.array([token for word in words for token in word], np.int32),
-            "cu_bad_words": np.cumsum([0, *map(len, words)] if words else [], dtype=np.int32),
+            **self._lists.arrays,
         }
         entry: dict[str, Any] = NO_FILTERS | {
             name: value for name in _PLAIN_FIELDS if (value := getattr(params, name)) is not None
@@ -78,7 +93,7 @@ class SamplingTable:
             "temperature": params.effective_temperature,
             "num_end_ids": len(params.end_ids),
             "num_bias": len(params.logit_bias),
-            "num_bad_words": len(words),
+            "num_bad_words": len(params.bad_words),
         }
         if mode == native.SEEDED:
             entry["key"] = params.seed

@@ -13,9 +13,10 @@ from faser_trtllm.guided.spec import GUIDE_TYPES, GuideSpec, guide_spec
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
-MAX_STOP_CHARS = 8 << 10  # of all stop words of a request: their automaton takes some 250 bytes each
+MAX_STOP_CHARS = 8 << 10  # of all stop words of a request, or tokens where it has no text
 MAX_WORDS_CHARS = 64 << 10  # of all words of another field: they are tokenized before the request runs
 MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each is banned at the start of a line and after a space
+MAX_DRAFTERS_CHARS = 256
 MAX_LOGITS_BYTES = 32 << 20
 DAY_MS = 86_400_000.0
 
@@ -86,7 +87,7 @@ class TextRequest(SamplingFields):
     def validate(self) -> None:
         """Raise InvalidArgumentError for what can be checked without tokenizer and engine.
 
-        Prompt tokens and sampling values are checked by the executor (executor/admission.py).
+        What goes with the vocabulary and the engine's size is checked by executor/admission.py.
         """
         if self.text is None and self.token_ids is None:
             raise InvalidArgumentError("is missing, send text_input or input_ids", "prompt")
@@ -107,11 +108,13 @@ class TextRequest(SamplingFields):
             raise InvalidArgumentError("is for requests without text, send stop_words instead", "stop_token_ids")
         if not self.detokenize and self.stop_words:
             raise InvalidArgumentError("needs text, send token ids to stop at instead", "stop_words")
+        check_count("drafters", len(self.drafters or ""), MAX_DRAFTERS_CHARS, "characters")
         # Clients send these three as tensors of these names.
         check_count("stop_words_list", len(self.stop_token_ids), MAX_STOP_WORDS)
         check_count("bad_words_list", len(self.bad_token_ids), MAX_BAD_WORDS)
         check_count("embedding_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        check_bounds(self, TEXT_ROWS)
+        check_count("stop_words_list", sum(map(len, self.stop_token_ids)), MAX_STOP_CHARS, "tokens")
+        check_bounds(self, rows(TextRequest))
 
     def guide(self) -> GuideSpec | None:
         """The constraints on the output, None for any text; raises InvalidArgumentError."""
@@ -195,10 +198,6 @@ class TextOutput:
         return self.finish_reason is not None
 
 
-TEXT_ROWS = rows(TextRequest)[len(rows(SamplingFields)) :]
-"""The rows that TextRequest adds to those of sampling."""
-
-
 def check_words(field: str, words: Sequence[str], limit: int, max_chars: int = MAX_WORDS_CHARS) -> None:
     """Raise InvalidArgumentError if there are more words than limit, one is longer than MAX_WORD_CHARS, or all together
     are longer than max_chars."""
@@ -211,6 +210,4 @@ def check_words(field: str, words: Sequence[str], limit: int, max_chars: int = M
             num_chars,
             MAX_WORD_CHARS,
         )
-    total = sum(map(len, words))
-    if total > max_chars:
-        raise InvalidArgumentError(f"has {total} characters, allowed are at most {max_chars}", field, total, max_chars)
+    check_count(field, sum(map(len, words)), max_chars, "characters")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.plan import RequestOutput
-from faser_trtllm.core.sampling_params import SamplingParams, check_token_ids
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_count, check_token_ids
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.executor.admission import check_request
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.guide_queue import GuideQueue
@@ -72,12 +74,20 @@ class TextGenerator:
             params = dataclasses.replace(like.params, seed=request.seed)
             return dataclasses.replace(like, request=request, params=params)
         request.validate()
-        check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), self._executor.vocab_size)
+        vocab_size, max_seq_len = self._executor.vocab_size, self._executor.max_seq_len
         params = self._params(request, num_sequences)
+        params.validate(vocab_size)
+        check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), vocab_size)
         prompt = self._prompt(request)
+        check_request(prompt, params, vocab_size=vocab_size, max_seq_len=max_seq_len)
+        if request.bad_words or request.embedding_bias_words:
+            bad_words = self._bad_words(request.bad_words) + request.bad_token_ids
+            params = dataclasses.replace(params, bad_words=bad_words, logit_bias=self._logit_bias(request))
+            params.validate(vocab_size)
         stop_words = StopWords.of(request.stop_words if request.detokenize else map(token_text, request.stop_token_ids))
         block = self._executor.tokens_per_block
-        return PreparedText(request, prompt, params, stop_words, self._tokenizer, block, self._stream_interval)
+        ids = array("i", prompt)  # a list of them takes up to 36 bytes each
+        return PreparedText(request, ids, params, stop_words, self._tokenizer, block, self._stream_interval)
 
     def start(
         self, request_id: str, prepared: PreparedText, sink: Sink, on_error: Callable[[FaserError], None]
@@ -138,6 +148,7 @@ class TextGenerator:
         return self._tokenizer.encode(request.text)
 
     def _params(self, request: TextRequest, num_sequences: int) -> SamplingParams:
+        """All but what is tokenized."""
         max_tokens, min_tokens = request.max_tokens, request.min_tokens
         if min_tokens <= max_tokens:
             max_tokens, min_tokens = (min(number, self._executor.max_seq_len) for number in (max_tokens, min_tokens))
@@ -155,8 +166,8 @@ class TextGenerator:
         sampling = request.sampling_fields() | {"max_tokens": max_tokens, "min_tokens": min_tokens}
         return SamplingParams(
             **sampling,
-            bad_words=self._bad_words(request.bad_words) + request.bad_token_ids,
-            logit_bias=self._logit_bias(request),
+            bad_words=request.bad_token_ids,
+            logit_bias=tuple(dict(request.logit_bias).items()),
             end_ids=request.end_ids if request.end_ids is not None else tuple(self._tokenizer.eos_token_ids),
             drafters=None if request.drafters is None else tuple(n.strip() for n in request.drafters.split(",")),
         )
@@ -171,4 +182,5 @@ class TextGenerator:
         for word, weight in zip(request.embedding_bias_words, request.embedding_bias_weights, strict=True):
             for token in self._tokenizer.encode(word, add_special_tokens=False):
                 bias[token] = bias.get(token, 0.0) + weight
+            check_count("logit_bias", len(bias), MAX_LOGIT_BIAS)
         return tuple(bias.items())
