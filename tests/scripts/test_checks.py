@@ -14,7 +14,8 @@ SCRIPTS = ROOT / "scripts"
 HOOKS = {
     hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
 }
-CI = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+CI = WORKFLOWS["ci"]
 GOOD = "scheduler: count paused rows\n\nThey were free, so the budget was passed.\n"
 
 
@@ -100,9 +101,49 @@ def test_ci_runs_what_is_run_at_home():
     text = (ROOT / "pyproject.toml").read_text()
     taken = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
     assert CI["jobs"]["test"]["strategy"]["matrix"]["python"] == taken
-    steps = [step for job in CI["jobs"].values() for step in job["steps"]]
-    commands = [step["run"] for step in steps if "run" in step]
+    commands = [step["run"] for job in CI["jobs"].values() for step in job["steps"] if "run" in step]
     assert "./build.sh test" in commands
     assert any(command.startswith("./build.sh test --all") for command in commands)
+
+
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+def test_workflows_use_actions_and_packages_that_cannot_change_under_their_name(name):
+    workflow = WORKFLOWS[name]
+    assert workflow["permissions"] == {"contents": "read"}, "a job may ask for more"
+    steps = [step for job in workflow["jobs"].values() for step in job.get("steps", ())]
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step["uses"]) for step in steps if "uses" in step)
-    assert all("==" in command for command in commands if "pip install" in command)
+    installed = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+    assert all(re.search(r"install( [\w-]+==[\w.]+)+$", command) for command in installed), installed
+    called = [job["uses"] for job in workflow["jobs"].values() if "uses" in job]
+    assert all((ROOT / path).is_file() for path in called)
+    scripts = [path for step in steps for path in re.findall(r"scripts/\S+", step.get("run", ""))]
+    assert all((ROOT / path).is_file() for path in scripts)
+
+
+LOCKS = {path.stem: path.read_text() for path in (ROOT / "locks").glob("*.txt")}
+
+
+def pins(text):
+    """Versions by canonical name, of a lock or of constraints.txt."""
+    found = {}
+    for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE):
+        found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(version)
+    return found
+
+
+def test_locks_have_the_versions_of_constraints_txt_and_a_hash_for_each():
+    constraints, locked = pins((ROOT / "constraints.txt").read_text()), pins("".join(LOCKS.values()))
+    assert {
+        name: (versions, locked.get(name)) for name, versions in constraints.items() if locked.get(name) != versions
+    } == {}
+    assert set(LOCKS) == {"build", "runtime", "tests", "server", "dynamo"}
+    for name, text in LOCKS.items():
+        for package in re.split(r"\n(?=\S)", text.strip()):
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", package), f"locks/{name}.txt has no hash for {package}"
+
+
+def test_the_build_is_pinned_to_what_the_lock_has():
+    (required,) = re.findall(
+        r'^requires = \["scikit-build-core==(.+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert pins(LOCKS["build"])["scikit-build-core"] == {required}
