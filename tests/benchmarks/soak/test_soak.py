@@ -13,17 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.soak.growth import MIB, measure_growth, slope
-from benchmarks.soak.jobs import BadInput, Cancellation, Job, Plan, Planner
+from benchmarks.bystander.cases import BASE, Case
+from benchmarks.soak.growth import MIB, Trend, count_lives, fit_trends, measure_growth, slope
+from benchmarks.soak.jobs import UNARY, WORST, BadInput, Cancellation, Job, Plan, Planner
 from benchmarks.soak.ledger import Answer, Ending, Kill, Ledger, judge
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.service import RESTARTS
+from benchmarks.soak.storm import plan_events
 from benchmarks.soak.verdict import Condition, Resting, judge_run
 from benchmarks.soak.watch import ProcessSample, Sample
 
 JOB = Job({"text_input": "a"}, "the text", "length")
 BAD = BadInput({"max_tokens": 0}, "max_tokens is 0")
 STOPPED = "the engine process stopped while it served the request; send the request again"
+
+LATE = "the request timed out in the queue, timeout_ms is 5; try again later or raise it"
 
 
 def answer(**fields) -> Answer:
@@ -61,9 +65,6 @@ def test_every_answer_has_one_ending(request_, fields, was_down, ending) -> None
     assert bool(reason) == (ending is Ending.FAILED)
 
 
-LATE = "the request timed out in the queue, timeout_ms is 5; try again later or raise it"
-
-
 @pytest.mark.parametrize(
     ("fields", "ending"),
     [
@@ -79,6 +80,71 @@ def test_only_requests_with_a_deadline_may_time_out(fields, ending) -> None:
     assert judge(Plan(JOB, {"timeout_ms": 5.0}), answer(**fields), False)[0] is ending
     without = Ending.FINISHED if ending is Ending.FINISHED else Ending.FAILED
     assert judge(Plan(JOB), answer(**fields), False)[0] is without
+
+
+HOSTILE = Plan(Case("worst", BASE), kind=WORST)
+
+
+@pytest.mark.parametrize(
+    ("fields", "was_down", "ending"),
+    [
+        ({"finish_reason": "served"}, False, Ending.SERVED),
+        ({"finish_reason": "served", "was_cancelled": True}, False, Ending.CANCELLED),
+        ({"error": 'data: {"error":"bad_words has 513 entries, allowed are at most 512"}'}, False, Ending.REFUSED),
+        ({"error": LATE}, False, Ending.LATE),
+        ({"error": STOPPED}, True, Ending.LOST),
+        ({"error": STOPPED}, False, Ending.FAILED),
+        ({"error": "the request could not be read: KeyError"}, False, Ending.FAILED),
+        ({"error": "DEADLINE_EXCEEDED Deadline Exceeded"}, False, Ending.FAILED),
+        ({"error": "TimeoutError: timed out"}, False, Ending.FAILED),
+    ],
+)
+def test_a_hostile_request_is_served_or_refused(fields, was_down, ending) -> None:
+    assert judge(HOSTILE, answer(**fields), was_down)[0] is ending
+
+
+CUT = "RemoteDisconnected: Remote end closed connection without response"
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields", "ending"),
+    [
+        (Plan(JOB), {"text": "the", "error": CUT}, Ending.LOST),
+        (Plan(JOB), {"text": "the"}, Ending.LOST),
+        (Plan(JOB), {"text": "thy", "error": CUT}, Ending.FAILED),
+        (Plan(BAD), {"error": "UNAVAILABLE failed to connect"}, Ending.LOST),
+        (HOSTILE, {"error": CUT}, Ending.LOST),
+        (Plan(JOB), {"error": "INTERNAL"}, Ending.FAILED),
+    ],
+)
+def test_a_killed_server_cuts_its_connections(plan, fields, ending) -> None:
+    assert judge(plan, answer(**fields), True, was_server_down=True)[0] is ending
+    assert judge(plan, answer(**fields), True)[0] is Ending.FAILED
+
+
+def test_clients_of_a_killed_server_have_a_moment_to_notice_that_it_is_back() -> None:
+    late = answer(sent_s=12.5, ended_s=13.0)
+    assert Kill(10.0, 10.0, 12.0, "tritonserver").concerns(late)
+    assert not Kill(10.0, 10.0, 12.0, "engine").concerns(late)
+
+
+def test_the_share_of_hostile_requests_is_of_all() -> None:
+    ledger = Ledger()
+    for kind in ("", "", WORST, UNARY):
+        ledger.close("http", Plan(JOB, kind=kind), answer(was_cancelled=True))
+    assert ledger.share_of_hostile() == 0.5
+
+
+def test_a_storm_stops_all_processes_once_and_ends_before_the_calm() -> None:
+    options = SoakOptions(Path("engine"), Path("out"), minutes=60.0)
+    events = plan_events(options)
+    pauses = [event for event in events if event.what == "pause"]
+    assert [len(event.roles) for event in pauses] == [1, 1, 3]
+    assert max(event.seconds for event in pauses) == 90.0
+    assert [event.roles for event in events if event.what == "kill"].count(("tritonserver",)) == 2
+    assert len(events) == 3 + 2 + 9
+    assert max(event.at_s + event.seconds for event in events) < options.storm_s
+    assert plan_events(replace(options, kill_period_s=0.0, kill_server=False, pause_s=0.0)) == []
 
 
 @given(st.floats(0, 30), st.floats(0, 10), st.one_of(st.none(), st.floats(0, 30)))
@@ -144,6 +210,20 @@ def test_growth_of_a_process_that_lives_on(per_s: float, mib: float) -> None:
     assert growth.mib == pytest.approx(mib, abs=0.1)
     assert growth.mib_per_hour == pytest.approx(6 * mib, abs=0.5)
     assert growth.num_lives == 1
+
+
+@pytest.mark.parametrize("per_hour", [0.0, 3.0, -3.0])
+def test_a_trend_goes_through_what_each_minute_leaves(per_hour: float) -> None:
+    """Most samples are those of a request's memory; a process that died before does not count."""
+    old = [sample(float(i), 900.0 - i, pid=1) for i in range(300)]
+    peaks = [100.0 if i % 7 else 0.0 for i in range(1800)]
+    new = [sample(300.0 + i, 100.0 + per_hour * i / 3600 + peak, pid=2) for i, peak in enumerate(peaks)]
+    (trend,) = fit_trends([*old, *new])
+    assert trend.mib_per_hour == pytest.approx(per_hour, abs=0.05)
+    assert trend.error < 0.05
+    assert trend.num_points == 30
+    assert fit_trends(new[:200]) == []
+    assert count_lives([*old, *new]) == {"engine": 2}
 
 
 def test_growth_of_an_engine_child_is_seen_over_lives_and_within_one() -> None:
@@ -216,7 +296,7 @@ def test_a_run_in_which_all_is_well_passes() -> None:
             {"ledger": failed()},
             ["every request ended as it may, warm-up included", "requests finished with their text"],
         ),
-        ({"ledger": lost_kill()}, ["service after each kill"]),
+        ({"ledger": lost_kill()}, ["service after each kill of the engine"]),
         (
             {"end": Resting(IDLE | {"KV blocks free": 63.0}, sample(9.0, 100.0))},
             ["no request and no KV block is held"],
@@ -235,6 +315,10 @@ def test_a_run_in_which_all_is_well_passes() -> None:
             ["memory of engine is flat"],
         ),
         ({"leftovers": ["process engine"]}, ["nothing is left behind"]),
+        ({"lives": {"engine": 3, "tritonserver": 1}}, ["no healthy engine was ended"]),
+        ({"lives": {"engine": 2, "tritonserver": 2}}, ["no healthy tritonserver was ended"]),
+        ({"log_mib_per_hour": 1.5}, ["the log is short"]),
+        ({"trends": [Trend("engine", 1.5, 0.1, 30, 30.0)]}, ["memory of engine has no slope in the calm"]),
     ],
 )
 def test_each_condition_can_fail(changes, names) -> None:
