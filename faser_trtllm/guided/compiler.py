@@ -1,35 +1,51 @@
-"""Compiles guides from their specs and caches them."""
+"""Compiles guides from their specs, within limits of time and memory, and caches them."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from faser_trtllm.core.guide import Guide
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer
-from faser_trtllm.guided.probe import Probe
+from faser_trtllm.guided.probe import MAX_MEMORY_BYTES, Probe, Probed
 from faser_trtllm.guided.spec import GUIDE_FIELD, GuideSpec
 from faser_trtllm.models.tokenizer import Tokenizer
 
-COMPILE_TIMEOUT_S = 10.0
-MAX_CACHED_GUIDES = 32
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+COMPILE_TIMEOUT_S = 2.0
+MAX_COMPILED_BYTES = 512 << 20
+_NICENESS = 5  # of the process that tries what takes long
+_MIN_GUIDE_BYTES = 1 << 20  # the allocator rounds what a small guide takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    tokenizer: LLTokenizer
+    probe: Probe
 
 
 class GuideCompiler:
-    """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily."""
+    """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily.
+
+    All guides that are cached or that a request still holds take at most MAX_COMPILED_BYTES, as measured by the probe.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """vocab_size: of the model's logits, to which the masks are applied."""
+        """vocab_size: of the model's logits, to which the masks are applied. timeout_s: CPU time of a compilation."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
-        self._guides: OrderedDict[GuideSpec, Guide] = OrderedDict()
         self._lock = threading.Lock()
-        self._compile: Callable[[GuideSpec], Guide] | None = None
-        self._compiling = threading.Lock()
-        self._probe: Probe | None = None
+        self._guides: OrderedDict[GuideSpec, Grammar] = OrderedDict()
+        self._num_bytes: weakref.WeakKeyDictionary[Grammar | Probed, int] = weakref.WeakKeyDictionary()
+        self._opening = threading.Lock()
+        self._opened: _Opened | None = None
 
     def find(self, spec: GuideSpec) -> Guide | None:
         """The guide if it is cached; never blocks."""
@@ -40,35 +56,57 @@ class GuideCompiler:
             return guide
 
     def compile(self, spec: GuideSpec) -> Guide:
-        """Compile the guide, within about COMPILE_TIMEOUT_S; raises InvalidArgumentError if that fails."""
-        with self._compiling:
-            guide = self.find(spec)
-            if guide is None:
-                if self._compile is None:
-                    self._compile = self._open()
-                guide = self._compile(spec)
-                with self._lock:
-                    self._guides[spec] = guide
-                    if len(self._guides) > MAX_CACHED_GUIDES:
-                        self._guides.popitem(last=False)
-            return guide
+        """Compile the guide within the limits; raises InvalidArgumentError if that fails."""
+        guide = self.find(spec) or self._compile(spec, self._timeout_s, _NICENESS)
+        if guide is None:
+            raise InvalidArgumentError(
+                f"takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 20} MiB to compile; simplify it",
+                GUIDE_FIELD,
+                limit=f"{self._timeout_s:g} s",
+            )
+        return guide
+
+    def compile_quickly(self, spec: GuideSpec, budget_s: float) -> Guide | None:
+        """The same, but None if it takes more than budget_s."""
+        return self.find(spec) or self._compile(spec, min(budget_s, self._timeout_s))
 
     def close(self) -> None:
-        """End the probe process; compile() restarts it."""
-        with self._compiling:
-            if self._probe is not None:
-                self._probe.close()
+        """End the probe's processes; compile() starts them again."""
+        with self._opening:
+            if self._opened is not None:
+                self._opened.probe.close()
 
-    def _open(self) -> Callable[[GuideSpec], Guide]:
-        definition, eos_token_ids = self._tokenizer.definition, self._tokenizer.eos_token_ids
-        tokenizer = open_tokenizer(definition, self._vocab_size, eos_token_ids)
-        eos_tokens = tuple(tokenizer.eos_tokens)
-        probe = self._probe = Probe(definition, self._vocab_size, eos_token_ids, self._timeout_s)
+    def _compile(self, spec: GuideSpec, budget_s: float, niceness: int = 0) -> Guide | None:
+        opened = self._open()
+        probed = opened.probe.check(spec, budget_s, niceness)
+        if probed is None:
+            return None
+        num_bytes = max(_MIN_GUIDE_BYTES, probed.num_bytes)
+        with self._lock:
+            self._make_room(num_bytes)
+            self._num_bytes[probed] = num_bytes  # while it is compiled: another thread may want the same room
+        matcher, error = compile_source(opened.tokenizer, probed.source)
+        if error:
+            raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", GUIDE_FIELD)
+        guide = Grammar(matcher, opened.tokenizer.eos_tokens)
+        with self._lock:
+            self._guides[spec] = guide
+            self._num_bytes[guide] = num_bytes
+        return guide
 
-        def compile_spec(spec: GuideSpec) -> Guide:
-            matcher, error = compile_source(tokenizer, probe.check(spec))
-            if error:
-                raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", GUIDE_FIELD)
-            return Grammar(matcher, eos_tokens)
+    def _make_room(self, num_bytes: int) -> None:
+        """With the lock: forget the guides that were not used longest, until a new one fits."""
+        while sum(self._num_bytes.values()) + num_bytes > MAX_COMPILED_BYTES:
+            if not self._guides:
+                raise UnavailableError(
+                    f"the guides of running requests take more than {MAX_COMPILED_BYTES >> 20} MiB; try again later"
+                )
+            self._guides.popitem(last=False)
 
-        return compile_spec
+    def _open(self) -> _Opened:
+        with self._opening:
+            if self._opened is None:
+                definition, eos_token_ids = self._tokenizer.definition, self._tokenizer.eos_token_ids
+                tokenizer = open_tokenizer(definition, self._vocab_size, eos_token_ids)
+                self._opened = _Opened(tokenizer, Probe(definition, self._vocab_size, eos_token_ids))
+            return self._opened

@@ -1,133 +1,189 @@
-"""Test-compiles grammars in a separate process, where they may run out of time, memory or stack.
+"""Compiles guides under limits of time and memory, in processes that may end.
 
-A grammar that passes is compiled again in the engine process; one that takes too long or crashes the library ends only
-this process. The first mask is computed too, because with very many alternatives it takes the longest.
-Frames on stdin and stdout: length of the body (4 bytes, little endian), then JSON. The first request describes the
-tokenizer, each further one a guide; each gets one answer.
+llguidance cannot be interrupted, its limits do not bound the time of a compilation, and a deep grammar overflows its
+stack. So a server process opens the tokenizer once and forks a child for each guide. What takes too long, or too much
+memory, or crashes, ends that child only; a guide that passes is compiled again in the engine process, at a cost that
+is known then. The first mask is computed too, because with very many alternatives it takes the longest.
+
+The server's standard input is a socket. It gets the tokenizer, then a descriptor for each guide: the child's own
+socket, for one question and one answer. Frames: length of the body (4 bytes, little endian), then JSON.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
-from typing import IO, Any
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.guided.grammar import compile_source, first_token_error, open_tokenizer, shortened, source_of
 from faser_trtllm.guided.spec import GUIDE_FIELD, GuideSpec
 
-MAX_MEMORY_BYTES = 2 << 30
+MAX_MEMORY_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 
 
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """A guide that compiles. source: in llguidance's format. num_bytes: of memory, compiled and with its first mask."""
+
+    source: str
+    num_bytes: int
+
+
 class Probe:
-    """The process behind check(); started on demand and restarted after it died. One caller at a time."""
+    """The processes that try guides; started on demand and again after a crash. Thread-safe."""
 
-    def __init__(self, definition: str, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float) -> None:
+    def __init__(self, definition: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer = {"definition": definition, "vocab_size": vocab_size, "eos_token_ids": eos_token_ids}
-        self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
 
-    def check(self, spec: GuideSpec) -> str:
-        """The guide in llguidance's format; raises InvalidArgumentError if it is invalid or takes too long."""
-        answer = self._ask({"guide_type": spec.guide_type, "guide": spec.guide})
-        if answer is None:
-            raise InvalidArgumentError(
-                f"takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 30} GiB to compile; simplify it",
-                GUIDE_FIELD,
-                limit=f"{self._timeout_s:g} s",
-            )
+    def check(self, spec: GuideSpec, budget_s: float, niceness: int = 0) -> Probed | None:
+        """None if the guide takes more than budget_s or MAX_MEMORY_BYTES; InvalidArgumentError if it is invalid.
+
+        budget_s: of CPU time, so that it does not depend on what else runs. niceness: as of os.nice().
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._hand_over(theirs)
+            asked = {"guide_type": spec.guide_type, "guide": spec.guide}
+            try:
+                _write(ours, {"spec": asked, "budget_s": budget_s, "niceness": niceness})
+                answer = _read(ours)
+            except (EOFError, OSError):
+                return None
         if answer["error"]:
             raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {answer['error']}", GUIDE_FIELD)
-        source: str = answer["source"]
-        return source
+        return Probed(answer["source"], answer["num_bytes"])
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        with self._lock:
+            self._close()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        if self._process is None:
-            self._process = self._start()
-        answer = _exchange(self._process, question)
-        if answer is None:
-            self.close()
-        return answer
+    def _close(self) -> None:
+        if self._server is not None and self._control is not None:
+            self._control.close()
+            self._server.kill()
+            self._server.wait()
+            self._server = self._control = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = (sys.executable, "-m", "faser_trtllm.guided.probe", str(self._timeout_s))
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        answer = _exchange(process, self._tokenizer)
-        if answer is None or answer["error"]:
-            process.kill()
-            process.communicate()
-            reason = answer["error"] if answer else "the process that compiles grammars ended at once"
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Give a child of the server its end of a connection."""
+        with self._lock:
+            if self._server is not None and self._server.poll() is not None:
+                self._close()
+            if self._control is None:
+                self._start()
+            assert self._control is not None
+            try:
+                socket.send_fds(self._control, [b"?"], [connection.fileno()])
+            except OSError:  # it ended just now: the next guide starts it again
+                self._close()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(
+                (sys.executable, "-m", "faser_trtllm.guided.probe"),
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=os.environ
+                | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},  # threads do not survive forks
+            )
+        try:
+            _write(self._control, self._tokenizer)
+            reason = _read(self._control)["error"]
+        except (EOFError, OSError):
+            reason = "the process that compiles grammars ended at once"
+        if reason:
+            self._close()
             raise FaserError(f"guided decoding cannot start: {reason}")
-        return process
 
 
-def _exchange(process: subprocess.Popen[bytes], question: dict[str, Any]) -> dict[str, Any] | None:
-    """The answer; None if the process has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        _write(process.stdin, question)
-        return _read(process.stdout)
-    except (EOFError, OSError):
-        return None
-
-
-def _write(stream: IO[bytes], value: dict[str, Any]) -> None:
+def _write(connection: socket.socket, value: dict[str, Any]) -> None:
     body = json.dumps(value).encode()
-    stream.write(_LENGTH.pack(len(body)) + body)
-    stream.flush()
+    connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def _read(stream: IO[bytes]) -> dict[str, Any]:
+def _read(connection: socket.socket) -> dict[str, Any]:
     """Raises EOFError at the stream's end."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    value: dict[str, Any] = json.loads(stream.read(*_LENGTH.unpack(head)))
+    (length,) = _LENGTH.unpack(_read_bytes(connection, _LENGTH.size))
+    value: dict[str, Any] = json.loads(_read_bytes(connection, length))
     return value
 
 
+def _read_bytes(connection: socket.socket, length: int) -> bytes:
+    data = connection.recv(length, socket.MSG_WAITALL)
+    if len(data) < length:
+        raise EOFError
+    return data
+
+
 def main() -> None:
-    """Answer requests until stdin ends. The alarm's default action kills the process in any state."""
-    timeout_s = float(sys.argv[1])
+    """Serve until the engine process hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    tokenizer = open_tokenizer(**_read(source))
-    _write(sink, {"error": ""})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    control = socket.socket(fileno=os.dup(0))
+    tokenizer = open_tokenizer(**_read(control))
+    _write(control, {"error": ""})
     while True:
-        try:
-            spec = GuideSpec(**_read(source))
-        except EOFError:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
             return
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        _write(sink, _answer(tokenizer, spec))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        with socket.socket(fileno=descriptors[0]) as connection:
+            try:
+                is_child = os.fork() == 0
+            except OSError:
+                continue  # no process or memory is left: the guide counts as one that takes too much
+            if is_child:
+                _try(tokenizer, connection)
 
 
-def _answer(tokenizer: Any, spec: GuideSpec) -> dict[str, str]:
+def _try(tokenizer: Any, connection: socket.socket) -> NoReturn:
+    """Answer one question. A timer's default action ends the process in any state."""
+    try:
+        question = _read(connection)
+        os.nice(question["niceness"])
+        signal.setitimer(signal.ITIMER_PROF, question["budget_s"])
+        size, held = _memory_bytes()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_MEMORY_BYTES, size + MAX_MEMORY_BYTES))
+        _write(connection, _answer(tokenizer, GuideSpec(**question["spec"]), held))
+    finally:
+        os._exit(0)
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Address space of this process, and what it holds itself, without files."""
+    size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return size * resource.getpagesize(), (resident - shared) * resource.getpagesize()
+
+
+def _answer(tokenizer: Any, spec: GuideSpec, held: int) -> dict[str, Any]:
+    """held: bytes that this process had before."""
     try:
         source = source_of(spec)
         matcher, error = compile_source(tokenizer, source)
         if not error and (reason := first_token_error(matcher)):
             error = f"its first token cannot be found ({reason})"
     except RecursionError:
-        return {"source": "", "error": "it is nested too deeply"}
+        return {"error": "it is nested too deeply"}
     except Exception as error:
-        return {"source": "", "error": shortened(str(error))}
-    return {"source": source, "error": error}
+        return {"error": shortened(str(error))}
+    return {"error": error, "source": source, "num_bytes": max(0, _memory_bytes()[1] - held)}
 
 
 if __name__ == "__main__":

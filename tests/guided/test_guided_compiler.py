@@ -1,11 +1,12 @@
 """Guides are compiled once; what is wrong, or takes too much, is one sentence and nothing worse."""
 
 import json
-import threading
+import resource
+from pathlib import Path
 
 import pytest
 
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.guided import compiler as compiler_module
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.guided.spec import GuideSpec
@@ -59,36 +60,78 @@ def test_a_wrong_guide_is_one_sentence(compiler, guide_type, guide, message):
     assert len(str(caught.value)) < 400
 
 
-def test_a_guide_is_compiled_once_and_the_last_ones_are_kept(compiler, monkeypatch):
-    monkeypatch.setattr(compiler_module, "MAX_CACHED_GUIDES", 3)
-    specs = [GuideSpec("regex", f"a{{{i + 1}}}") for i in range(4)]
-    assert compiler.find(specs[0]) is None
-    guides = [compiler.compile(spec) for spec in specs[:3]]
-    assert [compiler.compile(spec) for spec in specs[:3]] == guides
-    assert compiler.find(specs[0]) is guides[0]
-    compiler.compile(specs[3])
-    assert [compiler.find(spec) is None for spec in specs] == [False, True, False, False], (
+def memory_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def regex(i):
+    return GuideSpec("regex", f"a{{{i + 1}}}")
+
+
+def multiple_of(number):
+    """41 bytes that compile to a table of so many states."""
+    return GuideSpec("json_schema", json.dumps({"type": "integer", "multipleOf": number}))
+
+
+def test_guides_are_kept_until_they_take_too_much_memory(compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 3 << 20)  # a small one counts as 1 MiB
+    assert compiler.find(regex(0)) is None
+    ids = [id(compiler.compile(regex(i))) for i in range(3)]
+    assert [id(compiler.compile(regex(i))) for i in range(3)] == ids
+    compiler.find(regex(0))
+    compiler.compile(regex(3))
+    assert [compiler.find(regex(i)) is None for i in range(4)] == [False, True, False, False], (
         "the one not used longest goes"
     )
 
 
+def test_guides_of_running_requests_take_memory_too(compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 3 << 20)
+    held = [compiler.compile(regex(i)) for i in range(10, 13)]
+    with pytest.raises(UnavailableError, match="the guides of running requests take more than 3 MiB; try again later"):
+        compiler.compile(regex(13))
+    held.pop()
+    compiler.compile(regex(13))
+
+
 def test_what_takes_too_long_ends_alone(tokenizer):
-    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, timeout_s=1.0)
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, timeout_s=0.5)
     try:
-        compiler.compile(GuideSpec("regex", "a+"))
-        with pytest.raises(InvalidArgumentError, match="takes more than 1 s or 2 GiB to compile; simplify it"):
-            compiler.compile(GuideSpec("json_schema", SLOW))
-        compiler.compile(GuideSpec("regex", "b+"))
+        compiler.compile(regex(0))
+        before = memory_bytes()
+        for spec in (GuideSpec("json_schema", SLOW), multiple_of(4_000_037)):
+            with pytest.raises(
+                InvalidArgumentError, match=r"takes more than 0\.5 s or 256 MiB to compile; simplify it"
+            ):
+                compiler.compile(spec)
+        assert memory_bytes() - before < 32 << 20, "what is refused costs this process nothing"
+        compiler.compile(regex(1))
     finally:
         compiler.close()
 
 
-def test_many_threads_get_one_guide(compiler):
-    spec, guides = GuideSpec("regex", "(many|threads)+"), []
-    threads = [threading.Thread(target=lambda: guides.append(compiler.compile(spec))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(guides) == 8
-    assert len(set(map(id, guides))) == 1
+def test_what_takes_too_much_memory_ends_alone(tokenizer):
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, timeout_s=60)
+    try:
+        with pytest.raises(InvalidArgumentError, match="or 256 MiB to compile"):
+            compiler.compile(multiple_of(4_000_037))
+    finally:
+        compiler.close()
+
+
+def test_a_budget_ends_a_try_and_not_the_guide(compiler):
+    slow = multiple_of(100_003)
+    assert compiler.compile_quickly(slow, 0.001) is None
+    assert compiler.find(slow) is None
+    assert compiler.compile_quickly(regex(20), 10.0) is compiler.find(regex(20))
+    assert compiler.compile(slow) is compiler.find(slow)
+
+
+def test_a_probe_that_died_is_started_again(tokenizer):
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size)
+    try:
+        compiler.compile(regex(0))
+        compiler.close()
+        compiler.compile(regex(1))
+    finally:
+        compiler.close()

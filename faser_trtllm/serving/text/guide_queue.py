@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError, UnavailableError, timed_out
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.guided.spec import GuideSpec
+from faser_trtllm.serving.text.fair_queue import FairQueue
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_GUIDES = 256
+MAX_WAITING_GUIDES = 256  # for each budget, and requests for one guide
+QUICK_BUDGETS_S = (0.01, 0.1)
 
 OnGuide = Callable[[Guide], None]
 OnError = Callable[[FaserError], None]
 
 
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A guide that requests wait for. number: in the order of arrival. level: how many budgets it has used up."""
+
+    spec: GuideSpec
+    client_key: str
+    number: int
+    level: int = 0
+    requests: dict[str, OnGuide] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    job: _Job
+    on_error: OnError
+    timer: threading.Timer | None
+
+
 class GuideQueue:
-    """Provides each request with its guide: at once if it is cached, else from one thread, in order of arrival.
+    """Provides each request with its guide: at once if it is cached, else from one of two threads.
+
+    What a guide costs shows only when it is compiled. So each is tried for 10 ms, then for 100 ms, by a thread that
+    prefers those not tried yet; what takes longer goes to the other thread. Clients take turns, the newest guide of
+    each is first, and where too many wait, the client with most of them loses its oldest (FairQueue). So a plain guide
+    waits for one try, however many others wait for minutes.
 
     Thread-safe. Exactly one of on_guide and on_error is called, once. on_guide runs under the lock that cancel() takes,
     so that a request is either cancelled here or passed on; it must be quick, and its exceptions go to on_error.
@@ -29,49 +55,62 @@ class GuideQueue:
 
     def __init__(self, compiler: GuideCompiler) -> None:
         self._compiler = compiler
-        self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[OnError, threading.Timer | None]] = {}
-        self._work: SimpleQueue[tuple[str, GuideSpec, OnGuide]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Waiting] = {}
+        self._jobs: dict[GuideSpec, _Job] = {}
+        self._levels = [FairQueue[_Job](MAX_WAITING_GUIDES) for _ in (*QUICK_BUDGETS_S, None)]
+        self._numbers = itertools.count()
+        self._has_threads = False
 
     def submit(
-        self, request_id: str, spec: GuideSpec, on_guide: OnGuide, on_error: OnError, timeout_ms: float | None = None
+        self,
+        request_id: str,
+        spec: GuideSpec,
+        on_guide: OnGuide,
+        on_error: OnError,
+        timeout_ms: float | None = None,
+        client_key: str = "",
     ) -> None:
         """Wait for a guide, for timeout_ms at most, after which the request ends as one in the executor's queue does.
 
-        Raises UnavailableError if too many requests wait, InvalidArgumentError if the id already waits, and what
-        on_guide raises for a cached guide; then neither callback is called.
+        client_key: the same for all requests of a client. Raises UnavailableError if too many wait,
+        InvalidArgumentError if the id already waits, and what on_guide raises for a cached guide; then neither callback
+        is called.
         """
         guide = self._compiler.find(spec)
         if guide is not None:
             on_guide(guide)
             return
-        with self._lock:
+        lost: _Job | None = None
+        with self._changed:
             if request_id in self._waiting:
                 raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")
-            if len(self._waiting) >= MAX_WAITING_GUIDES:
-                raise UnavailableError(
-                    f"{len(self._waiting)} requests wait for their guides, the limit is {MAX_WAITING_GUIDES}; "
-                    "try again later"
-                )
+            job = self._jobs.get(spec)
+            if job is None:
+                job = _Job(spec, client_key, next(self._numbers))
+                lost = self._put(job)
+                if lost is job:
+                    raise _too_many()
+                self._jobs[spec] = job
+            elif len(job.requests) >= MAX_WAITING_GUIDES:
+                raise _too_many()
             timer = None
             if timeout_ms is not None:
                 error = timed_out("in the queue", timeout_ms)
                 timer = threading.Timer(timeout_ms / 1e3, self._end, (request_id, error))
                 timer.daemon = True
                 timer.start()
-            self._waiting[request_id] = on_error, timer
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="faser-guides", daemon=True)
-                self._thread.start()
-        self._work.put((request_id, spec, on_guide))
+            job.requests[request_id] = on_guide
+            self._waiting[request_id] = _Waiting(job, on_error, timer)
+        if lost is not None:
+            self._finish(lost, _too_many())
 
     def cancel(self, request_id: str) -> bool:
         """End a waiting request with a CancelledError; False if it is not waiting."""
         return self._end(request_id, CancelledError("the request was cancelled"))
 
     def _end(self, request_id: str, error: FaserError) -> bool:
-        with self._lock:
+        with self._changed:
             on_error = self._pop(request_id)
         if on_error is not None:
             on_error(error)
@@ -79,35 +118,78 @@ class GuideQueue:
 
     def _pop(self, request_id: str) -> OnError | None:
         """With the lock: the request waits no longer."""
-        on_error, timer = self._waiting.pop(request_id, (None, None))
-        if timer is not None:
-            timer.cancel()
-        return on_error
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return None
+        del waiting.job.requests[request_id]
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        return waiting.on_error
 
-    def _run(self) -> None:
+    def _put(self, job: _Job) -> _Job | None:
+        """With the lock: queue a job for its level; returns what there is no room for."""
+        if not self._has_threads:
+            self._has_threads = True
+            for name, levels in (("quick", self._levels[:-1]), ("slow", self._levels[-1:])):
+                threading.Thread(target=self._run, args=(levels,), name=f"faser-guides-{name}", daemon=True).start()
+        lost = self._levels[job.level].put(job.client_key, job.number, job)
+        self._changed.notify_all()
+        return lost
+
+    def _run(self, levels: Sequence[FairQueue[_Job]]) -> None:
         while True:
-            request_id, spec, on_guide = self._work.get()
-            with self._lock:
-                if request_id not in self._waiting:
-                    continue
-            found = self._compile(spec)
-            with self._lock:
-                on_error = self._pop(request_id)
-                if on_error is None:
-                    continue
-                if not isinstance(found, FaserError):
-                    try:
-                        on_guide(found)
-                        continue
-                    except FaserError as error:
-                        found = error
-            on_error(found)
+            with self._changed:
+                while (job := self._take(levels)) is None:
+                    self._changed.wait()
+            found = self._compile(job)
+            if found is not None:
+                self._finish(job, found)
+                continue
+            with self._changed:
+                job.level += 1
+                lost = self._put(job)
+            if lost is not None:
+                self._finish(lost, _too_many())
 
-    def _compile(self, spec: GuideSpec) -> Guide | FaserError:
+    def _take(self, levels: Sequence[FairQueue[_Job]]) -> _Job | None:
+        """With the lock: the next job that a request still waits for."""
+        for queue in levels:
+            while (job := queue.take()) is not None:
+                if job.requests:
+                    return job
+                del self._jobs[job.spec]
+        return None
+
+    def _finish(self, job: _Job, found: Guide | FaserError) -> None:
+        """Answer all requests of a job."""
+        failed: list[tuple[OnError, FaserError]] = []
+        with self._changed:
+            del self._jobs[job.spec]
+            for request_id, on_guide in list(job.requests.items()):
+                on_error = self._pop(request_id)
+                assert on_error is not None
+                if isinstance(found, FaserError):
+                    failed.append((on_error, found))
+                    continue
+                try:
+                    on_guide(found)
+                except FaserError as error:
+                    failed.append((on_error, error))
+        for on_error, error in failed:
+            on_error(error)
+
+    def _compile(self, job: _Job) -> Guide | FaserError | None:
+        """None if it takes more than the budget of the job's level."""
         try:
-            return self._compiler.compile(spec)
+            if job.level < len(QUICK_BUDGETS_S):
+                return self._compiler.compile_quickly(job.spec, QUICK_BUDGETS_S[job.level])
+            return self._compiler.compile(job.spec)
         except FaserError as error:
             return error
         except Exception as error:
             log.exception("a guide could not be compiled")
             return FaserError(f"the guide failed with {type(error).__name__}; see the server's log")
+
+
+def _too_many() -> UnavailableError:
+    return UnavailableError(f"{MAX_WAITING_GUIDES} guides wait to be compiled, which is the limit; try again later")

@@ -18,19 +18,30 @@ WAIT_S = 20
 
 
 class GatedCompiler:
-    """Compiles when the test says so; the guide is the spec's text."""
+    """Compiles when the test says so; the guide is the spec's text. What begins with "slow" takes more than any budget
+    but the last, for which another gate opens."""
 
     def __init__(self):
         self.gate = threading.Event()
+        self.slow_gate = threading.Event()
         self.started = threading.Event()
+        self.compiled = []
         self.ready = {}
 
     def find(self, spec):
         return self.ready.get(spec)
 
-    def compile(self, spec):
+    def compile_quickly(self, spec, budget_s):
         self.started.set()
         assert self.gate.wait(WAIT_S)
+        return None if spec.guide.startswith("slow") else self._compile(spec)
+
+    def compile(self, spec):
+        assert self.slow_gate.wait(WAIT_S)
+        return self._compile(spec)
+
+    def _compile(self, spec):
+        self.compiled.append(spec.guide)
         if spec.guide == "wrong":
             raise InvalidArgumentError("guided_decoding_guide is wrong")
         if spec.guide == "bug":
@@ -74,6 +85,7 @@ def case(tokenizer):
     case = Case(tokenizer)
     yield case
     case.compiler.gate.set()
+    case.compiler.slow_gate.set()
 
 
 def test_others_go_on_while_a_guide_is_compiled(case):
@@ -165,14 +177,44 @@ def test_a_deadline_ends_the_wait_for_a_guide(case):
     assert len(case.outputs["r"]) == 1
 
 
-def test_only_so_many_wait(case, monkeypatch):
+def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
     monkeypatch.setattr(guide_queue, "MAX_WAITING_GUIDES", 2)
-    case.submit("0", "a+")
-    case.submit("1", "b+")
-    with pytest.raises(UnavailableError, match="2 requests wait for their guides, the limit is 2; try again later"):
-        case.submit("2", "c+")
-    with pytest.raises(InvalidArgumentError, match="request id '1' is already in use"):
-        case.submit("1", "d+")
+    case.generator._guides = GuideQueue(case.compiler)
+    case.submit("first", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    for name in ("b", "c", "d"):
+        case.submit(name, f"{name}+")
+    refused = case.last("b")
+    assert refused.error.code == "UNAVAILABLE"
+    assert str(refused.error) == "2 guides wait to be compiled, which is the limit; try again later"
+    with pytest.raises(InvalidArgumentError, match="request id 'd' is already in use"):
+        case.submit("d", "e+")
+    case.compiler.gate.set()
+    assert [case.last(name).finish_reason for name in ("first", "c", "d")] == ["length"] * 3
+
+
+def test_a_guide_waits_for_no_slow_one(case):
+    """Slow guides that wait for each other for minutes must not close guided decoding for others."""
+    case.compiler.gate.set()
+    for i in range(64):
+        case.submit(f"slow{i}", f"slow{i}")
+    case.submit("plain", "a+")
+    assert case.last("plain").finish_reason == "length"
+    assert case.compiler.compiled == ["a+"]
+    case.compiler.slow_gate.set()
+    for i in range(64):
+        assert case.last(f"slow{i}").finish_reason == "length"
+
+
+def test_requests_with_the_same_guide_wait_for_one_compilation(case):
+    for i in range(256):
+        case.submit(f"r{i}", "slow")
+    with pytest.raises(UnavailableError, match="256 guides wait"):
+        case.submit("r256", "slow")
+    case.compiler.gate.set()
+    case.compiler.slow_gate.set()
+    assert [case.last(f"r{i}").finish_reason for i in range(256)] == ["length"] * 256
+    assert case.compiler.compiled == ["slow"]
 
 
 def test_a_server_without_the_package_says_what_to_install(tokenizer, monkeypatch):
