@@ -201,6 +201,7 @@ void Engine::serve_process() {
     FrameWriter hello(ToEngine::kHello);
     hello.put(kWireVersion);
     hello.put(num_starts_++);
+    hello.put_text(kRelease);
     changed_.notify_all();
     channel_.send(hello.frame());
     for (const auto& [id, model] : models_) channel_.send(open_frame(id, model.info));

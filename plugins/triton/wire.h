@@ -12,6 +12,7 @@
 namespace faser {
 
 constexpr uint32_t kWireVersion = 2;
+constexpr const char* kRelease = "0.1.0";            // of the package, which must be the engine process's
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // of what the engine process has yet to read

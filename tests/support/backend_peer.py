@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 
+from faser_trtllm import __version__
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.support.backend_frames import packed, packed_text, read_frame, read_responses, request_body, texts_array
@@ -42,8 +43,10 @@ class Backend:
     def send(self, kind, content=b""):
         self._sock.sendall(packed(kind, content))
 
-    def hello(self, version=wire.VERSION):
-        self.send(FromBackend.HELLO, struct.pack("<II", version, 0))
+    def hello(self, version=wire.VERSION, release=__version__):
+        """release: None is a backend that does not say it."""
+        end = packed_text(release) if release is not None else b""
+        self.send(FromBackend.HELLO, struct.pack("<II", version, 0) + end)
 
     def open(self, model, name="faser", engine_dir=None):
         parameters = {"engine_dir": {"string_value": str(engine_dir or self._engine_dir)}}

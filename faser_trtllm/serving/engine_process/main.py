@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from faser_trtllm import __version__
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.engine_process import wire
@@ -91,6 +92,7 @@ class EngineServer:
         self._changes = MetricChanges(connection)
         self._outbox = Outbox(connection.notify)
         self._num_restarts = 0.0
+        self._backend_release = "an older release"  # which does not say it
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
         self._generator: TextGenerator | None = None
@@ -160,6 +162,8 @@ class EngineServer:
             version, num_starts = body.numbers(_HELLO)
             # Each process counts its own start again: Triton keeps what the processes before it have counted.
             self._num_restarts = float(num_starts > 0)
+            if body.num_left:
+                self._backend_release = body.text()
             if version != wire.VERSION:
                 self._send_settings(ServiceConfig())
 
@@ -258,6 +262,11 @@ class EngineServer:
 
     def _open(self, frame: OpenFrame) -> None:
         try:
+            if self._backend_release != __version__:
+                raise UnavailableError(
+                    f"the Triton backend is of faser_trtllm {self._backend_release}, the package of {__version__}; "
+                    "install both from the same release"
+                )
             config = load_model_config(frame)
             if self._executor is None:
                 self._start(config)

@@ -1,17 +1,20 @@
 """The engine process, spoken to as the Triton backend does."""
 
+import re
 import signal
 import struct
 
 import numpy as np
 import pytest
 
+from faser_trtllm import __version__
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.outbox import MAX_AT_ONCE
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.support.backend_frames import Refusal, texts_array
 from tests.support.backend_peer import Backend
 from tests.support.fake_engine import ENDLESS
+from tests.support.triton_server import ROOT
 
 
 @pytest.fixture
@@ -223,6 +226,24 @@ def test_an_engine_that_cannot_be_opened_says_why_and_ends(tmp_path):
         assert message.startswith("tokenizer.json is missing")
         assert (tmp_path / "startup_error").read_text() == message
         assert backend.closed() == 1
+
+
+@pytest.mark.parametrize(("release", "named"), [("0.0.9", "0.0.9"), (None, "an older release")])
+def test_a_backend_of_another_release_is_refused(fake_engine_dir, tmp_path, release, named):
+    with Backend(fake_engine_dir, run_dir=tmp_path) as backend:
+        backend.hello(release=release)
+        backend.open(0)
+        model, status, _, message = backend.opened()
+        assert (model, status) == (0, OpenStatus.FAILED)
+        expected = f"the Triton backend is of faser_trtllm {named}, the package of {__version__}; "
+        assert message == f"{expected}install both from the same release"
+        assert (tmp_path / "startup_error").read_text() == message
+
+
+def test_the_backend_s_source_names_the_package_s_release():
+    (release,) = re.findall(r'kRelease = "(.+)"', (ROOT / "plugins" / "triton" / "wire.h").read_text())
+    assert release == __version__
+    assert f'\nversion = "{release}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_a_drain_lets_requests_finish_and_refuses_new_ones(fake_engine_dir, tmp_path):
