@@ -77,6 +77,10 @@ class EngineWorld:
             self._changed.wait_for(lambda: all(result.is_ended for result in found), PATIENCE_S)
         return found
 
+    @staticmethod
+    def adapt(trace: Trace) -> Trace:
+        return trace
+
     def alone(self, ask: Ask) -> Result:
         """What the request gets while nothing else runs."""
         (result,) = self.run((Ask(0.0, {**ask.alone, "stream": True}),))

@@ -13,10 +13,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.bystander.canary import Canary
+from benchmarks.bystander.rule import Delay
 from tests.serving.traces.engine_world import EngineWorld
 from tests.serving.traces.trace import HANG_UP, READ, STOP, Ask, Result, draw_trace, judge, shrink
+from tests.serving.traces.triton_world import TritonWorld
 from tests.support.effort import pick
 from tests.support.engine_dirs import make_engine_dir
+from tests.support.triton_server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +36,7 @@ CONFIGS = {
     + "speculation: fixed:4\ndrafters: [suffix, model]\nscheduler_config:\n"
     + "  capacity_scheduler_policy: MAX_UTILIZATION\n",
 }
+ROOMY = "kv_cache_config:\n  max_tokens: 1024\nspeculation: fixed:4\ndrafters: [suffix, model]\n"
 REFERENCE = "speculation: 'off'\nmax_batch_size: 8\nkv_cache_config:\n  enable_block_reuse: false\n"
 
 
@@ -39,6 +44,12 @@ REFERENCE = "speculation: 'off'\nmax_batch_size: 8\nkv_cache_config:\n  enable_b
 def engine_dir(tmp_path_factory):
     sizes = {"max_batch_size": 8, "max_seq_len": 128, "tokens_per_block": 16}
     return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
+
+
+@pytest.fixture(scope="module")
+def reference(engine_dir, tmp_path_factory):
+    with EngineWorld(engine_dir, tmp_path_factory.mktemp("reference"), "reference", REFERENCE) as world:
+        yield world
 
 
 class Oracle:
@@ -80,20 +91,52 @@ def report(world, trace, oracle, seed):
     return "\n".join([*lines, *faults(world, shorter, oracle)] if world.is_alive() else lines)
 
 
-def test_every_request_gets_the_text_that_it_gets_alone(engine_dir, tmp_path):
+def run_traces(worlds, oracle, seconds, after=lambda world, trace: None):
+    """Random traces on the worlds in turn. after: is called after each."""
     num_traces = num_requests = 0
-    with ExitStack() as stack:
-        reference = stack.enter_context(EngineWorld(engine_dir, tmp_path, "reference", REFERENCE))
-        worlds = [stack.enter_context(EngineWorld(engine_dir, tmp_path, *each)) for each in CONFIGS.items()]
-        oracle = Oracle(reference)
-        deadline_s = time.monotonic() + TOTAL_S
-        while num_traces < MIN_TRACES or time.monotonic() < deadline_s:
-            seed = FIRST_SEED + num_traces
-            trace, world = draw_trace(seed), worlds[num_traces % len(worlds)]
-            found = faults(world, trace, oracle)
-            assert not found, "\n".join([*found, report(world, trace, oracle, seed)])
-            num_traces, num_requests = num_traces + 1, num_requests + len(trace)
+    deadline_s = time.monotonic() + seconds
+    while num_traces < MIN_TRACES or time.monotonic() < deadline_s:
+        seed, world = FIRST_SEED + num_traces, worlds[num_traces % len(worlds)]
+        trace = world.adapt(draw_trace(seed))
+        found = faults(world, trace, oracle)
+        assert not found, "\n".join([*found, report(world, trace, oracle, seed)])
+        after(world, trace)
+        num_traces, num_requests = num_traces + 1, num_requests + len(trace)
     print(f"{num_traces} traces, {num_requests} requests, from seed {FIRST_SEED}")
+
+
+def test_every_request_gets_the_text_that_it_gets_alone(engine_dir, reference, tmp_path):
+    with ExitStack() as stack:
+        worlds = [stack.enter_context(EngineWorld(engine_dir, tmp_path, *each)) for each in CONFIGS.items()]
+        run_traces(worlds, Oracle(reference), TOTAL_S)
+
+
+@pytest.mark.triton
+def test_so_it_does_behind_triton_where_another_client_s_stream_goes_on(engine_dir, reference, tmp_path):
+    """The other client is compared with the same traces without stops, hang-ups and odd fields."""
+    config = tmp_path / "faser.yaml"
+    config.write_text(ROOMY)
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(engine_dir, config=config, log=tmp_path / "log")).wait_ready()
+        world = stack.enter_context(TritonWorld("triton", server))
+        canary = stack.enter_context(Canary(server.grpc_url))
+        heard = []
+
+        def after(world, trace):
+            spans = []
+            for part in (trace, tuple(ask.plain() for ask in trace)):
+                begun_s = time.monotonic()
+                world.run(part)
+                spans.append(canary.heard(begun_s, time.monotonic()))
+            heard.append(spans)
+
+        run_traces([world], Oracle(reference), TOTAL_S, after)
+        for what in ("first_ms", "gaps_ms"):
+            delays = [Delay.of([ms for one in part for ms in getattr(one, what)]) for part in zip(*heard, strict=True)]
+            print(f"{what}, p99 and max: {delays}")
+            assert delays[0].is_within(delays[1]), what
+        assert len({one.text for one in canary.asked}) == 1
+        assert not any(one.error for one in canary.asked)
 
 
 ASK = Ask(0.0, {"text_input": "a", "max_tokens": 4})

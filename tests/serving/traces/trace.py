@@ -40,7 +40,7 @@ SPAN_MS = 150.0
 _OPENINGS = ("def add(first, ", "The quick brown fox", "for index in", "a b a b a b a b", "Zwölf 🙂")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ask:
     """One request. at_ms: when it is sent. end: how its client ends it, after_ms after it was sent.
 
@@ -63,6 +63,12 @@ class Ask:
     @property
     def key(self) -> str:
         return json.dumps(self.alone, sort_keys=True)
+
+    def __repr__(self) -> str:
+        fields = {
+            name: value if len(repr(value)) < 120 else f"{repr(value)[:120]} ..." for name, value in self.fields.items()
+        }
+        return f"Ask({self.at_ms:.1f}, {fields}, {self.end!r}, {self.after_ms:.1f}, {self.door!r}, {self.client})"
 
     def plain(self) -> Ask:
         """As long a request of nothing else, that is read to its end."""
