@@ -181,6 +181,9 @@ class ServiceConfig(ExecutorConfig):
         le=1000 * MAX_TIME_S,
         description="a slower draft call (without prefill) turns speculation off for a while",
     )
+    guide_compile_timeout_s: float = Field(
+        2.0, gt=0, le=MAX_TIME_S, description="CPU time to compile a guide; one that takes more is refused"
+    )
     stream_interval: Literal["auto"] | int = Field(
         "auto",
         description="steps between two streamed responses of a request, or auto: each step, merged for at most 50 ms "

@@ -17,7 +17,7 @@ from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_count, check_token_ids
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.executor.admission import check_request
-from faser_trtllm.guided.compiler import GuideCompiler
+from faser_trtllm.guided.compiler import COMPILE_TIMEOUT_S, GuideCompiler
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.guide_queue import GuideQueue
 from faser_trtllm.serving.text.length_check import LengthCheck
@@ -55,13 +55,19 @@ class TokenExecutor(Protocol):
 class TextGenerator:
     """Serves text requests. Thread-safe, like the executor."""
 
-    def __init__(self, executor: TokenExecutor, tokenizer: Tokenizer, stream_interval: int = 1) -> None:
+    def __init__(
+        self,
+        executor: TokenExecutor,
+        tokenizer: Tokenizer,
+        stream_interval: int = 1,
+        guide_compile_timeout_s: float = COMPILE_TIMEOUT_S,
+    ) -> None:
         """stream_interval: steps between two outputs of a request; the first and the last output are due at once."""
         self._executor = executor
         self._stream_interval = stream_interval
         self._tokenizer = tokenizer
         self._length = LengthCheck(tokenizer, executor.max_seq_len)
-        self._compiler = GuideCompiler(tokenizer, executor.vocab_size)
+        self._compiler = GuideCompiler(tokenizer, executor.vocab_size, guide_compile_timeout_s)
         self._guides = GuideQueue(self._compiler)
 
     def prepare(self, request: TextRequest, like: PreparedText | None = None, num_sequences: int = 1) -> PreparedText:
@@ -110,7 +116,7 @@ class TextGenerator:
         if spec is None:
             run(None)
         else:
-            self._guides.submit(request_id, spec, run, on_error, request.timeout_ms)
+            self._guides.submit(request_id, spec, run, on_error, request.timeout_ms, request.client_key)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
         """Prepare and start a request. on_output receives its outputs on the executor's thread; the last has a

@@ -108,8 +108,8 @@ def test_a_guide_that_is_there_does_not_wait(case):
 
 def test_a_request_is_cancelled_while_its_guide_is_compiled(case):
     case.submit("first", "a+")
-    case.submit("second", "b+")
     assert case.compiler.started.wait(WAIT_S)
+    case.submit("second", "b+")
     for request_id in ("second", "first"):
         case.generator.cancel(request_id)
         (output,) = case.outputs[request_id]

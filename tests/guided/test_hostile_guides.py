@@ -1,0 +1,75 @@
+"""Guides that take all the time they may do not keep a plain one waiting, whoever sent them."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.text.request import TextRequest
+from faser_trtllm.serving.text.service import TextGenerator
+from tests.support.fake_engine import EchoExecutor
+from tests.support.triton_server import ROOT
+from tests.support.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+
+NUM_HOSTILE = 64
+
+
+class Service:
+    """The real path of a guided request, over an executor that echoes the prompt."""
+
+    def __init__(self):
+        self.executor = EchoExecutor(vocab_size=4096)
+        self.generator = TextGenerator(self.executor, Tokenizer.load(ROOT / "engines" / "demo" / "target"))
+
+    def submit(self, name, schema, **fields):
+        outputs, ended = [], threading.Event()
+        request = TextRequest(
+            text="x",
+            max_tokens=1,
+            guided_decoding_guide_type="json_schema",
+            guided_decoding_guide=json.dumps(schema),
+            **fields,
+        )
+
+        def collect(output):
+            outputs.append(output)
+            if output.is_final:
+                ended.set()
+
+        self.generator.submit(name, request, collect)
+        return outputs, ended
+
+    def first_token_s(self, name, schema):
+        started_s = time.monotonic()
+        outputs, ended = self.submit(name, schema)
+        while not ended.wait(0.001):
+            self.executor.step()
+            assert time.monotonic() < started_s + 2 * PATIENCE_S
+        assert outputs[-1].finish_reason == "length"
+        return time.monotonic() - started_s
+
+
+def plain(name):
+    return {"type": "object", "properties": {name: {"type": "integer"}}}
+
+
+def hostile(i):
+    """41 bytes, for seconds of CPU time."""
+    return {"type": "integer", "multipleOf": 400_009 + 2 * i}
+
+
+def test_a_plain_guide_next_to_hostile_ones():
+    service = Service()
+    service.first_token_s("first", plain("first"))  # it starts what compiles
+    alone_s = [service.first_token_s(f"alone{i}", plain(f"alone{i}")) for i in range(5)]
+    for i in range(NUM_HOSTILE):
+        service.submit(f"hostile{i}", hostile(i))
+    with_others_s = [service.first_token_s(f"plain{i}", plain(f"plain{i}")) for i in range(5)]
+    for i in range(NUM_HOSTILE):
+        service.generator.cancel(f"hostile{i}")
+    # One try of a hostile guide may be under way: at most 0.1 s of CPU time. All tries of them would be seconds.
+    assert max(with_others_s) < 1.0 + 4 * max(alone_s)
