@@ -28,6 +28,12 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableErr
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
 from faser_trtllm.serving.engine_process.intake import Intake
+from faser_trtllm.serving.engine_process.memory import (
+    BYTES_PER_BODY_BYTE,
+    BYTES_PER_SEQUENCE,
+    RequestMemory,
+    kept_bytes,
+)
 from faser_trtllm.serving.engine_process.metrics import MetricChanges, ModelMetrics
 from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel, load_model_config, note_start_error
 from faser_trtllm.serving.engine_process.open_request import OpenRequest
@@ -105,6 +111,7 @@ class EngineServer:
         self._is_draining = False
         self._pauses = Pauses()
         self._intake = Intake(self._request)
+        self._memory = RequestMemory(ServiceConfig().max_queue_bytes)
 
     def run(self) -> None:
         """Handle frames until the backend hangs up."""
@@ -144,10 +151,7 @@ class EngineServer:
 
     def _handle(self, kind: FromBackend, body: Body) -> None:
         if kind is FromBackend.REQUEST:
-            frame = wire.read_request(body)
-            refusal = self._intake.put(frame)
-            if refusal is not None:
-                self._refuse(frame, self._models.get(frame.model), refusal)
+            self._take(wire.read_request(body))
         elif kind is FromBackend.CANCEL:
             (handle,) = body.numbers(_HANDLE)
             if not self._intake.cancel(handle):
@@ -167,6 +171,14 @@ class EngineServer:
             if version != wire.VERSION:
                 self._send_settings(ServiceConfig())
 
+    def _take(self, frame: RequestFrame) -> None:
+        try:
+            self._memory.take(frame.handle, BYTES_PER_BODY_BYTE * frame.num_bytes)
+        except UnavailableError as error:
+            self._refuse(frame, self._models.get(frame.model), error)
+        else:
+            self._intake.put(frame)
+
     def _cancel(self, handle: int) -> None:
         for request in list(self._requests.get(handle, ())):
             request.cancel()
@@ -175,11 +187,12 @@ class EngineServer:
         model = self._models.get(frame.model)
         try:
             check_request_id(frame.request_id)
-            tensors = frame.tensors()
-            if isinstance(model, ServedModel):
-                self._submit(frame, model, tensors)
-            elif model is not None:
-                self._respond(frame, model.answer(tensors))
+            if model is not None:
+                tensors = frame.tensors(model.check_input)
+                if isinstance(model, ServedModel):
+                    self._submit(frame, model, tensors)
+                else:
+                    self._respond(frame, model.answer(tensors))
             else:  # the backend goes on with the models of the process before this one
                 why = self._unopened.get(frame.model, "it is not known here")
                 raise UnavailableError(
@@ -191,6 +204,8 @@ class EngineServer:
         except Exception as error:
             log.exception("a request could not be read")
             self._refuse(frame, model, FaserError(f"the request could not be read: {type(error).__name__}"))
+        if frame.handle not in self._requests:
+            self._memory.release(frame.handle)
         if self._intake.take_cancelled(frame.handle):
             self._cancel(frame.handle)
 
@@ -202,10 +217,15 @@ class EngineServer:
         if self._is_draining:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
+        assert self._executor is not None
         sequences: list[OpenRequest] = []
         prepared, parts = None, model.parse(tensors)
         for part in parts:
             prepared = self._generator.prepare(part.request, like=prepared, num_sequences=len(parts))
+            num_context, vocab_size = len(prepared.prompt), self._executor.vocab_size
+            num_output = min(prepared.params.max_tokens, self._executor.max_seq_len - num_context)
+            num_bytes = BYTES_PER_SEQUENCE + kept_bytes(prepared.params, num_output, num_context, vocab_size)
+            self._memory.take(frame.handle, num_bytes)
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):
@@ -217,6 +237,7 @@ class EngineServer:
 
     def _forget(self, handle: int) -> None:
         del self._requests[handle]
+        self._memory.release(handle)
 
     def _stop(self, frame: RequestFrame, model: ServedModel) -> None:
         """End the requests with the id of this one, with the output they have so far."""
@@ -246,6 +267,7 @@ class EngineServer:
         executor = self._executor
         if executor is None:
             return
+        self._memory.trim()
         progress = executor.progress()
         stalled_s = self._pauses.without(progress.stalled_s)
         self._connection.send(ToBackend.PONG, _PONG.pack(stalled_s, progress.slow_step_s))
@@ -308,6 +330,7 @@ class EngineServer:
 
     def _start(self, config: ServiceConfig) -> None:
         self._config = config
+        self._memory.limit = config.max_queue_bytes
         self._send_settings(config)
         self._spans = open_span_recorder(config.otlp_traces_endpoint)
         executor, tokenizer = self._opener(Path(config.engine_dir or ""), config)
@@ -321,7 +344,8 @@ class EngineServer:
         executor.start()
         if config.stream_interval == "auto":
             self._connection.rest_at_most(MAX_REST_S)
-        self._generator = TextGenerator(executor, tokenizer, config.steps_per_response)
+        interval, guide_timeout_s = config.steps_per_response, config.guide_compile_timeout_s
+        self._generator = TextGenerator(executor, tokenizer, interval, guide_timeout_s)
         self._executor = executor
 
     def _send_settings(self, config: ServiceConfig) -> None:
