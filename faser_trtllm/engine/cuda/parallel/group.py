@@ -6,6 +6,7 @@ Collectives run in the order of the target's passes, on the stream that is curre
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ class RankGroup(Closing):
         import torch.distributed as dist
 
         self.shard = shard
+        # All ranks are on one machine; gloo would listen on the address that the host's name has.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(
             backend,
