@@ -1,77 +1,247 @@
-"""Requests waiting for a slot: higher priority first, then first come, first served."""
+"""Requests waiting for a slot: higher priority first, then the client that has been served least.
+
+The order between clients is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models"
+(OSDI 2024, arXiv:2401.00588). A client's counter grows by the tokens that are computed for it, with the paper's
+weights. A client that joins is lifted to the least counter of those that wait, so that nobody saves up for later, and a
+client that many others joined meanwhile is not put back. A client's own requests are first come, first served.
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections import OrderedDict
 
 from faser_trtllm.core.request import Request, RequestState
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""Of a prompt token that was not found in the KV cache, and of a token of output."""
 
 MIN_HEAP_SIZE = 64
 """Smaller heaps are not compacted."""
 
+MAX_IDLE_CLIENTS = 1024
+"""Clients without requests whose counters are kept while others have some; the one that left first is dropped."""
+
+_Waiting = tuple[float, int, Request]  # -priority, number of its arrival
+_Rank = tuple[float, int, int, int, "_Client"]  # -priority, the client's counter and number of its next request
+
+
+class _Client:
+    """rank: its entry in the heap of clients; other entries of it there are out of date."""
+
+    __slots__ = ("is_counted", "key", "num_live", "num_waiting", "rank", "served", "waiting")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.served = 0  # its counter: weighted tokens
+        self.waiting: list[_Waiting] = []  # a heap
+        self.num_waiting = self.num_live = 0  # entries of `waiting` that have not ended; all requests
+        self.rank: _Rank | None = None
+        self.is_counted = False
+
+    def head(self) -> Request | None:
+        """Its next request."""
+        while self.waiting and self.waiting[0][2].state is not RequestState.WAITING:
+            heapq.heappop(self.waiting)
+        return self.waiting[0][2] if self.waiting else None
+
+
+class _Live:
+    """A request that has not ended. num_tokens: those of its tokens that its client's counter has."""
+
+    __slots__ = ("client", "num_tokens", "number", "request", "was_admitted")
+
+    def __init__(self, request: Request, number: int, client: _Client) -> None:
+        self.request, self.number, self.client = request, number, client
+        self.num_tokens = request.prompt_len
+        self.was_admitted = False
+
 
 class WaitingQueue:
-    """A preempted request keeps its arrival order, so it comes before later arrivals."""
+    """A preempted request keeps its arrival order, so it comes before later arrivals of its client.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._order: dict[str, int] = {}
-        self._num_added = 0
+    All operations are O(log n) but charge(), which is O(running requests), and does nothing for a single client.
+    """
+
+    def __init__(self, *, is_fair: bool = True) -> None:
+        """is_fair: False takes all requests for those of one client."""
+        self._is_fair = is_fair
+        self._live: dict[str, _Live] = {}
+        self._running: dict[str, _Live] = {}
+        self._clients: dict[str, _Client] = {}  # that have requests
+        self._idle: OrderedDict[str, _Client] = OrderedDict()  # others
+        self._ranks: list[_Rank] = []
+        self._counters: list[tuple[int, int, _Client]] = []  # of clients with waiting requests, or less than those
+        self._last: _Client | None = None  # whose last waiting request was admitted last
+        self._numbers, self._entries = itertools.count(), itertools.count()
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
+    @property
+    def num_clients(self) -> int:
+        """Clients whose counters are kept."""
+        return len(self._clients) + len(self._idle)
+
     def push(self, request: Request) -> None:
         """Add a request, or put a preempted one back."""
-        if request.request_id not in self._order:
-            self._order[request.request_id] = self._num_added
-            self._num_added += 1
-        heapq.heappush(self._heap, (-request.priority, self._order[request.request_id], request))
+        live = self._live.get(request.request_id)
+        if live is None:
+            live = _Live(request, next(self._numbers), self._client(request.params.client_key if self._is_fair else ""))
+            self._live[request.request_id] = live
+            live.client.num_live += 1
+        client = live.client
+        if self._running.pop(request.request_id, None) is not None:
+            self._charge_output(live)
+        if not client.num_waiting:
+            self.charge()
+            client.served = max(client.served, self._least_counter())
+            if not client.is_counted:
+                client.is_counted = True
+                heapq.heappush(self._counters, (client.served, next(self._entries), client))
+                self._compact()
+        heapq.heappush(client.waiting, (-request.priority, live.number, request))
+        client.num_waiting += 1
         self._num_waiting += 1
+        self._rank(client)
+
+    def charge(self) -> None:
+        """Count the tokens of output since the last call; once before the admissions of a step."""
+        if self.num_clients > 1:
+            for live in self._running.values():
+                self._charge_output(live)
 
     def peek(self) -> Request | None:
         """The next request."""
-        while self._heap and self._heap[0][2].state is not RequestState.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        while self._ranks:
+            rank = self._ranks[0]
+            client = rank[-1]
+            head = client.head() if client.rank is rank else None
+            if head is None:
+                heapq.heappop(self._ranks)
+                client.rank = None if client.rank is rank else client.rank
+                continue
+            now = client.waiting[0][0], client.served, client.waiting[0][1]
+            if now == rank[:3]:
+                return head
+            client.rank = (*now, next(self._entries), client)
+            heapq.heapreplace(self._ranks, client.rank)
+        return None
 
     def pop(self) -> None:
-        """Remove the request that peek() returned."""
-        heapq.heappop(self._heap)
-        self._num_waiting -= 1
+        """Admit the request that peek() returned."""
+        client = self._ranks[0][-1]
+        self._admit(heapq.heappop(client.waiting)[2])
 
     def first(self, count: int) -> list[Request]:
-        """The next requests, at most count, without removing them."""
-        found: list[tuple[float, int, Request]] = []
-        while len(found) < count and self.peek() is not None:
-            found.append(heapq.heappop(self._heap))
-        for entry in found:
-            heapq.heappush(self._heap, entry)
-        return [request for _, _, request in found]
+        """The next requests, at most count, if none of their prompts is in the KV cache; without removing them."""
+        found: list[tuple[_Client, _Waiting, int]] = []
+        while len(found) < count and (request := self.peek()) is not None:
+            client, cost = self._ranks[0][-1], self._cost(self._live[request.request_id])
+            client.served += cost
+            found.append((client, heapq.heappop(client.waiting), cost))
+        for client, entry, cost in found:
+            client.served -= cost
+            heapq.heappush(client.waiting, entry)
+        for client, _, _ in found:
+            self._rank(client)
+        return [request for _, (_, _, request), _ in found]
 
     def take(self, request: Request) -> None:
-        """Remove a request anywhere in the queue."""
-        self._heap = [entry for entry in self._heap if entry[2] is not request]
-        heapq.heapify(self._heap)
-        self._num_waiting -= 1
+        """Admit a request anywhere in the queue."""
+        client = self._live[request.request_id].client
+        client.waiting = [entry for entry in client.waiting if entry[2] is not request]
+        heapq.heapify(client.waiting)
+        self._admit(request)
 
-    def note_removed(self) -> None:
-        """Mark a waiting request as ended; its entry is dropped when it reaches the top, or when half of the heap has
+    def note_removed(self, request: Request) -> None:
+        """A waiting request has ended; its entry is dropped when it reaches the top, or when half of the heap has
         ended."""
+        client = self._live[request.request_id].client
+        client.num_waiting -= 1
         self._num_waiting -= 1
-        if len(self._heap) > 2 * self._num_waiting + MIN_HEAP_SIZE:
-            self._heap = [entry for entry in self._heap if entry[2].state is RequestState.WAITING]
-            heapq.heapify(self._heap)
+        if len(client.waiting) > 2 * client.num_waiting + MIN_HEAP_SIZE:
+            client.waiting = [entry for entry in client.waiting if entry[2].state is RequestState.WAITING]
+            heapq.heapify(client.waiting)
 
-    def forget(self, request_id: str) -> None:
-        """Forget the arrival order of a request that has ended."""
-        self._order.pop(request_id, None)
+    def forget(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        live = self._live.pop(request.request_id)
+        self._running.pop(request.request_id, None)
+        client = live.client
+        self._charge_output(live)
+        client.num_live -= 1
+        if not client.num_live:
+            del self._clients[client.key]
+            self._idle[client.key] = client
+        if not self._live:
+            self._idle.clear()  # nobody waits for anybody: all begin anew
+            self._last = None
+        elif len(self._idle) > MAX_IDLE_CLIENTS:
+            self._idle.popitem(last=False)
 
-    def expired(self, now_s: float) -> list[Request]:
-        """Waiting requests whose deadline has passed."""
-        return [
-            request
-            for _, _, request in self._heap
-            if request.deadline_s is not None and request.deadline_s <= now_s and request.state is RequestState.WAITING
-        ]
+    def _client(self, key: str) -> _Client:
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = self._idle.pop(key) if key in self._idle else _Client(key)
+        return client
+
+    def _least_counter(self) -> int:
+        """Of the clients with waiting requests, or of the last that had one."""
+        while self._counters:
+            served, _, client = self._counters[0]
+            if not client.num_waiting:
+                client.is_counted = False
+                heapq.heappop(self._counters)
+            elif served < client.served:
+                heapq.heapreplace(self._counters, (client.served, next(self._entries), client))
+            else:
+                return served
+        return 0 if self._last is None else self._last.served
+
+    def _rank(self, client: _Client) -> None:
+        """Note that a client's next request or counter may have become better; peek() finds out what became worse."""
+        if client.head() is None:
+            return
+        now = client.waiting[0][0], client.served, client.waiting[0][1]
+        if client.rank is None or now < client.rank[:3]:
+            client.rank = (*now, next(self._entries), client)
+            heapq.heappush(self._ranks, client.rank)
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop clients that have left from the heaps if they are most of them."""
+        if max(len(self._ranks), len(self._counters)) <= 2 * len(self._clients) + MIN_HEAP_SIZE:
+            return
+        for client in [rank[-1] for rank in self._ranks] + [entry[-1] for entry in self._counters]:
+            if not client.num_waiting:
+                client.rank, client.is_counted = None, False
+        self._ranks = [rank for rank in self._ranks if rank[-1].rank is rank]
+        self._counters = [entry for entry in self._counters if entry[-1].is_counted]
+        heapq.heapify(self._ranks)
+        heapq.heapify(self._counters)
+
+    def _admit(self, request: Request) -> None:
+        live = self._live[request.request_id]
+        client = live.client
+        client.served += self._cost(live)
+        live.was_admitted = True
+        self._running[request.request_id] = live
+        client.num_waiting -= 1
+        self._num_waiting -= 1
+        if not client.num_waiting:
+            self._last = client
+
+    @staticmethod
+    def _cost(live: _Live) -> int:
+        """What admitting a request adds to its client's counter: its prompt, once."""
+        request = live.request
+        return 0 if live.was_admitted else INPUT_WEIGHT * (request.prompt_len - request.num_computed_tokens)
+
+    @staticmethod
+    def _charge_output(live: _Live) -> None:
+        num_tokens = live.request.num_tokens
+        live.client.served += OUTPUT_WEIGHT * (num_tokens - live.num_tokens)
+        live.num_tokens = num_tokens

@@ -26,6 +26,7 @@ from faser_trtllm.kvcache.base import BlockListener, KVCache
 from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
 from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.scheduler.deadlines import Deadlines
 from faser_trtllm.scheduler.held_plan import HeldPlan
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.plan_meter import PlanMeter
@@ -40,12 +41,14 @@ __all__ = ["Scheduler", "SchedulerLimits"]
 class Scheduler:
     """Not thread-safe, except check(): the executor's thread calls it."""
 
-    def __init__(self, kv: KVCache, limits: SchedulerLimits, policy: Policy, clock: Clock) -> None:
+    def __init__(
+        self, kv: KVCache, limits: SchedulerLimits, policy: Policy, clock: Clock, waiting: WaitingQueue | None = None
+    ) -> None:
         self._kv = kv
         self._limits = limits
         self._policy = policy
         self._clock = clock
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue() if waiting is None else waiting
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
         self._table = RequestTable(limits.max_batch_size)
@@ -53,7 +56,7 @@ class Scheduler:
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._price = 0.0  # tokens per ms that the policy expects
         self._meter = PlanMeter()  # of the steps since the last plan
-        self._may_expire = False  # whether any request has a deadline
+        self._deadlines = Deadlines()
         self._num_held = 0  # steps that need no new plan, unless requests join or leave
         self._held: HeldPlan | None = None
 
@@ -88,7 +91,7 @@ class Scheduler:
         """Queue a request that check() accepted."""
         self._num_held = 0
         self._requests[request.request_id] = request
-        self._may_expire = self._may_expire or request.deadline_s is not None
+        self._deadlines.add(request)
         self._waiting.push(request)
 
     def cancel(self, request_id: str) -> Request | None:
@@ -105,13 +108,14 @@ class Scheduler:
             self._running.remove(request)
             self._give_up_slot(request)
         elif request.state is RequestState.WAITING:
-            self._waiting.note_removed()
+            self._waiting.note_removed(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.error = error
         request.num_drafts = 0
-        self._waiting.forget(request.request_id)
+        self._waiting.forget(request)
         del self._requests[request.request_id]
+        self._deadlines.compact(len(self._requests))
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -144,16 +148,20 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan one step: the rows of each request. Allocates the blocks for them."""
-        if self._num_held and self._held is not None and self._has_ample_blocks():
+        now_s = self._clock.now_s()
+        is_late = self._deadlines.is_due(now_s)
+        if self._num_held and self._held is not None and not is_late and self._has_ample_blocks():
             self._num_held -= 1
-            self._meter.begin_step(self._clock.now_s())
+            self._meter.begin_step(now_s)
             return self._steady_step(self._held)
-        finished = self._expire() if self._may_expire else ()
+        finished = self._expire() if is_late else ()
+        if self._free_slots:
+            self._waiting.charge()
         decoding, contexts = split_running(self._running)
         view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
         decision = self._decide(view)
         if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
-            self._num_held = 0 if self._may_expire else decision.num_held
+            self._num_held = decision.num_held
             self._held = HeldPlan(view, decision)
             for request in decoding:
                 request.was_drafted = False
@@ -223,9 +231,7 @@ class Scheduler:
                 self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
 
     def _expire(self) -> tuple[Request, ...]:
-        now_s = self._clock.now_s()
-        late = [r for r in self._running if r.deadline_s is not None and r.deadline_s <= now_s]
-        late += self._waiting.expired(now_s)
+        late = self._deadlines.take(self._clock.now_s())
         for request in late:
             self.finish(request, FinishReason.TIMEOUT)
         return tuple(late)

@@ -25,6 +25,7 @@ from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.roles import Role, assign_roles
 from faser_trtllm.scheduler.scheduler import Scheduler
 from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
@@ -56,7 +57,7 @@ class TrtllmScheduler(Scheduler):
         clock: Clock,
         chunking_policy: ContextChunkingPolicy = ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
     ) -> None:
-        super().__init__(kv, limits, policy, clock)
+        super().__init__(kv, limits, policy, clock, WaitingQueue(is_fair=False))
         self._bindings = bindings
         self._blocks = kv
         self._llm_requests: dict[str, Any] = {}
@@ -100,7 +101,7 @@ class TrtllmScheduler(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
-        finished = self._expire() if self._may_expire else ()
+        finished = self._expire()
         candidates = self._running + self._waiting.first(len(self._free_slots))
         contexts = [request for request in candidates if self._in_context(request)]
         decoding = [request for request in self._running if not self._in_context(request)]

@@ -195,6 +195,7 @@ class Life:
             max_tokens=rng.randint(1, 24),
             end_ids=(END_ID,) if rng.random() < 0.5 else (),
             num_draft_tokens=0 if rng.random() < 0.25 else None,
+            client_key="ab"[self.seen["added"] % 2],
         )
         request = Request(
             str(self.seen["added"]),

@@ -74,15 +74,16 @@ def test_whoever_comes_or_goes_ends_what_was_held(change):
     assert policy.views[1].num_joining == (1 if change == "add" else 0)
 
 
-def test_nothing_is_held_where_somebody_may_be_late():
+def test_whoever_is_late_ends_what_was_held_at_once():
     bench, policy = _running(num_held=1000, num_requests=1)
     bench.add(3, max_tokens=40, deadline_s=1.0)
     for _ in range(5):
         bench.step()
-    assert len(policy.views) == 5
+    assert len(policy.views) == 2, "the newcomer joins, then a plan for both is held"
     bench.clock.advance(2.0)
     plan, _, _ = bench.step()
     assert [request.request_id for request in plan.finished] == ["1"]
+    assert len(policy.views) == 3
 
 
 def test_where_blocks_may_run_short_every_step_is_planned():

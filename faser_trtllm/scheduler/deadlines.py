@@ -1,0 +1,44 @@
+"""Requests by the time at which they have to have ended."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from faser_trtllm.core.request import Request
+
+MIN_HEAP_SIZE = 64
+"""Smaller heaps are not compacted."""
+
+
+class Deadlines:
+    """A heap; requests that ended before their time are dropped when most of it is such."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._numbers = itertools.count()
+
+    def add(self, request: Request) -> None:
+        """Watch a request, if it has a deadline."""
+        if request.deadline_s is None:
+            return
+        heapq.heappush(self._heap, (request.deadline_s, next(self._numbers), request))
+
+    def compact(self, num_live: int) -> None:
+        """Drop requests that have ended if they are more than the num_live others."""
+        if len(self._heap) > 2 * num_live + MIN_HEAP_SIZE:
+            self._heap = [entry for entry in self._heap if not entry[2].is_finished]
+            heapq.heapify(self._heap)
+
+    def is_due(self, now_s: float) -> bool:
+        """True if take() may give a request."""
+        return bool(self._heap) and self._heap[0][0] <= now_s
+
+    def take(self, now_s: float) -> list[Request]:
+        """The requests whose deadlines have passed, each once, in the order of these."""
+        late: list[Request] = []
+        while self.is_due(now_s):
+            request = heapq.heappop(self._heap)[2]
+            if not request.is_finished:
+                late.append(request)
+        return late
