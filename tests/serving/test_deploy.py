@@ -330,6 +330,18 @@ def test_everything_else_does_not(proxied, place, verb, path, expected):
 @pytest_nginx
 @pytest.mark.triton
 @pytest.mark.slow
+@pytest.mark.parametrize("origin", ["https://example.com", "http://localhost:8080", "null"])
+def test_a_web_page_in_a_browser_gets_nothing(proxied, origin):
+    """Such requests need no leave of the server: a form's content type, and a header that a page cannot leave out."""
+    body, headers = b'{"text_input": "abc", "max_tokens": 3}', {"Content-Type": "application/x-www-form-urlencoded"}
+    path = "/v2/models/faser/generate"
+    assert status(proxied[0], "POST", path, body, headers) == 200
+    assert status(proxied[0], "POST", path, body, headers | {"Origin": origin}) == 403
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
 def test_limits_and_control_over_grpc(proxied):
     body = b'{"text_input": "' + b"a" * (5 << 20) + b'"}'
     assert status(proxied[0], "POST", "/v2/models/faser/generate", body) == 413
