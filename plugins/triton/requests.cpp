@@ -95,6 +95,8 @@ void end_with_error(TRITONBACKEND_Response* response, const Refusal& refusal, bo
   TRITONSERVER_ErrorDelete(error);
 }
 
+bool ends_request(uint8_t flags) { return flags & (kFinal | kError); }
+
 }  // namespace
 
 bool OpenRequest::was_cancelled() {
@@ -105,7 +107,7 @@ bool OpenRequest::was_cancelled() {
 
 void OpenRequest::answer(FrameReader& body) {
   const uint8_t flags = body.take<uint8_t>();
-  const bool is_final = flags & kFinal;
+  const bool is_final = ends_request(flags);
   if (flags & kError) {
     Refusal refusal{static_cast<TRITONSERVER_Error_Code>(body.take<uint8_t>()), body.take_text()};
     refusal.field = body.take_text();
@@ -114,8 +116,6 @@ void OpenRequest::answer(FrameReader& body) {
     send_error(refusal);
   } else if (flags & kOutputs) {
     send_outputs(body, is_final);
-  } else if (is_final) {
-    succeeded(TRITONBACKEND_ResponseFactorySendFlags(factory_, TRITONSERVER_RESPONSE_COMPLETE_FINAL), "final flag");
   }
   if (is_final) close();
 }
@@ -152,19 +152,23 @@ void OpenRequest::send_outputs(FrameReader& body, bool is_final) {
     else if (num_bytes > 0)
       std::memcpy(buffer, bytes, num_bytes);
   }
-  if (response != nullptr)
-    succeeded(TRITONBACKEND_ResponseSend(response, is_final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, error),
-              "response");
+  if (response != nullptr) {
+    const uint32_t sent_flags = is_final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0;
+    has_ended_ = succeeded(TRITONBACKEND_ResponseSend(response, sent_flags, error), "response") && is_final;
+  }
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
 void OpenRequest::send_error(const Refusal& refusal) {
   TRITONBACKEND_Response* response;
-  if (succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response"))
-    end_with_error(response, refusal, wants_code_);
+  if (!succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response")) return;
+  end_with_error(response, refusal, wants_code_);
+  has_ended_ = true;
 }
 
 void OpenRequest::close() {
+  if (!has_ended_)
+    succeeded(TRITONBACKEND_ResponseFactorySendFlags(factory_, TRITONSERVER_RESPONSE_COMPLETE_FINAL), "final flag");
   succeeded(TRITONBACKEND_ResponseFactoryDelete(factory_), "response factory");
   factory_ = nullptr;
 }
@@ -183,13 +187,14 @@ bool skip_response(FrameReader& body) {
     for (int i = 0; i < 4; ++i) body.take_bytes(body.take<uint32_t>());
   } else if (flags & kOutputs) {
     for (uint16_t i = 0, count = body.take<uint16_t>(); i < count; ++i) {
-      body.take_bytes(body.take<uint8_t>() + 1);
+      const uint8_t name_size = body.take<uint8_t>();
+      if (body.take_bytes(name_size + 1)[name_size] != '\0') throw std::runtime_error("a name has no end");
       body.take<uint8_t>();
       body.take_bytes(body.take<uint8_t>() * sizeof(int64_t));
       body.take_bytes(body.take<uint32_t>());
     }
   }
-  return flags & kFinal;
+  return ends_request(flags);
 }
 
 bool wants_error_code(TRITONBACKEND_Request* request) {

@@ -42,7 +42,7 @@ class OpenRequest {
   uint32_t model_ = 0;
   TRITONBACKEND_ResponseFactory* factory_ = nullptr;
   bool wants_code_ = false;
-  bool is_noted_ = false;
+  bool is_noted_ = false, has_ended_ = false;  // has_ended_: the final flag has been sent
 };
 
 // Ends a request that has no response factory, with an error.
