@@ -64,7 +64,7 @@ class OpenRequest(TextStream):
         self._outbox.fail(self, error)
 
     def cancel(self) -> None:
-        """The client has cancelled: only the final response is still sent."""
+        """The client has cancelled: only the final response is still sent, without output, as some was dropped."""
         self._is_cancelled = True
         self.model.cancel(self.id)
 
@@ -83,12 +83,12 @@ class OpenRequest(TextStream):
             return []
         if error is not None:
             before = replace(output, finish_reason=None, statistics=None)
-            has_output = self.prepared.request.stream and (output.token_ids or output.text)
+            has_output = self.prepared.request.stream and not self._is_cancelled and (output.token_ids or output.text)
             return [*([self._response(before, is_final=False)] if has_output else []), self.refuse(error)]
+        if self._is_cancelled:
+            return []
         self._is_ended |= output.is_final
         is_last = all(sibling._is_ended for sibling in self.siblings)
-        if self._is_cancelled and not is_last:
-            return []
         response = self._response(output, is_last)
         if is_last:
             self._close()
@@ -108,7 +108,8 @@ class OpenRequest(TextStream):
     def _error_of(self, output: TextOutput) -> FaserError | None:
         """The error that the client gets in place of an end; a deadline that passed after the first token is none."""
         reason = output.finish_reason
-        if reason == FinishReason.CANCELLED.value and not self._is_stopped:
+        is_cancelled = self._is_cancelled or (reason == FinishReason.CANCELLED.value and not self._is_stopped)
+        if is_cancelled and output.is_final:
             return CancelledError("the request was cancelled")
         if reason == FinishReason.TIMEOUT.value and output.statistics and output.statistics.num_output_tokens:
             return None

@@ -69,9 +69,12 @@ def test_a_client_that_has_cancelled_gets_the_final_response_alone(tokenizer):
     put(sequence, tokenizer.encode("a"))
     world.take()
     assert world.received[1] == []
-    put(sequence, tokenizer.encode("b"), FinishReason.LENGTH)
+    put(sequence, tokenizer.encode("b"))
+    put(sequence, tokenizer.encode("c"), FinishReason.LENGTH)
     world.take()
-    assert [is_final for is_final, _, _ in world.received[1]] == [True], "it ended before the engine heard of it"
+    assert [is_final for is_final, _, _ in world.received[1]] == [True], "no output that lacks what was dropped"
+    assert world.error(1).message == "the request was cancelled"
+    assert world.metrics.ends == ["CANCELLED"]
 
 
 def test_a_copy_of_statistics_has_every_number_and_stays_as_it_is():
