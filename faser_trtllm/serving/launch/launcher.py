@@ -192,7 +192,7 @@ class Launcher:
         config = run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
         environment = os.environ | {"FASER_PYTHON": sys.executable}  # build.sh knows the variable as well
-        for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
+        for name in ("FASER_ENGINE_DIR", "FASER_API_KEY", KEY_VARIABLE, KEY_FILE_VARIABLE):
             environment.pop(name, None)
         environment |= {"FASER_CONFIG": str(config), RUN_DIR_VARIABLE: str(run_dir)}
         package_parent = str(Path(__file__).resolve().parents[3])

@@ -18,6 +18,7 @@ from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
 
 KEY = "a-key-of-the-tests.0123456789"
+API_KEY = "a-key-of-the-openai-api"
 
 
 def test_a_key_is_given_or_drawn(tmp_path):
@@ -53,7 +54,8 @@ def test_both_doors_are_restricted():
 
 @pytest.fixture(scope="module")
 def server(fake_engine_dir, tmp_path_factory):
-    environment, log = {"FASER_CONTROL_KEY": KEY}, tmp_path_factory.mktemp("control") / "log"
+    environment = {"FASER_CONTROL_KEY": KEY, "FASER_API_KEY": API_KEY}
+    log = tmp_path_factory.mktemp("control") / "log"
     with Server(fake_engine_dir, is_fake=True, environment=environment, log=log) as server:
         yield server.wait_ready()
 
@@ -143,7 +145,9 @@ def test_the_key_is_where_triton_forces_it_to_be_and_nowhere_else(server):
     """In the arguments of tritonserver, which takes it no other way; not in its environment nor with its children."""
     for pid in server.pids():
         with open(f"/proc/{pid}/environ") as file:
-            assert KEY not in file.read()
+            text = file.read()
+        assert KEY not in text
+        assert API_KEY not in text
         assert any(KEY in argument for argument in command_line(pid)) == (pid == server.triton_pid())
     assert KEY not in server.output()
     assert os.environ.get("FASER_CONTROL_KEY") is None
