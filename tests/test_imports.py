@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parent.parent / "faser_trtllm"
 
 ORDER = (
     "errors",
+    "json_text",
     "config",
     "native",
     "backends",

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.builder.engine_file import check_counts, check_segments
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.fused import Part, Shape, fused_tensors
 from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
 from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFile
@@ -28,6 +30,7 @@ TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
 _OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64"}
 _ALIGNMENT = 4096
+_MAX_MEDUSA_BLOCKS = 10_000
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +43,8 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:
+        if model["medusa"]["num_heads"] * model["medusa"]["num_layers"] > _MAX_MEDUSA_BLOCKS:
+            raise ValueError(f"medusa is {model['medusa']!r:.80}, at most {_MAX_MEDUSA_BLOCKS} blocks are read")
         heads = MedusaConfig(**model["medusa"], hidden_size=hidden, vocab_size=model["vocab_size"])
         norm: dict[str, tuple[Part, ...]] = {"final_norm": (("model.norm.weight", (hidden,)),)}
         return norm | {f"medusa.{name}": ((name, shape),) for name, shape in expected_shapes(heads).items()}
@@ -140,17 +145,19 @@ class CudaFile(Closing):
         with ExitStack() as guard:
             guard.enter_context(file)
             try:
-                faser = json.loads(file.metadata["faser"])
+                faser = parse_json(file.metadata["faser"], unique_names=True, finite=True)
                 if faser["version"] != VERSION:
                     raise EngineFileError(
                         f"{label} has version {faser['version']}, this faser reads {VERSION}; rebuild it with faser "
                         "build"
                     )
+                check_counts(faser["model"], len(file.entries))
+                check_segments(faser["segments"], faser["model"]["num_layers"])
                 for name, shape in tensor_shapes(faser["model"]).items():
                     entry, kind = file.entries[name], type_of(name, faser["dtype"])
                     if entry.shape != shape or entry.dtype != TYPE_NAMES[kind]:
                         raise EngineFileError(f"{label}: tensor {name} is not as its sizes say; rebuild it")
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise EngineFileError(
                     f"{label}: the header is damaged ({error!r}); rebuild it with faser build"
                 ) from error

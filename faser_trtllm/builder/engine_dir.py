@@ -11,7 +11,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
@@ -54,21 +56,15 @@ class EngineDir:
         check_sizes(path, manifest["files"])
         for mismatch in hash_mismatches(path, manifest["files"]) if verify_hashes else ():
             raise EngineFileError(f"{mismatch}; {_REBUILD}")
-        target = _read_engine_config(path, "target")
-        draft = _read_engine_config(path, "draft") if "draft" in manifest["checkpoints"] else None
-        try:
-            limits = target["build_config"]
-            build_config = BuildConfig(
-                max_batch_size=int(limits["max_batch_size"]),
-                max_num_tokens=int(limits["max_num_tokens"]),
-                max_seq_len=int(limits["max_seq_len"]),
-                max_draft_len=int(limits["max_draft_len"]),
-                tokens_per_block=int(limits["plugin_config"]["tokens_per_block"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineFileError(
-                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); {_REBUILD}"
-            ) from error
+        target, limits = _read_engine_config(path, "target")
+        draft = _read_engine_config(path, "draft")[0] if "draft" in manifest["checkpoints"] else None
+        build_config = BuildConfig(
+            limits.max_batch_size,
+            limits.max_num_tokens,
+            limits.max_seq_len,
+            limits.max_draft_len,
+            limits.plugin_config.tokens_per_block,
+        )
         return cls(path, manifest, build_config, target, draft)
 
     @property
@@ -135,26 +131,77 @@ class EngineDir:
         return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * kept
 
 
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Mapping(_Checked):
+    tp_size: Size
+
+
+class _Pretrained(_Checked):
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Count
+    num_key_value_heads: Size
+    head_size: Size
+    dtype: Literal["bfloat16", "float16", "float32"]
+    mapping: _Mapping
+
+
+class _Plugins(_Checked):
+    tokens_per_block: Size
+
+
+class _Limits(_Checked):
+    max_batch_size: Size
+    max_num_tokens: Size
+    max_seq_len: Size
+    max_draft_len: Count
+    plugin_config: _Plugins
+
+
+class _Head(_Checked):
+    num_features: Size
+    layers: list[Count] | None = None
+
+
+class _Faser(_Checked):
+    eagle3: _Head | None = None
+    mtp: _Head | None = None
+    medusa: dict[str, Any] | None = None
+
+
+class _EngineConfig(_Checked):
+    """An engine's config.json, as far as it is read here."""
+
+    build_config: _Limits
+    pretrained_config: _Pretrained
+    faser: _Faser
+
+
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
     """Compare files with the manifest's {name: {"bytes", "sha256"}}; raise EngineFileError for the first mismatch."""
     for name, entry in files.items():
         try:
             size = (path / name).stat().st_size
-        except OSError as error:
-            raise EngineFileError(f"{name} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
+        except (OSError, ValueError) as error:  # of a name that no file can have
+            raise EngineFileError(f"{name:.80} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if size != entry["bytes"]:
             raise EngineFileError(f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; {_REBUILD}")
 
 
-def hash_mismatches(
-    path: Path, files: Mapping[str, Any], sha256: Callable[[Path], str] | None = None
-) -> Iterator[str]:
+def hash_mismatches(path: Path, files: Mapping[str, Any], sha256: Callable[[Path], str] | None = None) -> Iterator[str]:
     """A clause per file whose contents differ from the manifest. sha256: None is sha256_of, which reads every file."""
     for name, entry in files.items():
         try:
             digest = (sha256 or sha256_of)(path / name)
-        except OSError as error:
-            raise EngineFileError(f"{name} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
+        except (OSError, ValueError) as error:  # of a name that no file can have
+            raise EngineFileError(f"{name:.80} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if digest != entry["sha256"]:
             yield f"{name} in {path} has sha256 {digest[:12]}, the manifest says {entry['sha256'][:12]}"
 
@@ -178,7 +225,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     files = manifest.get("files")
     whole = (
         isinstance(files, dict)
-        and all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in files.values())
+        and all(isinstance(e, dict) and isinstance(e.get("sha256"), str) and "bytes" in e for e in files.values())
         and isinstance(manifest.get("checkpoints"), dict)
         and "backend" in manifest
     )
@@ -187,8 +234,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_engine_config(path: Path, role: str) -> dict[str, Any]:
-    return _read_object(path, f"{role}/{CONFIG_FILE}", _REBUILD)
+def _read_engine_config(path: Path, role: str) -> tuple[dict[str, Any], _Limits]:
+    """The object as it is, and its limits, once all that is read of it is checked."""
+    name = f"{role}/{CONFIG_FILE}"
+    found = _read_object(path, name, _REBUILD)
+    try:
+        return found, _EngineConfig.model_validate(found).build_config
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EngineFileError(f"{name} in {path} has no valid {where} ({first['msg'].lower()}); {_REBUILD}") from error
 
 
 def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.fused import fused_tensors
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
 
@@ -32,7 +33,8 @@ PANEL = 64
 TENSOR_ALIGNMENT = 64
 DATA_ALIGNMENT = 4096
 _PREFIX = struct.Struct("<8sII")
-_MAX_HEADER_BYTES = 64 << 20
+MAX_SIZE = 2**31 - 1
+_MAX_HEADER_BYTES = 8 << 20  # of 70,000 tensors
 
 Array = npt.NDArray[Any]
 TensorSource = Array | Callable[[], Array]
@@ -168,7 +170,7 @@ def write_engine_file(
     sizes = tensor_sizes(model, scheme)
     if scheme is not None:
         model = model | {"quantization": dataclasses.asdict(scheme)}
-    _check_segments(segments, model["num_layers"])
+    check_segments(segments, model["num_layers"])
     # Offsets are known only after the data: reserve room for the largest possible header.
     longest = {name: {"offset": 2**63, "nbytes": nbytes} for name, (nbytes, _) in sizes.items()}
     data_start = round_up(_PREFIX.size + len(_header_json(2**63, model, segments, longest)), DATA_ALIGNMENT)
@@ -206,7 +208,8 @@ def _header_json(
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-def _check_segments(segments: list[int], num_layers: int) -> None:
+def check_segments(segments: list[int], num_layers: int) -> None:
+    """ValueError for boundaries that do not rise from 0 to num_layers."""
     rising = all(a < b for a, b in itertools.pairwise(segments))
     if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
@@ -297,11 +300,11 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
             "the file is truncated or damaged; rebuild it with faser build"
         )
     try:
-        header = json.loads(read(header_len))
+        header = parse_json(read(header_len), unique_names=True, finite=True)
         file_size = int(header["file_size"])
         if file_size == size:
             _check_header(header)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise EngineFileError(f"{label}: the header is damaged ({error}); rebuild it with faser build") from error
     if file_size > size:
         raise EngineFileError(
@@ -312,11 +315,21 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
     return header  # type: ignore[no-any-return]
 
 
+def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
+    """An error, as what is missing in a header is, where its model has more layers than the file has tensors: before
+    the tensors of each layer are named. CPU engines stack all Medusa heads' tensors."""
+    medusa = model.get("medusa", {})
+    if any(not isinstance(n, int) or not 1 <= n <= MAX_SIZE for n in medusa.values()):
+        raise ValueError(f"model.medusa is {medusa!r:.80}")
+    if not isinstance(model["num_layers"], int) or not 0 <= model["num_layers"] <= num_tensors:
+        raise ValueError(f"model.num_layers is {model['num_layers']!r:.80} in a file of {num_tensors} tensors")
+
+
 def _check_head(head: dict[str, Any]) -> None:
     numbers = [*head["layers"], *(head[name] for name in ("num_features", "draft_vocab_size", "norm_before_residual"))]
     numbers += [head.get(name, 0) for name in ("is_mtp", "reads_normed")]
-    if not head["layers"] or any(not isinstance(number, int) or number < 0 for number in numbers):
-        raise ValueError(f"model.head is {head}")
+    if not head["layers"] or any(not isinstance(number, int) or not 0 <= number <= MAX_SIZE for number in numbers):
+        raise ValueError(f"model.head is {head!r:.80}")
 
 
 def _check_header(header: dict[str, Any]) -> None:
@@ -324,15 +337,12 @@ def _check_header(header: dict[str, Any]) -> None:
     model, tensors = header["model"], header["tensors"]
     for field in MODEL_FIELDS:
         value = model[field]
-        if isinstance(value, str | list | dict) or value is None or value < 0:
-            raise ValueError(f"model.{field} is {value!r}")
-    if model["num_layers"] > 100_000:
-        raise ValueError(f"model.num_layers is {model['num_layers']}")
-    _check_segments(header["segments"], model["num_layers"])
+        if not isinstance(value, int | float) or not 0 <= value <= MAX_SIZE:
+            raise ValueError(f"model.{field} is {value!r:.80}")
+    check_counts(model, len(tensors))
+    check_segments(header["segments"], model["num_layers"])
     if "head" in model:
         _check_head(model["head"])
-    if "medusa" in model and any(not isinstance(n, int) or n < 1 for n in model["medusa"].values()):
-        raise ValueError(f"model.medusa is {model['medusa']}")
     sizes = tensor_sizes(model, scheme_of(model))
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]

@@ -8,6 +8,7 @@ a killed build leaves no valid engine file.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -213,7 +214,7 @@ def _read_table(mapping: mmap.mmap, size: int, label: str) -> PlanTable:
     if hashlib.sha256(data).digest() != digest:
         raise EngineFileError(f"{label}: the table of plans is damaged; {_REMEDY}")
     try:
-        table = TypeAdapter(PlanTable).validate_json(data)
+        table = _table_type().validate_json(data)
         for plan in table.plans:
             if plan.offset % PLAN_ALIGNMENT or not 0 < plan.offset <= plan.offset + plan.nbytes <= offset:
                 raise ValueError(f"a plan of {plan.nbytes} bytes at {plan.offset}")
@@ -225,6 +226,11 @@ def _read_table(mapping: mmap.mmap, size: int, label: str) -> PlanTable:
     except (ValueError, FaserError) as error:
         raise EngineFileError(f"{label}: the table of plans is damaged ({error}); {_REMEDY}") from error
     return table
+
+
+@functools.cache
+def _table_type() -> TypeAdapter[PlanTable]:
+    return TypeAdapter(PlanTable)
 
 
 def _check_segments(plans: tuple[Plan, ...]) -> None:

@@ -15,6 +15,7 @@ from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leav
 from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.json_text import parse_json
 
 __all__ = [
     "ALL",
@@ -315,7 +316,7 @@ class CostTable:
     def load(path: Path, fingerprint: Fingerprint) -> CostTable:
         """Read a table for this machine and these engines; a ConfigError names what differs."""
         try:
-            data = json.loads(path.read_text())
+            data = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
         if not isinstance(data, dict):

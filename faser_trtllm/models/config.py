@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.errors import CheckpointError, reason_of
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
 _OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/mtp.py
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", *_OF_QWEN2, "Qwen3ForCausalLM")
 _MISSING: Any = object()
+MAX_LAYERS = 1000  # each has a dozen tensors, which are named before any is looked for
+_MAX_INTEGER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def load_model_config(checkpoint_dir: Path) -> ModelConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError in one sentence otherwise."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read in {path.parent}: {reason_of(error)}") from error
     except ValueError as error:
@@ -62,8 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_model_config(data: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Check and translate a Hugging Face configuration; source names it in errors."""
     fields = _Fields(data, source)
-    architectures = data.get("architectures") or [None]
-    architecture = architectures[0] if isinstance(architectures, list) else architectures
+    architecture = next(iter(architectures_of(data)), None)
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise CheckpointError(
             f"{source}: architecture {architecture} is not supported; "
@@ -77,7 +78,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
     hidden_act = data.get("hidden_act", "silu")
     if hidden_act != "silu":
         raise CheckpointError(f"{source}: hidden_act is {hidden_act!r}, only 'silu' is supported")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
     hidden_size = fields.integer("hidden_size")
@@ -123,6 +124,12 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
     )
 
 
+def architectures_of(data: dict[str, Any]) -> list[str]:
+    """The names under architectures, which may be missing."""
+    found = data.get("architectures")
+    return [str(name) for name in (found if isinstance(found, list) else [found]) if name is not None]
+
+
 def token_ids(value: Any, what: str) -> tuple[int, ...]:
     """A token id, a list of them or None -> tuple; CheckpointError otherwise."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -146,12 +153,14 @@ class _Fields:
             raise CheckpointError(f"{self.source}: {key} is missing")
         return default
 
-    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> Any:
+    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1, maximum: int = _MAX_INTEGER) -> Any:
         value = self._get(key, default)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be an integer of at least {minimum}")
+        if value > maximum:
+            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}, it must be at most {maximum}")
         return value
 
     def number(self, key: str, default: Any = _MISSING, above: float | None = 0.0) -> Any:

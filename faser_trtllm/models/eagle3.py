@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.config import ModelConfig, parse_model_config, read_json
+from faser_trtllm.models.config import ModelConfig, architectures_of, parse_model_config, read_json
 from faser_trtllm.models.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 from faser_trtllm.models.weights import expected_shapes as decoder_shapes
@@ -47,8 +47,7 @@ class Eagle3Config:
 def is_eagle3(checkpoint_dir: Path) -> bool:
     """True if config.json says so: by its architecture, or by a draft vocabulary; CheckpointError if unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
-    architectures = data.get("architectures") or []
-    named = any("eagle3" in str(name).lower() for name in architectures)
+    named = any("eagle3" in name.lower() for name in architectures_of(data))
     return named or "draft_vocab_size" in data or data.get("speculators_model_type") == "eagle3"
 
 

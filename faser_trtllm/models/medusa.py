@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.config import ModelConfig, read_json
+from faser_trtllm.models.config import ModelConfig, architectures_of, read_json
 from faser_trtllm.models.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Dtype, Weights, check_shapes
 
@@ -38,8 +38,7 @@ class MedusaConfig:
 def is_medusa(checkpoint_dir: Path) -> bool:
     """True if config.json says so; CheckpointError if it is unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
-    architectures = data.get("architectures") or []
-    named = any("medusa" in str(name).lower() for name in architectures)
+    named = any("medusa" in name.lower() for name in architectures_of(data))
     return named or data.get("model_type") == "medusa" or "medusa_num_heads" in data
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from faser_trtllm.core.closing import Closing
+from faser_trtllm.json_text import parse_json
 
 __all__ = ["Entry", "SafetensorError", "SafetensorsFile"]
+
+MAX_HEADER_BYTES = 8 << 20  # some 70,000 tensors; checkpoints of more have several files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,19 @@ class SafetensorsFile(Closing):
 
     def __init__(self, path: Path) -> None:
         """Map a file; OSError if it cannot be read, SafetensorError if its header is damaged or does not fit it."""
-        with path.open("rb") as stream, safe_open(path, "numpy"):  # which checks the header
-            self._mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        data_start = 8 + int.from_bytes(self._mapping[:8], "little")
-        header = json.loads(self._mapping[8:data_start])
-        self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        with path.open("rb") as stream:
+            num_bytes = int.from_bytes(stream.read(8), "little")
+            if num_bytes > MAX_HEADER_BYTES:
+                raise SafetensorError(f"a header of {num_bytes} bytes, at most {MAX_HEADER_BYTES} are read")
+            with safe_open(path, "numpy"):  # which checks the header, but takes the last of two tensors of one name
+                self._mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        data_start = 8 + num_bytes
+        try:
+            header = parse_json(self._mapping[8:data_start], unique_names=True)
+        except ValueError as error:
+            self._mapping.close()
+            raise SafetensorError(f"the header cannot be read: {error}") from error
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self.entries = {
             name: Entry(info["dtype"], tuple(info["shape"]), data_start + info["data_offsets"][0])
             for name, info in header.items()

@@ -6,7 +6,6 @@ import codecs
 import functools
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,11 @@ from typing import Any
 import tokenizers
 
 from faser_trtllm.errors import CheckpointError, reason_of
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.config import read_json, token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
+MAX_TOKEN_ID = (1 << 21) - 1  # the largest vocabularies have some 2^18 tokens
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTEXT_TOKENS = 4
 
@@ -31,6 +32,7 @@ class Tokenizer:
 
     def __init__(self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
         """definition: the text of a tokenizer.json; CheckpointError if it cannot be used."""
+        data = _checked(definition)
         self._backend = _from_definition(definition)
         self._backend.encode_special_tokens = True
         self._special_ids = frozenset(
@@ -38,7 +40,7 @@ class Tokenizer:
         )
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
-        decoder_types = _decoder_types(json.loads(definition).get("decoder"))
+        decoder_types = _decoder_types(data.get("decoder"))
         if "ByteLevel" in decoder_types and decoder_types != ["ByteLevel"]:
             raise CheckpointError(
                 f"{TOKENIZER_FILE}: the decoder combines {', '.join(decoder_types)}, ByteLevel is supported only alone"
@@ -86,7 +88,10 @@ class Tokenizer:
         """
         backend = self._parsing_backend if parse_special_tokens else self._backend
         # A batch of one text: encode() holds Python's lock for all of a long text, and takes twice as long for offsets.
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise _failure("cannot encode this text", error) from error
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -225,17 +230,45 @@ class IncrementalDetokenizer:
         return self._backend_text(ids)[known:]
 
     def _backend_text(self, ids: list[int]) -> str:
-        return str(self._tokenizer._backend.decode(ids, skip_special_tokens=False)) if ids else ""
+        try:
+            return str(self._tokenizer._backend.decode(ids, skip_special_tokens=False)) if ids else ""
+        except BaseException as error:
+            raise _failure("cannot decode these tokens", error) from error
+
+
+def _checked(definition: str) -> dict[str, Any]:
+    """The object, if no token's id is so large that the library, which visits all up to it, takes for ever."""
+    try:
+        data = parse_json(definition)
+    except ValueError as error:
+        raise CheckpointError(f"{TOKENIZER_FILE} cannot be used: {error}") from error
+    model, added = (data.get(key) if isinstance(data, dict) else None for key in ("model", "added_tokens"))
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*vocab.values()] if isinstance(vocab, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((i for i in ids if isinstance(i, int)), default=0)
+    if not isinstance(model, dict) or largest > MAX_TOKEN_ID:
+        found = f"it has token id {largest!r:.20}, at most {MAX_TOKEN_ID} are read" if model else "it has no model"
+        raise CheckpointError(f"{TOKENIZER_FILE} cannot be used: {found}")
+    return data  # type: ignore[no-any-return]
 
 
 def _from_definition(definition: str) -> Any:
     try:
         backend = tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{TOKENIZER_FILE} cannot be used: {error}") from error
+    except BaseException as error:
+        raise _failure("cannot be used", error) from error
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _failure(what: str, error: BaseException) -> BaseException:
+    """The library's error: a bare Exception, or a panic of its Rust code, which is none. Others are returned as is."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    reason = str(error).partition("\n")[0]  # a backtrace may follow
+    return CheckpointError(f"{TOKENIZER_FILE} {what}: {reason}")
 
 
 def _decoder_types(decoder: Any) -> list[str]:

@@ -189,8 +189,8 @@ class CheckpointWeights(Weights, Closing):
                 f"{file}: {path.stat().st_size} bytes are a truncated or damaged safetensors file ({error}); fetch it "
                 "again"
             ) from error
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read in {self.directory}: {reason_of(error)}") from error
+        except (OSError, ValueError) as error:  # of a name in the index that no file can have
+            raise CheckpointError(f"{file:.80} cannot be read in {self.directory}: {reason_of(error)}") from error
 
 
 def _weight_files(directory: Path) -> list[str]:

@@ -127,6 +127,13 @@ def test_the_writer_notices_the_builders_mistakes(tmp_path: Path) -> None:
             write_engine_file(path, MODEL, segments, tensors.items())
 
 
+def test_a_header_that_is_nested_too_deeply(path: Path) -> None:
+    header = b"[" * 200_000
+    path.write_bytes(struct.pack("<8sII", b"FASERENG", 1, len(header)) + header)
+    with pytest.raises(EngineFileError, match=r"the header is damaged .it is nested deeper than"):
+        EngineFile.open(path)
+
+
 def test_every_cut_is_noticed(path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 3, 15, 16, 200, 4096, len(whole) // 2, len(whole) - 1):
@@ -173,6 +180,11 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header.update(segments=5),
         lambda header: header.pop("tensors"),
         lambda header: header.update(file_size="many"),
+        lambda header: header.update(file_size=float("inf")),
+        lambda header: header["model"].update(num_layers=100_000),
+        lambda header: header["model"].update(vocab_size=10**4000),
+        lambda header: header["model"].update(medusa={"num_heads": 10**9, "num_layers": 10**9}),
+        lambda header: header["model"].update(head={"layers": [10**4000]}),
     ],
 )
 def test_a_damaged_header_never_reaches_the_engine(path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:

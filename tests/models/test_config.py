@@ -117,6 +117,8 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
             "max_window_layers 2 gives a sliding window to a part of the 4 layers",
         ),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differ"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647, it must be at most 1000"),
+        ({"vocab_size": 10**4000}, "vocab_size is 1000000"),
     ],
 )
 def test_what_cannot_be_built_is_named(changes: dict[str, Any], message: str) -> None:
@@ -128,7 +130,14 @@ def test_what_cannot_be_built_is_named(changes: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot be read"), ("{", "not valid JSON"), ("[]", "JSON object"), ('"\xff"', "not valid JSON")],
+    [
+        (None, "cannot be read"),
+        ("{", "not valid JSON"),
+        ("[]", "JSON object"),
+        ('"\xff"', "not valid JSON"),
+        ("[" * 200_000, "not valid JSON: it is nested deeper than"),
+    ],
+    ids=["none", "cut", "list", "bytes", "deep"],
 )
 def test_unreadable_files(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

@@ -213,3 +213,30 @@ def test_unusable_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
         Tokenizer.load(tmp_path)
+
+
+def test_token_ids_have_a_limit(tmp_path: Path) -> None:
+    """The library visits all ids up to the largest when it writes a tokenizer."""
+    write_tokenizer(tmp_path, 300)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    data["model"]["vocab"]["!"] = 2**31
+    with pytest.raises(CheckpointError, match="it has token id 2147483648, at most 2097151 are read"):
+        Tokenizer(json.dumps(data))
+    with pytest.raises(CheckpointError, match="cannot be used: it has no model"):
+        Tokenizer('{"model": []}')
+
+
+def test_a_text_that_the_vocabulary_cannot_say() -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+    tokenizer = Tokenizer(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot encode this text: WordLevel error"):
+        tokenizer.encode("b")
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
+    data = json.loads(sentencepiece_backend(metaspace=False).to_str())
+    data["decoder"]["decoders"][-1]["stop"] = 118
+    tokenizer = Tokenizer(json.dumps(data))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot decode these tokens: "):
+        tokenizer.decode([tokenizer.token_id("▁▁"), tokenizer.token_id("▁")])

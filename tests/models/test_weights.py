@@ -104,6 +104,7 @@ def test_every_cut_of_a_file_is_noticed(tmp_path: Path) -> None:
 
 
 ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+EIGHT = b'"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
 
 
 @pytest.mark.parametrize(
@@ -117,11 +118,24 @@ ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
         b"{" + ONE + b"}",
         b"{" + ONE + b', "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
         b"{" + ONE + b', "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+        b"{" + EIGHT + b", " + EIGHT + b"}",
+        b"{" + EIGHT + b", " + EIGHT.replace(b'"a"', b'"b"') + b"}",
+        b"[" * 200_000,
+        b'{"a": ' + b"[" * 200_000,
+        b"{" + EIGHT + b"}" + b" " * (8 << 20),
     ],
+    ids=lambda header: header[:40].decode(),
 )
 def test_damaged_headers(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(CheckpointError, match=r"bytes are a truncated or damaged safetensors file .*; fetch it again"):
+        CheckpointWeights(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["a\0.safetensors", "\ud800.safetensors", "x" * 300, "..", "absent.safetensors"])
+def test_names_in_the_index_that_no_file_has(tmp_path: Path, file: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(CheckpointError, match=r"cannot be read in|is not the name of a file"):
         CheckpointWeights(tmp_path)
 
 

@@ -20,6 +20,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PADDING = re.compile(r"\[PAD\d+\]")
 _REMEDY = "give a folder with the model's tokenizer.json as --tokenizer_dir"
 _SPACE = "\u2581"
+_MAX_TOKEN_CHARS = 1024  # each place where one can be cut in two is tried; SentencePiece trains 16 by default
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -255,6 +256,11 @@ def _merges_of_scores(vocabulary: _Vocabulary) -> Sequence[tuple[str, str]]:
     for token, token_id in ids.items():
         if vocabulary.types[token_id] != _NORMAL:
             continue
+        if len(token) > _MAX_TOKEN_CHARS:
+            raise CheckpointError(
+                f"{vocabulary.source}: tokenizer.ggml.tokens has {token[:40]!r}... of {len(token)} characters as "
+                f"{token_id}, at most {_MAX_TOKEN_CHARS} are read; {_REMEDY}"
+            )
         score = -float(vocabulary.scores[token_id])
         for cut in range(1, len(token)):
             left, right = ids.get(token[:cut]), ids.get(token[cut:])

@@ -254,3 +254,17 @@ def test_a_tokenizer_of_ones_own_replaces_one_that_cannot_be_read(tmp_path: Path
         opened(file, larger),
     ):
         pass
+
+
+def test_tokens_have_a_length_that_can_be_cut_at_each_place() -> None:
+    """A merge joins any two parts of a token, so all of its cuts are looked at."""
+    tokens = ["a", "aa", "a" * 1024, "a" * 1025]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens[:3],
+        "tokenizer.ggml.scores": np.arange(3, dtype=np.float32),
+    }
+    assert from_metadata(metadata).vocab_size == 3
+    metadata |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.arange(4, dtype=np.float32)}
+    with pytest.raises(CheckpointError, match=r"of 1025 characters as 3, at most 1024 are read; give a folder"):
+        from_metadata(metadata)
