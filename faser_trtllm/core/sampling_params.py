@@ -128,6 +128,11 @@ class SamplingFields:
         "tokens tells what they have sent",
         openai="cache_salt",
     )
+    cache_salt_id: int | None = param(
+        None,
+        "the same as a number, as TensorRT-LLM's executor has it; requests share if both salts are equal",
+        bounds=Bounds(0, 2**64 - 1, words="0 to 2^64 - 1"),
+    )
     return_log_probs: bool = param(
         False,
         "return the log probability of every output token under the target's distribution after penalties, bias and "
@@ -185,6 +190,13 @@ class SamplingParams(SamplingFields):
     def log_prob_temperature(self) -> float:
         """The temperature of reported log probs."""
         return self.temperature if self.temperature is not None and self.temperature >= MIN_TEMPERATURE else 1.0
+
+    @property
+    def salt(self) -> str:
+        """The root of the request's chain of KV blocks: requests share blocks if it is the same. "" without salts."""
+        if self.cache_salt is None and self.cache_salt_id is None:
+            return ""
+        return f"{'' if self.cache_salt_id is None else self.cache_salt_id}:{self.cache_salt or ''}"
 
     @property
     def is_greedy(self) -> bool:

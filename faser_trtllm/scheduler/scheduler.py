@@ -359,8 +359,7 @@ class Scheduler:
             if request is None or not self._fits(request, admitted):
                 break
             slot = self._free_slots[-1]
-            salt = request.params.cache_salt or ""
-            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up, salt)
+            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up, request.params.salt)
             request.num_computed_tokens = prefix.num_cached_tokens
             request.num_draft_computed_tokens = prefix.num_draft_cached_tokens
             length = left.chunk_length(request)

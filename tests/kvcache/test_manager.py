@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.block_pool import BlockPool
 from faser_trtllm.kvcache.manager import CachedPrefix, KVCacheManager
 from tests.support.effort import examples
@@ -266,3 +267,35 @@ def test_a_prefix_is_found_under_its_own_salt_only(requests):
         alone = own.setdefault(salt, make(num_blocks=400))
         assert cached_tokens(kv, 0, tokens, salt) == cached_tokens(alone, 0, tokens, "")
         kv.check_integrity()
+
+
+def test_a_hundred_thousand_guesses_under_other_salts_find_nothing():
+    """An attacker knows all prompts and half of the salts' characters; blocks are evicted and taken again meanwhile."""
+    rng = np.random.default_rng(5)
+    kv = make(num_blocks=300)
+    prompts = [rng.integers(0, 50, 24).astype(np.int32) for _ in range(6)]
+    num_found = 0
+    for trial in range(100_000):
+        victim = SamplingParams(cache_salt=f"tenant {trial % 7}", cache_salt_id=(None, 5)[trial % 2]).salt
+        tokens = prompts[trial % 6]
+        if trial % 4 == 0:
+            cached_tokens(kv, 0, tokens, victim)
+        guess = SamplingParams(cache_salt=f"tenant {rng.integers(7, 99)}", cache_salt_id=(None, 5, 6)[trial % 3]).salt
+        attack = kv.add_sequence(1, tokens, tokens.size, (guess, "", "5:", "5", ":5")[trial % 5])
+        kv.free(1)
+        assert (attack.num_cached_tokens, attack.num_draft_cached_tokens) == (0, 0)
+        own = kv.add_sequence(1, tokens, tokens.size, victim)
+        kv.free(1)
+        num_found += own.num_cached_tokens > 0
+    assert num_found > 25_000, "the victims find their own"
+
+
+def test_salts_that_differ_have_roots_that_differ():
+    texts, numbers = (None, "", "5", "5:", ":", ":5", "x"), (None, 0, 5, 55, 2**64 - 1)
+    roots = {}
+    for text in texts:
+        for number in numbers:
+            asked = (text or None, number)  # an empty text is none
+            roots.setdefault(SamplingParams(cache_salt=text, cache_salt_id=number).salt, set()).add(asked)
+    assert all(len(asked) == 1 for asked in roots.values())
+    assert SamplingParams().salt == ""

@@ -16,7 +16,7 @@ from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 
 _ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # in stop_conditions and extra_args
-_SAMPLING = {row.name for row in rows(SamplingFields) if row.openai} - {*_ELSEWHERE} | {"logit_bias"}
+_SAMPLING = {row.name for row in rows(SamplingFields) if row.openai} - {*_ELSEWHERE} | {"logit_bias", "cache_salt_id"}
 _NEUTRAL = {  # unsupported sampling options and the values that have no effect
     "n": (1,),
     "best_of": (1,),

@@ -163,10 +163,15 @@ num_output_tokens: INT32 1
 TEXT_OUTPUTS = "text_output: STRING -1\n" + CORE_OUTPUTS
 TOKEN_OUTPUTS = "output_ids: INT32 -1,-1\nsequence_length: INT32 -1\ncontext_phase_params: UINT8 -1\n" + CORE_OUTPUTS
 
+# A field of TensorRT-LLM's executor (uint64) that its own Triton models do not pass on.
+EXECUTOR_INPUTS = """
+cache_salt_id: UINT64 1 ?
+"""
+
 CONTRACT = {
-    "ensemble": (TEXT_INPUTS + OLD_INPUTS, TEXT_OUTPUTS),
-    "tensorrt_llm_bls": (TEXT_INPUTS + BLS_INPUTS + OLD_INPUTS, TEXT_OUTPUTS),
-    "tensorrt_llm": (TOKEN_INPUTS + OLD_INPUTS, TOKEN_OUTPUTS),
+    "ensemble": (TEXT_INPUTS + OLD_INPUTS + EXECUTOR_INPUTS, TEXT_OUTPUTS),
+    "tensorrt_llm_bls": (TEXT_INPUTS + BLS_INPUTS + OLD_INPUTS + EXECUTOR_INPUTS, TEXT_OUTPUTS),
+    "tensorrt_llm": (TOKEN_INPUTS + OLD_INPUTS + EXECUTOR_INPUTS, TOKEN_OUTPUTS),
 }
 
 
@@ -226,6 +231,17 @@ def test_our_own_model_takes_what_ensemble_takes():
     added = {"output_ids", "output_is_draft", "finish_reason", "num_cached_tokens", "context_ids", "context_log_probs"}
     added |= {f"{which}_top_{what}" for which in ("output", "context") for what in ("ids", "log_probs")}
     assert set(outputs) - set(core) == added
+
+
+@pytest.mark.parametrize("model", CONTRACT)
+def test_cache_salt_id_is_read_by_every_model(model):
+    inputs = {"text_input": np.array([[b"a"]], object), "max_tokens": np.array([[4]], np.int32)}
+    if model == "tensorrt_llm":
+        ones = {name: np.array([[1]], np.int32) for name in ("input_ids", "input_lengths", "request_output_len")}
+        inputs = ones
+    inputs["cache_salt_id"] = np.array([[2**64 - 1]], np.uint64)
+    (part,) = parse_request(MODELS[model].canonical(inputs), MODELS[model])
+    assert SamplingParams(**part.request.sampling_fields()).salt == f"{2**64 - 1}:"
 
 
 OF_TOKENS = ("input_lengths", "stop_words_list", "bad_words_list", "embedding_bias", "runtime_top_p_decay")

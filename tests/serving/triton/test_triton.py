@@ -255,9 +255,10 @@ def test_a_prefix_is_cached_under_its_own_salt_only(server):
     prompt = "diagnosis code F32.1, salary 81000"
     salts = (None, "a", "b", "a", None)
     asked = [{"cache_salt": salt} if salt else {} for salt in salts]
+    asked += [{"cache_salt_id": 7}, {"cache_salt_id": 7, "cache_salt": "a"}, {"cache_salt_id": 7}]
     counts = [generate_http(server.http_url, prompt, max_tokens=2, **salt).num_cached_tokens for salt in asked]
-    assert counts[:3] == [0, 0, 0]
-    assert counts[3] == counts[4] > 0
+    assert counts[:3] + counts[5:7] == [0] * 5
+    assert counts[3] == counts[4] == counts[7] > 0
     with pytest.raises(ResponseError, match="cache_salt has 257 characters, allowed are at most 256"):
         generate_http(server.http_url, prompt, max_tokens=2, cache_salt="x" * 257)
 
