@@ -156,6 +156,12 @@ class ServiceConfig(ExecutorConfig):
     """faser.yaml: the executor's settings and the service's own."""
 
     engine_dir: str | None = None
+    max_queue_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="memory that requests waiting or running may take, with the log probs and logits that they keep; "
+        "more are refused as UNAVAILABLE",
+    )
     startup_timeout_s: float = Field(120.0, gt=0, le=MAX_TIME_S)
     drain_timeout_s: float = Field(
         10.0, ge=0, le=MAX_TIME_S, description="time for running requests to finish after SIGTERM"

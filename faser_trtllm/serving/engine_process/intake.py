@@ -6,19 +6,16 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.engine_process.wire import RequestFrame
 
 NUM_THREADS = 2
 MAX_INLINE_BYTES = 8 << 10  # of a frame that is read at once: its text takes a few ms at most
-MAX_WAITING_BYTES = 128 << 20
 
 
 class Intake:
     """Small requests are read on the caller's thread, others in turn on NUM_THREADS threads.
 
-    A request that would bring the frames that wait above MAX_WAITING_BYTES is refused. put() and cancel() belong to one
-    thread.
+    put() and cancel() belong to one thread.
     """
 
     def __init__(self, read: Callable[[RequestFrame], None]) -> None:
@@ -27,28 +24,20 @@ class Intake:
         self._work: SimpleQueue[RequestFrame] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, bool] = {}  # by handle: whether the client has cancelled it
-        self._num_bytes = 0
         self._threads: list[threading.Thread] = []
 
-    def put(self, frame: RequestFrame) -> FaserError | None:
-        """Have a request read; the reason if it cannot be taken now."""
+    def put(self, frame: RequestFrame) -> None:
+        """Have a request read."""
         if frame.num_bytes <= MAX_INLINE_BYTES:
             self._read(frame)
-            return None
+            return
         with self._lock:
-            if self._num_bytes + frame.num_bytes > MAX_WAITING_BYTES:
-                return UnavailableError(
-                    f"requests of {self._num_bytes} bytes wait to be read, allowed are {MAX_WAITING_BYTES} with this "
-                    "one; try again later"
-                )
-            self._num_bytes += frame.num_bytes
             self._waiting[frame.handle] = False
         if len(self._threads) < NUM_THREADS:
             thread = threading.Thread(target=self._run, name="faser-intake", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._work.put(frame)
-        return None
 
     def cancel(self, handle: int) -> bool:
         """Note that a client has cancelled a request that is not read yet; False if none of this handle waits."""
@@ -65,7 +54,4 @@ class Intake:
 
     def _run(self) -> None:
         while True:
-            frame = self._work.get()
-            self._read(frame)
-            with self._lock:
-                self._num_bytes -= frame.num_bytes
+            self._read(self._work.get())

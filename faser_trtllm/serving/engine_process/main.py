@@ -28,12 +28,7 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableErr
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
 from faser_trtllm.serving.engine_process.intake import Intake
-from faser_trtllm.serving.engine_process.memory import (
-    BYTES_PER_BODY_BYTE,
-    BYTES_PER_SEQUENCE,
-    RequestMemory,
-    kept_bytes,
-)
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.metrics import MetricChanges, ModelMetrics
 from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel, load_model_config, note_start_error
 from faser_trtllm.serving.engine_process.open_request import OpenRequest
@@ -218,14 +213,12 @@ class EngineServer:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
         assert self._executor is not None
+        sizes = {"vocab_size": self._executor.vocab_size, "max_seq_len": self._executor.max_seq_len}
         sequences: list[OpenRequest] = []
         prepared, parts = None, model.parse(tensors)
         for part in parts:
             prepared = self._generator.prepare(part.request, like=prepared, num_sequences=len(parts))
-            num_context, vocab_size = len(prepared.prompt), self._executor.vocab_size
-            num_output = min(prepared.params.max_tokens, self._executor.max_seq_len - num_context)
-            num_bytes = BYTES_PER_SEQUENCE + kept_bytes(prepared.params, num_output, num_context, vocab_size)
-            self._memory.take(frame.handle, num_bytes)
+            self._memory.take(frame.handle, sequence_bytes(prepared.params, len(prepared.prompt), **sizes))
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):
@@ -344,8 +337,7 @@ class EngineServer:
         executor.start()
         if config.stream_interval == "auto":
             self._connection.rest_at_most(MAX_REST_S)
-        interval, guide_timeout_s = config.steps_per_response, config.guide_compile_timeout_s
-        self._generator = TextGenerator(executor, tokenizer, interval, guide_timeout_s)
+        self._generator = TextGenerator(executor, tokenizer, config.steps_per_response, config.guide_compile_timeout_s)
         self._executor = executor
 
     def _send_settings(self, config: ServiceConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ class ServedModel:
     normalize_log_probs: bool
     metrics: ModelMetrics
     cancel: Callable[[str], None]
+
+    def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
+        """Raise InvalidArgumentError for an input that is too large to be read."""
+        self.contract.check_input(name, shape, num_bytes, is_text)
 
     def parse(self, tensors: Mapping[str, Any]) -> list[Part]:
         """The sequences that a request asks for; raises InvalidArgumentError."""

@@ -126,6 +126,8 @@ class Outbox:
 def _responses_of(request: OpenRequest) -> list[bytes]:
     try:
         return request.responses()
+    except FaserError as error:
+        return [request.refuse(error)] if request.siblings else []
     except Exception as error:  # without a response its client would wait for ever, or miss some text
         log.exception("making a response failed; the request ends")
         if not request.siblings:

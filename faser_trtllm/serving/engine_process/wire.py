@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 VERSION = 2
 MAX_FRAME_BYTES = 80 << 20  # of the backend; a client's request has at most 64 MiB of tensors
+MAX_RESPONSE_BYTES = 500 << 20  # the backend takes frames of 512 MiB
 
 BYTES = 13
 DTYPES: dict[int, npt.DTypeLike] = {
@@ -117,8 +118,13 @@ class RequestFrame:
     inputs: tuple[InputTensor, ...]
     num_bytes: int
 
-    def tensors(self) -> Tensors:
-        """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape."""
+    def tensors(self, check: Callable[[str, Sequence[int], int, bool], None]) -> Tensors:
+        """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape.
+
+        check: raises it for an input's name, shape, size in bytes, and whether it is text, before any is read.
+        """
+        for tensor in self.inputs:
+            check(tensor.name, tensor.shape, len(tensor.content), tensor.dtype == BYTES)
         return {tensor.name: tensor.as_numpy() for tensor in self.inputs}
 
 
@@ -254,8 +260,13 @@ def _heading(name: str, number: int, shape: tuple[int, ...]) -> bytes:
 
 
 def response(handle: int, outputs: Sequence[bytes], is_final: bool) -> bytes:
-    """A response within a frame. outputs: of output_tensor()."""
+    """A response within a frame; raises InvalidArgumentError if it is too large. outputs: of output_tensor()."""
     flags = OUTPUTS | (FINAL if is_final else 0)
+    num_bytes = sum(map(len, outputs))
+    if num_bytes > MAX_RESPONSE_BYTES:
+        raise InvalidArgumentError(
+            f"the answer has {num_bytes} bytes, allowed are at most {MAX_RESPONSE_BYTES}; ask for less of it"
+        )
     return b"".join((_RESPONSE.pack(handle, flags), len(outputs).to_bytes(2, "little"), *outputs))
 
 

@@ -74,7 +74,7 @@ class TextRequest(SamplingFields):
     )
     guided_decoding_guide: str | None = param(None, "the schema, regex or grammar")
     text: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: Sequence[int] | None = None
     stream: bool = True
     embedding_bias_weights: tuple[float, ...] = ()
     end_ids: tuple[int, ...] | None = None

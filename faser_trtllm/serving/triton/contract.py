@@ -6,7 +6,8 @@ the names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.request_field import rows
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, check_count
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.text.request import TextRequest
+from faser_trtllm.serving.text.request import (
+    MAX_BAD_TEXTS,
+    MAX_STOP_CHARS,
+    MAX_STOP_WORDS,
+    MAX_WORDS,
+    MAX_WORDS_CHARS,
+    TextRequest,
+)
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -101,6 +110,35 @@ WITHOUT_EFFECT = (
 )
 """Accepted without effect: they concern beam search or top_p_decay only, or ask for what happens anyway."""
 
+MAX_PROMPTS = 256
+MAX_LISTS = 4  # a batch may have as many entries as so many prompts
+MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
+    "stop_words": (MAX_STOP_WORDS, MAX_STOP_CHARS),
+    "bad_words": (MAX_BAD_TEXTS, MAX_WORDS_CHARS),
+    "embedding_bias_words": (MAX_WORDS, MAX_WORDS_CHARS),
+    "embedding_bias_weights": (MAX_WORDS, MAX_WORDS),
+    "logit_bias_ids": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+    "logit_bias_values": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+}
+"""Inputs that are lists: entries, and characters or numbers of them together, that one prompt may have."""
+
+
+def check_size(
+    name: str, shape: Sequence[int], num_bytes: int, is_text: bool, limits: tuple[int, int] | None = None
+) -> None:
+    """Raise InvalidArgumentError for an input over which no loop may run, as it is too large for any batch.
+
+    limits: of a list, as in MAX_ENTRIES; that of each prompt is checked when it is read.
+    """
+    num_prompts = shape[0] if shape else 1
+    check_count(name, num_prompts, MAX_PROMPTS, "prompts")
+    if limits is not None:
+        max_entries, max_chars = limits
+        check_count(name, math.prod(shape), MAX_LISTS * max_entries)
+        check_count(name, num_bytes, MAX_LISTS * 4 * (max_entries + max_chars), "bytes")  # UTF-8, and each size
+    elif is_text:
+        check_count(name, math.prod(shape), num_prompts)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelContract:
@@ -122,13 +160,20 @@ class ModelContract:
         """Names that clients of this model use for our fields, where they differ: our name -> theirs."""
         return {ours: theirs for theirs, ours in self.renames.items()}
 
+    def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
+        """Raise InvalidArgumentError for an input of this model that is too large to be read."""
+        check_size(name, shape, num_bytes, is_text, MAX_ENTRIES.get(self._ours(name)))
+
+    def _ours(self, name: str) -> str:
+        return self.renames.get(name) or ALIASES.get(name, name)
+
     def canonical(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
         """Tensors by the names that all models share; raises InvalidArgumentError for an input in REFUSED."""
         found: dict[str, npt.NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name in REFUSED and not _is_none(tensor):
                 raise InvalidArgumentError(f"was sent, but {REFUSED[name]}; leave it out", name)
-            ours = self.renames.get(name) or ALIASES.get(name, name)
+            ours = self._ours(name)
             if ours in found:
                 raise InvalidArgumentError(f"was sent twice, also by its other name; send {ours} only", ours)
             found[ours] = tensor

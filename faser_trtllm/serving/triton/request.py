@@ -6,6 +6,7 @@ has; TextRequest.validate() and executor/admission.py check values.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.request_field import Bounds, Row, rows
+from faser_trtllm.core.sampling_params import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, check_count
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.text.request import TextRequest
-from faser_trtllm.serving.triton.contract import FASER, ModelContract
+from faser_trtllm.serving.text.request import MAX_STOP_CHARS, MAX_STOP_WORDS, TextRequest
+from faser_trtllm.serving.triton.contract import FASER, MAX_ENTRIES, ModelContract
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -160,7 +162,7 @@ def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
     if "text_input" in tensors:
         fields["text"] = _single_text("text_input", tensors["text_input"], "prompts")
     if "input_ids" in tensors:
-        fields["token_ids"] = tuple(tensors["input_ids"].reshape(-1).tolist())
+        fields["token_ids"] = _ids(tensors["input_ids"].reshape(-1))
     fields["logit_bias"] = _logit_bias(tensors)
     words = fields.get("embedding_bias_words")
     if words is not None:
@@ -173,6 +175,9 @@ def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
 
 
 def _logit_bias(tensors: Tensors) -> tuple[tuple[int, float], ...]:
+    for name in ("logit_bias_ids", "logit_bias_values"):
+        if name in tensors:
+            check_count(name, tensors[name].size, MAX_LOGIT_BIAS)
     empty = np.zeros(0)
     ids, biases = (tensors.get(name, empty).reshape(-1).tolist() for name in ("logit_bias_ids", "logit_bias_values"))
     if len(ids) != len(biases):
@@ -200,27 +205,36 @@ def _read_token_ids(tensors: Tensors, fields: dict[str, Any], may_be_padded: boo
             num_tokens,
             token_ids.size,
         )
-    fields["token_ids"] = tuple(token_ids[:num_tokens].tolist())
-    if "stop_words_list" in tensors:
-        fields["stop_token_ids"] = _word_list("stop_words_list", tensors["stop_words_list"])
-    if "bad_words_list" in tensors:
-        fields["bad_token_ids"] = _word_list("bad_words_list", tensors["bad_words_list"])
+    fields["token_ids"] = _ids(token_ids[:num_tokens])
+    for name, field, limits in (
+        ("stop_words_list", "stop_token_ids", (MAX_STOP_WORDS, MAX_STOP_CHARS)),
+        ("bad_words_list", "bad_token_ids", (MAX_BAD_WORDS, MAX_BAD_TOKENS)),
+    ):
+        if name in tensors:
+            fields[field] = _word_list(name, tensors[name], *limits)
     if "embedding_bias" in tensors:
         bias = tensors["embedding_bias"].reshape(-1)
         (places,) = np.nonzero(bias)
+        check_count("embedding_bias", places.size, MAX_LOGIT_BIAS)
         fields["logit_bias"] = tuple(zip(places.tolist(), bias[places].tolist(), strict=True))
 
 
-def _word_list(name: str, tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
+def _ids(tensor: npt.NDArray[np.int32]) -> array[int]:
+    """Token ids in 4 bytes each, where a tuple takes 36."""
+    return array("i", tensor.tobytes())
+
+
+def _word_list(name: str, tensor: npt.NDArray[Any], max_words: int, max_tokens: int) -> tuple[tuple[int, ...], ...]:
     """TensorRT-LLM's word lists: row 0 has the token ids of all words, row 1 each word's end offset, then -1."""
-    token_ids, ends = tensor.reshape(2, -1).tolist()
+    token_ids, ends = tensor.reshape(2, -1)
+    (gaps,) = np.nonzero(ends < 0)
+    ends = ends[: gaps[0] if gaps.size else None]
+    check_count(name, ends.size, max_words)
     words: list[tuple[int, ...]] = []
     start = 0
-    for end in ends:
-        if end < 0:
-            break
-        if not start < end <= len(token_ids):
-            limit = f"{start + 1} to {len(token_ids)}"
+    for end in ends.tolist():
+        if not start < end <= token_ids.size:
+            limit = f"{start + 1} to {token_ids.size}"
             raise InvalidArgumentError(
                 f"has a word that ends at {end}, allowed is {limit}; row 1 holds the ends of the words in row 0, then "
                 "-1",
@@ -228,7 +242,8 @@ def _word_list(name: str, tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ..
                 end,
                 limit,
             )
-        words.append(tuple(token_ids[start:end]))
+        check_count(name, end, max_tokens, "tokens")
+        words.append(tuple(token_ids[start:end].tolist()))
         start = end
     return tuple(words)
 
@@ -251,6 +266,7 @@ def _refuse_unsupported(tensors: Tensors) -> None:
 def _value(row: Row, tensor: npt.NDArray[Any]) -> Any:
     """The value of a row's input, for the field of the same name."""
     if row.is_list:
+        check_count(row.name, tensor.size, MAX_ENTRIES[row.name][0])
         words = tuple(text_of(row.name, word) for word in tensor.reshape(-1))
         # Words to bias keep their places: each has a weight.
         return words if row.name == "embedding_bias_words" else tuple(word for word in words if word)

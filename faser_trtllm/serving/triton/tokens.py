@@ -5,25 +5,44 @@ Our text models need neither. Both answer each request at once and with one resp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.sampling_params import check_count, check_token_ids
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.length_check import LengthCheck
-from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORDS, check_words
+from faser_trtllm.serving.text.request import MAX_STOP_CHARS, MAX_WORDS_CHARS, check_words
+from faser_trtllm.serving.triton.contract import MAX_ENTRIES, MAX_PROMPTS, check_size
 from faser_trtllm.serving.triton.request import text_of
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
+MAX_TOKENS = 1 << 18  # of all sequences that are made text at once: a second's work
+MAX_ANSWER_BYTES = 64 << 20
 NOT_TAKEN = ("DECODER_QUERY", "IMAGE_URL", "IMAGE_BYTES", "VIDEO_BYTES", "IMAGES", "PROMPT_TABLE_EXTRA_ID")
 """Inputs for encoder-decoder models, images and prompt tables, which are not supported."""
 
+_LISTS = {
+    "STOP_WORDS_DICT": MAX_ENTRIES["stop_words"],
+    "BAD_WORDS_DICT": MAX_ENTRIES["bad_words"],
+    "EMBEDDING_BIAS_WORDS": MAX_ENTRIES["embedding_bias_words"],
+    "EMBEDDING_BIAS_WEIGHTS": MAX_ENTRIES["embedding_bias_weights"],
+}
 
-class Preprocessor:
+
+class _TokenModel:
+    @staticmethod
+    def check_input(name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
+        """Raise InvalidArgumentError for an input that is too large to be read."""
+        check_size(name, shape, num_bytes, is_text, _LISTS.get(name))
+
+
+class Preprocessor(_TokenModel):
     """Text to the inputs of the model `tensorrt_llm`."""
 
     def __init__(
@@ -32,6 +51,7 @@ class Preprocessor:
         """max_seq_len: the engine's, which takes no longer prompts."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._max_seq_len = max_seq_len
         self._length = LengthCheck(tokenizer, max_seq_len)
         self._add_special_tokens = add_special_tokens
         self._end_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else -1
@@ -52,8 +72,8 @@ class Preprocessor:
             # One 0 is what the model `tensorrt_llm` takes for "no decoder input".
             "DECODER_INPUT_ID": np.zeros((size, 1), np.int32),
             "REQUEST_DECODER_INPUT_LEN": np.ones((size, 1), np.int32),
-            "BAD_WORDS_IDS": self._word_lists(tensors, "BAD_WORDS_DICT", size, MAX_WORDS, ("{}", " {}")),
-            "STOP_WORDS_IDS": self._word_lists(tensors, "STOP_WORDS_DICT", size, MAX_STOP_WORDS, ("{}",)),
+            "BAD_WORDS_IDS": self._word_lists(tensors, "BAD_WORDS_DICT", size, MAX_WORDS_CHARS, ("{}", " {}")),
+            "STOP_WORDS_IDS": self._word_lists(tensors, "STOP_WORDS_DICT", size, MAX_STOP_CHARS, ("{}",)),
             "EMBEDDING_BIAS": self._biases(tensors, size),
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"].reshape(size, -1).astype(np.int32),
             "OUT_END_ID": end_ids.reshape(size, 1).astype(np.int32),
@@ -62,21 +82,24 @@ class Preprocessor:
 
     def _prompt(self, text: str) -> list[int]:
         self._length.check("QUERY", text)
-        return self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
+        ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
+        check_count("QUERY", len(ids), self._max_seq_len - 1, "tokens")
+        return ids
 
     def _encoded(self, word: str) -> list[int]:
         return self._tokenizer.encode(word, add_special_tokens=False)
 
     def _word_lists(
-        self, tensors: Tensors, name: str, size: int, limit: int, spellings: Sequence[str]
+        self, tensors: Tensors, name: str, size: int, max_chars: int, spellings: Sequence[str]
     ) -> npt.NDArray[np.int32]:
         """[batch, 2, n]: row 0 has the token ids of all words, row 1 where each word ends, then -1."""
         lists: list[list[list[int]]] = [[] for _ in range(size)]
         if name in tensors:
             rows = tensors[name].reshape(size, -1)
-            words = [_words(name, row, limit) for row in rows]
+            words = [_words(name, row, max_chars) for row in rows]
             lists = [[self._encoded(s.format(word)) for word in row if word for s in spellings] for row in words]
         width = max(1, *(sum(map(len, words)) for words in lists), *map(len, lists))
+        _check_answer(name, 2 * size, width)
         found = np.zeros((size, 2, width), np.int32)
         found[:, 1] = -1
         for item, ids in zip(found, lists, strict=True):
@@ -99,14 +122,15 @@ class Preprocessor:
                 num_words,
                 num_weights,
             )
+        _check_answer("EMBEDDING_BIAS_WORDS", size, self._vocab_size)
         biases = np.zeros((size, self._vocab_size), np.float32)
         for bias, row, own in zip(biases, words, weights, strict=True):
-            for word, weight in zip(_words("EMBEDDING_BIAS_WORDS", row, MAX_WORDS), own, strict=True):
+            for word, weight in zip(_words("EMBEDDING_BIAS_WORDS", row), own, strict=True):
                 np.add.at(bias, self._encoded(word), weight)
         return biases
 
 
-class Postprocessor:
+class Postprocessor(_TokenModel):
     """Output ids of the model `tensorrt_llm` to text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -117,6 +141,7 @@ class Postprocessor:
         """OUTPUT, one text per item of the batch; raises InvalidArgumentError."""
         _require(tensors, "TOKENS_BATCH", "SEQUENCE_LENGTH")
         ids, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"].reshape(-1)
+        check_count("SEQUENCE_LENGTH", lengths.size, MAX_PROMPTS)
         rows = ids.reshape(len(lengths), -1) if lengths.size and ids.size % lengths.size == 0 else None
         if rows is None:
             raise InvalidArgumentError(
@@ -125,25 +150,22 @@ class Postprocessor:
                 "SEQUENCE_LENGTH",
                 lengths.size,
             )
-        texts = []
+        for length in lengths.tolist():
+            if not 0 <= length <= rows.shape[1]:
+                raise InvalidArgumentError(
+                    f"is {length}, TOKENS_BATCH has {rows.shape[1]}; send at most that",
+                    "SEQUENCE_LENGTH",
+                    length,
+                    rows.shape[1],
+                )
+        check_count("TOKENS_BATCH", int(lengths.sum()), MAX_TOKENS, "tokens")
+        texts: list[bytes] = []
         for row, length in zip(rows, lengths, strict=True):
-            if not 0 <= length <= row.size:
-                raise InvalidArgumentError(
-                    f"is {length}, TOKENS_BATCH has {row.size}; send at most that", "SEQUENCE_LENGTH", length, row.size
-                )
-            texts.append(self._text_of(row[:length].tolist()).encode())
+            own = row[:length].tolist()
+            check_token_ids("TOKENS_BATCH", own, self._tokenizer.vocab_size)
+            texts.append(self._tokenizer.decode(own, skip_special_tokens=self._skip_special_tokens).encode())
+            check_count("OUTPUT", sum(map(len, texts)), MAX_ANSWER_BYTES, "bytes")
         return {"OUTPUT": np.array(texts, dtype=np.object_)}
-
-    def _text_of(self, ids: list[int]) -> str:
-        for token in ids:
-            if not 0 <= token < self._tokenizer.vocab_size:
-                raise InvalidArgumentError(
-                    f"holds token id {token}, the tokenizer has ids 0 to {self._tokenizer.vocab_size - 1}",
-                    "TOKENS_BATCH",
-                    token,
-                    f"0 to {self._tokenizer.vocab_size - 1}",
-                )
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
 
 
 def open_token_model(
@@ -162,12 +184,29 @@ def _require(tensors: Tensors, *names: str) -> None:
             raise InvalidArgumentError("is missing; send it", name)
 
 
-def _words(name: str, row: npt.NDArray[Any], limit: int) -> list[str]:
+def _words(name: str, row: npt.NDArray[Any], max_chars: int = MAX_WORDS_CHARS) -> list[str]:
+    check_count(name, row.size, _LISTS[name][0])
     words = [text_of(name, word) for word in row]
-    check_words(name, words, limit)
+    check_words(name, words, row.size, max_chars)
     return words
 
 
 def _padded(rows: Sequence[Sequence[int]], pads: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     width = max(map(len, rows), default=0)
-    return np.array([[*row, *[pad] * (width - len(row))] for row, pad in zip(rows, pads, strict=True)], np.int32)
+    _check_answer("QUERY", len(rows), width)
+    padded = np.repeat(pads.astype(np.int32)[:, None], width, axis=1)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = ids
+    return padded
+
+
+def _check_answer(name: str, *shape: int) -> None:
+    """name: the input that an output of this shape, in numbers of 4 bytes, is made of."""
+    num_bytes = 4 * math.prod(shape)
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise InvalidArgumentError(
+            f"makes an output of {num_bytes} bytes, allowed are at most {MAX_ANSWER_BYTES}; send fewer prompts at once",
+            name,
+            num_bytes,
+            MAX_ANSWER_BYTES,
+        )

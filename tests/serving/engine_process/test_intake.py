@@ -1,11 +1,7 @@
-"""Requests are read next to each other, in bounded memory, and a cancellation reaches one that is still to be read."""
+"""Requests are read next to each other, and a cancellation reaches one that is still to be read."""
 
 import threading
 
-import pytest
-
-from faser_trtllm.errors import UnavailableError
-from faser_trtllm.serving.engine_process import intake as module
 from faser_trtllm.serving.engine_process.intake import MAX_INLINE_BYTES, NUM_THREADS, Intake
 from faser_trtllm.serving.engine_process.wire import RequestFrame
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -36,30 +32,13 @@ class Reader:
 def test_small_requests_do_not_wait_for_large_ones():
     reader = Reader(held=range(NUM_THREADS + 1))
     for handle in reader.held:
-        assert reader.intake.put(frame(handle, LARGE)) is None
+        reader.intake.put(frame(handle, LARGE))
     for handle in range(10, 20):
-        assert reader.intake.put(frame(handle, MAX_INLINE_BYTES)) is None
+        reader.intake.put(frame(handle, MAX_INLINE_BYTES))
     assert reader.read == list(range(10, 20))
     for event in reader.held.values():
         event.set()
     wait_until(lambda: len(reader.read) == 10 + len(reader.held))
-
-
-@pytest.mark.parametrize("max_bytes", [3 * LARGE, 4 * LARGE - 1])
-def test_what_waits_is_bounded_in_bytes(monkeypatch, max_bytes):
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", max_bytes)
-    reader = Reader(held=range(5))
-    refusals = [reader.intake.put(frame(handle, LARGE)) for handle in range(5)]
-    assert refusals[:3] == [None] * 3
-    for refusal in refusals[3:]:
-        assert isinstance(refusal, UnavailableError)
-        assert "wait to be read" in str(refusal)
-    assert reader.intake.put(frame(9, 1)) is None, "small ones are served"
-    for event in reader.held.values():
-        event.set()
-    wait_until(lambda: sorted(reader.read) == [0, 1, 2, 9])
-    wait_until(lambda: reader.intake.put(frame(10, LARGE)) is None)
-    wait_until(lambda: 10 in reader.read)
 
 
 def test_a_request_that_was_cancelled_before_it_was_read_is_cancelled_after_it():

@@ -87,7 +87,7 @@ def test_a_waiting_request_takes_16_times_its_body_at_most(tokenizer, case):
     def submit(data):
         frame = wire.read_request(Body(memoryview(data)))
         siblings, prepared = [], None
-        for part in world.model.parse(frame.tensors()):
+        for part in world.model.parse(frame.tensors(world.model.check_input)):
             prepared = generator.prepare(part.request, like=prepared)
             siblings.append(OpenRequest(prepared, part, frame, world.model, siblings, world.outbox, [].append))
         for one in siblings:

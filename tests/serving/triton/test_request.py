@@ -74,7 +74,7 @@ def test_what_tensorrt_llm_clients_send_for_nothing():
 
 def test_ids_and_end_ids():
     request = parse_one({"input_ids": ints(1, 2, 3), "end_id": ints(-1), "num_draft_tokens": ints(0)})
-    assert (request.token_ids, request.end_ids, request.num_draft_tokens) == ((1, 2, 3), (), 0)
+    assert (list(request.token_ids), request.end_ids, request.num_draft_tokens) == ([1, 2, 3], (), 0)
     assert parse_one({"input_ids": ints(1), "end_id": ints(5)}).end_ids == (5,)
 
 

@@ -102,7 +102,7 @@ def test_bad_texts_are_one_sentence(tokenizer, more, message):
 BAD_TOKENS = [
     ([[[1, 2]]], [[3]], "SEQUENCE_LENGTH is 3, TOKENS_BATCH has 2"),
     ([[[1, 2]]], [[-1]], "SEQUENCE_LENGTH is -1"),
-    ([[[1, 999]]], [[2]], "TOKENS_BATCH holds token id 999, the tokenizer has ids 0 to"),
+    ([[[1, 999]]], [[2]], "TOKENS_BATCH holds token id 999, the vocabulary has ids 0 to"),
     ([[[1, 2, 3]]], [[1, 1]], "SEQUENCE_LENGTH has 2 entries for TOKENS_BATCH of shape"),
 ]
 

@@ -1,0 +1,74 @@
+"""The memory that requests hold from their arrival to their end, bounded, and given back to the system when none is
+left."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import UnavailableError
+
+BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and what is made of its words
+BYTES_PER_SEQUENCE = 8 << 10
+BYTES_PER_LOG_PROB = 32
+BYTES_PER_TOPS = 512  # of a token's most probable ones, with their arrays
+BYTES_PER_LOGITS_ROW = 128  # beside its numbers
+MIN_TRIMMED_BYTES = 16 << 20
+
+
+class RequestMemory:
+    """How much all open requests may take, by handle. Thread-safe.
+
+    It counts what a request is known to take at most, not what it takes: BYTES_PER_BODY_BYTE for each byte of its body
+    from its arrival, and what take() is told later.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._taken: dict[int, int] = {}
+        self._num_bytes = 0
+        self._highest = 0  # since the memory was given back to the system
+
+    def take(self, handle: int, num_bytes: int) -> None:
+        """Raises UnavailableError, and then takes nothing, if that would be more than the limit."""
+        with self._lock:
+            left = self.limit - self._num_bytes
+            if num_bytes > left:
+                raise UnavailableError(
+                    f"the request takes up to {num_bytes} bytes of memory, {max(0, left)} are left of max_queue_bytes "
+                    f"{self.limit}; try again later, or ask for less"
+                )
+            self._taken[handle] = self._taken.get(handle, 0) + num_bytes
+            self._num_bytes += num_bytes
+            self._highest = max(self._highest, self._num_bytes)
+
+    def release(self, handle: int) -> None:
+        """The request has ended; nothing happens if it holds none."""
+        with self._lock:
+            self._num_bytes -= self._taken.pop(handle, 0)
+
+    def trim(self) -> None:
+        """Give free memory back to the system if no request is open, and there was much since the last time."""
+        with self._lock:
+            if self._taken or self._highest < MIN_TRIMMED_BYTES:
+                return
+            self._highest = 0
+        _trim_heap()
+
+
+def sequence_bytes(params: SamplingParams, prompt_len: int, *, vocab_size: int, max_seq_len: int) -> int:
+    """What a sequence takes at most, with the log probs and logits that are kept to its end."""
+    num_output = min(params.max_tokens, max_seq_len - prompt_len)
+    log_prob = BYTES_PER_LOG_PROB + (BYTES_PER_TOPS if params.num_top_log_probs else 0)
+    num_log_probs = num_output * params.return_log_probs + prompt_len * params.return_context_log_probs
+    num_rows = num_output * params.return_generation_logits
+    return BYTES_PER_SEQUENCE + num_log_probs * log_prob + num_rows * (BYTES_PER_LOGITS_ROW + 4 * vocab_size)
+
+
+def _trim_heap() -> None:
+    """glibc keeps what was freed, and other allocators do not have the function."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

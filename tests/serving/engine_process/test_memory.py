@@ -1,0 +1,77 @@
+"""What open requests take together is bounded, and the engine process gives it back."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory
+from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus
+from tests.serving.engine_process.outbox_world import ints
+from tests.support.backend_peer import Backend
+from tests.support.fake_engine import ENDLESS
+
+UNAVAILABLE = wire.ERROR_CODES["UNAVAILABLE"]
+LIMIT = 1 << 20
+YES = np.array([[True]])
+
+
+def test_what_does_not_fit_is_refused_until_there_is_room():
+    memory = RequestMemory(100)
+    memory.take(1, 60)
+    memory.take(2, 30)
+    memory.take(2, 10)
+    with pytest.raises(UnavailableError, match="takes up to 1 bytes of memory, 0 are left of max_queue_bytes 100; try"):
+        memory.take(3, 1)
+    memory.release(2)
+    memory.release(2)
+    memory.release(3)
+    memory.take(3, 40)
+    with pytest.raises(UnavailableError):
+        memory.take(4, 1)
+
+
+@pytest.fixture
+def backend(fake_engine_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASER_FAKE_STEP_S", "0.2")  # none ends before the last is there
+    config = tmp_path / "faser.yaml"
+    config.write_text(f"max_queue_bytes: {LIMIT}\n")
+    with Backend(fake_engine_dir, str(config)) as backend:
+        backend.hello()
+        backend.open(0)
+        assert backend.opened()[1] is OpenStatus.OPENED
+        yield backend
+
+
+def cancel(backend, handle):
+    backend.send(FromBackend.CANCEL, struct.pack("<Q", handle))
+
+
+BODY = b"ab " * ((LIMIT // 4 - (32 << 10)) // BYTES_PER_BODY_BYTE // 3)
+FOURTHS = {
+    "bodies": {"text_input": BODY, "max_tokens": ints(ENDLESS)},
+    "log probs": {"text_input": b"a", "return_log_probs": YES, "num_top_log_probs": ints(20), "max_tokens": ints(400)},
+    "logits": {"text_input": b"a", "return_generation_logits": YES, "max_tokens": ints(160)},
+}
+"""Requests that may take almost a fourth of the limit."""
+
+
+@pytest.mark.parametrize("name", FOURTHS)
+def test_requests_that_hold_too_much_together_are_unavailable_and_others_are_served(backend, name):
+    for handle in range(8):
+        backend.ask(0, handle, **FOURTHS[name])
+    refused = backend.answers(4)
+    for (error,) in refused.values():
+        assert error.code == UNAVAILABLE
+        assert f" are left of max_queue_bytes {LIMIT}; try again later" in error.message
+    backend.ask(0, 100, text_input=b"abc", max_tokens=ints(3))
+    assert backend.answers(1)[100][0]["text_output"][2][4:] == b"abcabc"
+    running = set(range(8)) - set(refused)
+    for handle in running:
+        cancel(backend, handle)
+    backend.answers(len(running))
+    backend.ask(0, 101, **FOURTHS[name])
+    cancel(backend, 101)
+    assert backend.answers(1)[101][0].code == wire.ERROR_CODES["CANCELLED"], "there is room again"
