@@ -2,6 +2,7 @@
 
 from faser_trtllm.core.request import FinishReason, RequestStats, new_counts
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.engine_process import wire
 from tests.serving.engine_process.outbox_world import World, floats, ints, put
 
 
@@ -34,6 +35,19 @@ def test_an_answer_in_one_response_is_not_sent_in_part_before_an_error(tokenizer
     assert (
         world.error(2).message == "the request timed out in the queue, timeout_ms is 0.5; try again later or raise it"
     )
+
+
+def test_an_answer_that_no_frame_can_hold_is_its_request_s_error(tokenizer, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
+    world = World(tokenizer)
+    large, small = world.start(1, stream=False)[0], world.start(2, stream=False)[0]
+    put(large, tokenizer.encode("a" * 400), FinishReason.LENGTH)
+    put(small, tokenizer.encode("a"), FinishReason.LENGTH)
+    world.take()
+    assert world.error(1).message.endswith("bytes, allowed are at most 1000; ask for less of it")
+    assert world.error(1).code == wire.ERROR_CODES["INVALID_ARG"]
+    assert world.text(2) == "helloa"
+    assert world.forgotten == [1, 2]
 
 
 def test_a_deadline_after_the_first_token_is_an_end_and_no_error(tokenizer):
