@@ -7,13 +7,12 @@ import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.engine_process import wire
-from faser_trtllm.serving.engine_process.wire import BYTES, Body
+from faser_trtllm.serving.engine_process.wire import BYTES, InputTensor, RequestFrame
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import BLS, FASER, TENSORRT_LLM
 from faser_trtllm.serving.triton.request import parse_request
 from faser_trtllm.serving.triton.tokens import MAX_TOKENS, Postprocessor, Preprocessor
 from tests.serving.engine_process.outbox_world import floats, ints, text
-from tests.support.backend_frames import packed_text, request_body
 from tests.support.fake_engine import EchoExecutor
 
 INT32, FP32 = 8, 11
@@ -21,10 +20,7 @@ INT32, FP32 = 8, 11
 
 def frame(name, dtype, shape, content):
     """A request with one input, whose content need not be what its shape says."""
-    dims = struct.pack(f"<BI{len(shape)}q", dtype, len(shape), *shape)
-    tensor = packed_text(name) + dims + struct.pack("<Q", len(content)) + content
-    empty = request_body(0, 1, "id", ("text_output",), [])[:-4]  # without the number of inputs
-    return wire.read_request(Body(memoryview(empty + struct.pack("<I", 1) + tensor)))
+    return RequestFrame(0, 1, "id", b"", (InputTensor(name, dtype, shape, memoryview(content)),), len(content))
 
 
 UNREAD = [
