@@ -6,12 +6,15 @@ Where an nginx is on the path (or in FASER_NGINX), the proxy's configuration run
 from __future__ import annotations
 
 import http.client
+import http.server
 import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -116,6 +119,35 @@ def test_compose_mounts_what_is_there_and_publishes_on_loopback_only():
     assert "ports" not in faser
     assert faser["network_mode"] == "service:proxy"
     assert (DEPLOY / faser["build"]["context"] / faser["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+class Readiness(http.server.BaseHTTPRequestHandler):
+    """Answers a GET with the server's `status`."""
+
+    def do_GET(self):
+        self.send_response(self.server.status if self.path == "/v2/models/faser/ready" else 404)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(("answer", "code"), [(200, 0), (400, 1)])
+def test_the_health_check_of_compose_asks_the_server_and_no_proxy(answer, code):
+    python, option, text = COMPOSE["services"]["faser"]["healthcheck"]["test"][1:]
+    assert (python, option) == ("/opt/faser/bin/python", "-c")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Readiness) as server:
+        server.status = answer
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        assert text.count("8000") == 1
+        command = [sys.executable, "-c", text.replace("8000", str(server.server_address[1]))]
+        environment = {"http_proxy": "http://127.0.0.1:9", "PATH": os.environ["PATH"]}
+        try:
+            assert subprocess.run(command, env=environment, timeout=60).returncode == code
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_proxy_ports_are_those_that_everyone_names():
