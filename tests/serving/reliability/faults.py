@@ -141,15 +141,20 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
         f"{_PROCESSES}::test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up",
         "tests/serving/launch/test_run_dir.py::test_only_the_dead_are_cleaned_up",
     ),
-    # an engine that is stopped, or hangs
+    # an engine that is stopped, or hangs; a server that hangs; a machine that is paused
     60: (
         f"{_SERVER}::test_a_stopped_engine_is_not_ready_within_5_s_and_recovers",
         f"{_HEALTH}::test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again",
         f"{_HEALTH}::test_a_step_is_judged_by_the_steps_before_it",
         f"{_HEALTH}::test_an_engine_that_does_not_come_up_again_is_started_once_more",
+        "tests/serving/launch/test_hang.py::test_a_server_that_hangs_is_killed_and_started_again",
+        f"{_HEALTH}::test_a_pause_of_the_machine_ends_no_stream",
     ),
-    # SIGTERM under streams
-    61: (f"{_PROCESSES}::test_sigterm_lets_short_streams_finish_and_tells_long_ones",),
+    # SIGTERM under streams, or while engine files are hashed
+    61: (
+        f"{_PROCESSES}::test_sigterm_lets_short_streams_finish_and_tells_long_ones",
+        "tests/serving/launch/test_hashes.py::test_the_first_sigterm_ends_the_hashing",
+    ),
     # a second signal
     62: (f"{_PROCESSES}::test_a_second_signal_ends_it_at_once",),
     # unload under streams
