@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 
 from faser_trtllm import __version__
 from faser_trtllm.config import ServiceConfig
-from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
+from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.client_rules import ClientRules
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
 from faser_trtllm.serving.engine_process.intake import Intake
 from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
@@ -54,6 +55,7 @@ from faser_trtllm.serving.launch.process import die_with_parent
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS, contract_of
+from faser_trtllm.serving.triton.reply import check_log_probs
 from faser_trtllm.serving.triton.request import check_request_id, is_stop
 from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor, open_token_model
 
@@ -215,10 +217,12 @@ class EngineServer:
         assert self._executor is not None
         sizes = {"vocab_size": self._executor.vocab_size, "max_seq_len": self._executor.max_seq_len}
         sequences: list[OpenRequest] = []
-        prepared, parts = None, model.parse(tensors)
+        prepared, parts = None, model.parse(tensors, frame.client_key)
         for part in parts:
             prepared = self._generator.prepare(part.request, like=prepared, num_sequences=len(parts))
-            self._memory.take(frame.handle, sequence_bytes(prepared.params, len(prepared.prompt), **sizes))
+            prompt_len = len(prepared.prompt)
+            check_log_probs(model.contract, part, min(prepared.params.max_tokens, sizes["max_seq_len"] - prompt_len))
+            self._memory.take(frame.handle, sequence_bytes(prepared.params, prompt_len, **sizes))
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):
@@ -233,12 +237,11 @@ class EngineServer:
         self._memory.release(handle)
 
     def _stop(self, frame: RequestFrame, model: ServedModel) -> None:
-        """End the requests with the id of this one, with the output they have so far."""
-        if not frame.request_id:
-            raise InvalidArgumentError("A request id must be provided for request cancellation")
+        """End the client's requests with the id of this one, with the output they have so far."""
+        model.rules.check_stop(frame.request_id, frame.client_key)
         for sequences in list(self._requests.values()):
             for request in list(sequences):
-                if request.model is model and request.client_id == frame.request_id:
+                if request.model is model and request.client_id == frame.client_id:
                     request.stop()
         # A model that is not decoupled must send exactly one response, so the flag alone is an error.
         answer = wire.final_flag(frame.handle) if model.is_decoupled else wire.response(frame.handle, (), True)
@@ -312,6 +315,7 @@ class EngineServer:
             normalize_log_probs=config.flag("normalize_log_probs", False),
             metrics=ModelMetrics(self._changes, frame.name, frame.version),
             cancel=self._generator.cancel,
+            rules=ClientRules.of(self._config or ServiceConfig()),
         )
         self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
         return model

@@ -43,7 +43,7 @@ class OpenRequest(TextStream):
         """on_end: receives the handle once the final response was made."""
         super().__init__(prepared)
         self.handle = frame.handle
-        self.client_id = frame.request_id
+        self.client_id = frame.client_id
         self.id = f"{frame.handle}.{len(siblings)}"  # in the executor
         self.model = model
         self.siblings = siblings
@@ -116,6 +116,6 @@ class OpenRequest(TextStream):
         return output.error
 
     def _response(self, output: TextOutput, is_final: bool) -> bytes:
-        tensors = output_tensors(self.model.contract, self._part, output, self.log_probs_so_far)
+        tensors = output_tensors(self.model.contract, self._part, output, self.taken_log_probs, self.cum_log_prob)
         outputs = [wire.output_tensor(name, array) for name, array in tensors.items() if name in self._outputs]
         return wire.response(self.handle, outputs, is_final)

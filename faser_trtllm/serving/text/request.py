@@ -115,6 +115,7 @@ class TextRequest(SamplingFields):
         check_count("embedding_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         check_count("stop_words_list", sum(map(len, self.stop_token_ids)), MAX_STOP_CHARS, "tokens")
         check_bounds(self, rows(TextRequest))
+        self.guide()
 
     def guide(self) -> GuideSpec | None:
         """The constraints on the output, None for any text; raises InvalidArgumentError."""

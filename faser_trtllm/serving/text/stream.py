@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ class TextStream:
 
     One thread at a time may call it. is_due: there is something to take. is_done: the stream takes no more tokens,
     since a stop word was found or the text could not be made. may_stop: text may end the request. needs_stats: push()
-    reads the statistics before the end too. num_bytes: an estimate of the memory that waits in it.
+    reads the statistics before the end too. num_bytes: an estimate of the memory that waits in it. taken_log_probs,
+    cum_log_prob: the log probs of all tokens that were taken, as fp32, and their sum.
     """
 
     def __init__(self, prepared: PreparedText) -> None:
@@ -58,6 +60,8 @@ class TextStream:
         self.may_stop = prepared.stop_words is not None
         self.needs_stats = self.may_stop or request.return_statistics or request.return_is_draft
         self.num_bytes = 0
+        self.taken_log_probs = array("f")
+        self.cum_log_prob = 0.0
         self._stopping: StoppingText | StoppingTokens
         if request.detokenize:
             detokenizer = IncrementalDetokenizer(prepared.tokenizer, before=prepared.prompt)
@@ -108,11 +112,6 @@ class TextStream:
     def has_end(self) -> bool:
         """The next output is the last."""
         return self._reason is not None
-
-    @property
-    def log_probs_so_far(self) -> Sequence[float]:
-        """The log probs of all tokens that were taken."""
-        return () if self._progress is None else self._progress[0].output_log_probs[: self._num_sent_tokens]
 
     def take(self) -> TextOutput:
         """Everything that was pushed since the last call; with a finish reason if it is the last output."""
@@ -175,6 +174,8 @@ class TextStream:
         kept: dict[str, Any] = {}
         if request.keeps_rows:
             kept["log_probs"] = tuple(request.output_log_probs[first:end])
+            self.taken_log_probs.extend(kept["log_probs"])
+            self.cum_log_prob = sum(kept["log_probs"], self.cum_log_prob)
             kept["tops"] = _tops(request.output_tops[first:end])
             kept["logits"] = b"".join(row.tobytes() for row in request.output_logits[first:end])
         if self._lacks_context and not request.lacks_context_log_probs:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.text.finish_reason import spell_finish
 from faser_trtllm.serving.text.request import Statistics, TextOutput, TopLogProbs
 from faser_trtllm.serving.triton.contract import ModelContract
@@ -16,10 +17,28 @@ from faser_trtllm.serving.triton.request import Part, RequestedStats
 Tensors = dict[str, npt.NDArray[Any]]
 
 
+MAX_STREAMED_LOG_PROBS = 8192  # tokens of a stream that sends all log probs again with each: 128 MiB
+
+
+def check_log_probs(contract: ModelContract, part: Part, num_output: int) -> None:
+    """Raise InvalidArgumentError if a stream of num_output tokens would send too many log probs again and again."""
+    request = part.request
+    if contract.is_trtllm and request.stream and request.return_log_probs and num_output > MAX_STREAMED_LOG_PROBS:
+        raise InvalidArgumentError(
+            f"with stream and {num_output} tokens of output sends the log probs of all tokens with each of them, "
+            f"allowed are {MAX_STREAMED_LOG_PROBS} tokens; lower max_tokens, or use the model faser, which sends new "
+            "ones only",
+            "return_log_probs",
+            num_output,
+            MAX_STREAMED_LOG_PROBS,
+        )
+
+
 def output_tensors(
-    contract: ModelContract, part: Part, output: TextOutput, log_probs_so_far: Sequence[float]
+    contract: ModelContract, part: Part, output: TextOutput, log_probs_so_far: Sequence[float], cum_log_prob: float
 ) -> Tensors:
-    """The tensors of a response by name, all of batch size 1. log_probs_so_far: of all tokens of the sequence.
+    """The tensors of a response by name, all of batch size 1. log_probs_so_far, cum_log_prob: of all tokens of the
+    sequence, and their sum.
 
     Like TensorRT-LLM, it leaves out what the client did not ask for. TensorRT-LLM's models send the log probs of all
     tokens so far with each response of a stream, and counts of this response's tokens. The model `faser` sends new log
@@ -40,7 +59,7 @@ def output_tensors(
     if request.return_log_probs:
         log_probs = log_probs_so_far if contract.is_trtllm else output.log_probs
         tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
-        tensors["cum_log_probs"] = np.array([[sum(log_probs_so_far)]], np.float32)
+        tensors["cum_log_probs"] = np.array([[cum_log_prob]], np.float32)
         tensors |= _tops("output", output.tops, num_new, num_top)
     if output.context is not None:
         context = output.context

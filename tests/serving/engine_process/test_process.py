@@ -95,6 +95,29 @@ def test_the_sequences_of_a_request_share_the_limit_of_logits(backend):
     )
 
 
+def test_a_stream_that_sends_all_log_probs_again_and_again_is_bounded(backend):
+    """At TensorRT-LLM's models only; 100,000 tokens would be 20 GB."""
+    backend.open(1, "ensemble")
+    assert backend.opened()[:2] == (1, OpenStatus.OPENED)
+    yes = np.array([[True]])
+    inputs = {"text_input": b"abc", "return_log_probs": yes, "max_tokens": ints(8193)}
+    backend.ask(1, 1, stream=yes, **inputs)
+    (error,) = backend.answers(1)[1]
+    assert error.message == (
+        "return_log_probs with stream and 8193 tokens of output sends the log probs of all tokens with each of them, "
+        "allowed are 8192 tokens; lower max_tokens, or use the model faser, which sends new ones only"
+    )
+    for handle, model, more in (
+        (2, 0, {"stream": yes}),
+        (3, 1, {}),
+        (4, 1, {"stream": yes, "max_tokens": ints(8192)}),
+        (5, 1, {"stream": yes, "return_log_probs": ~yes}),
+    ):
+        backend.ask(model, handle, **inputs | more)
+        backend.send(FromBackend.CANCEL, struct.pack("<Q", handle))
+        assert backend.answers(1)[handle][-1].code == wire.ERROR_CODES["CANCELLED"]
+
+
 def test_a_batch_of_sequences_ends_with_its_last(backend):
     backend.ask(
         0,
