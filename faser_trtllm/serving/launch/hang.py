@@ -7,6 +7,7 @@ import time
 
 PERIOD_S = 1.0  # between two questions
 TIMEOUT_S = 1.0  # of a question
+LEAST_S = 6.0  # of silence that is a hang: several questions, since a busy machine may be late with one
 
 
 class HangWatch:

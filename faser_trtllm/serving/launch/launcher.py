@@ -16,9 +16,10 @@ from typing import IO
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
+from faser_trtllm.serving.client import CLIENT_HEADER
 from faser_trtllm.serving.launch.control import KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.launch.faults import faults_of_environment
-from faser_trtllm.serving.launch.hang import HangWatch, status_of
+from faser_trtllm.serving.launch.hang import LEAST_S, HangWatch, status_of
 from faser_trtllm.serving.launch.hashes import FileHashes, StoppedError
 from faser_trtllm.serving.launch.limits import check_limits
 from faser_trtllm.serving.launch.options import ServeOptions, check_engines, default_repository, effective_config
@@ -180,6 +181,8 @@ class Launcher:
             f"--grpc-port={options.grpc_port}",
             f"--metrics-address={options.host}",
             f"--metrics-port={options.metrics_port}",
+            f"--http-header-forward-pattern={CLIENT_HEADER}",
+            f"--grpc-header-forward-pattern={CLIENT_HEADER}",
             "--allow-gpu-metrics=false",
             f"--log-info={str(options.verbose).lower()}",
             f"--log-warning={str(options.verbose).lower()}",
@@ -257,8 +260,8 @@ def keep_serving(
     """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
 
     A server that a signal ended, once it was ready, is started again, and again if it cannot start then: a port may be
-    taken for a moment. One that answers nobody for hang_timeout_s is killed, and started again. hurry: do not wait for
-    running requests. Raises FaserError if the server cannot start at first.
+    taken for a moment. One that answers nobody for hang_timeout_s, at least LEAST_S, is killed and started again.
+    hurry: do not wait for running requests. Raises FaserError if the server cannot start at first.
     """
     backoff_s, config, hashes = 0.0, None, FileHashes(stop)
     while True:
@@ -302,7 +305,7 @@ def _serve_once(
         if launcher.is_synthetic:
             print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
         on_ready(launcher, options)
-    watch, limit_s = HangWatch(options.host, options.http_port), launcher.config.hang_timeout_s
+    watch, limit_s = HangWatch(options.host, options.http_port), max(launcher.config.hang_timeout_s, LEAST_S)
     while not stop.wait(0.2):
         if not launcher.is_running():
             return False

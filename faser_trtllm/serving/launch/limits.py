@@ -36,5 +36,13 @@ def raise_limits() -> Callable[[], None]:
     return apply
 
 
+def raise_open_files() -> int:
+    """Raise this process's own limit of open files; returns the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _at_most(MAX_OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return files
+
+
 def _at_most(wanted: int, hard: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -48,7 +48,7 @@ def find_tritonserver(binary: Path | None = None) -> Path:
 def check_exposure(host: str, binary: Path) -> None:
     """Raise InvalidArgumentError if others can reach a server that has known vulnerabilities, or no known version."""
     version = _version_of(binary)
-    if _is_loopback(host) or (version is not None and version >= FIXED_VERSION):
+    if is_loopback(host) or (version is not None and version >= FIXED_VERSION):
         return
     raise InvalidArgumentError(
         f"host is {host}, where others can reach it, but {binary} is "
@@ -67,7 +67,7 @@ def _version_of(binary: Path) -> tuple[int, int] | None:
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address; a name other than localhost may be anybody's."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -50,7 +50,7 @@ SLOW = """
 import time
 from tests.support import fake_engine
 
-time.sleep(6)
+time.sleep(9)
 if __name__ == "__main__":
     fake_engine.main(opener=fake_engine.open_echo)
 """
