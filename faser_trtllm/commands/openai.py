@@ -42,6 +42,18 @@ def openai(
             help="key that requests to /v1 must carry; FASER_API_KEY keeps it out of the list of processes",
         ),
     ] = None,
+    allow_no_key: Annotated[
+        bool, typer.Option("--allow_no_key", help="listen on other addresses than loopback without a key")
+    ] = False,
+    max_connections: Annotated[int, typer.Option("--max_connections", help="clients connected at a time")] = 4096,
+    stream_padding: Annotated[
+        int,
+        typer.Option(
+            "--stream_padding",
+            help="pad each event of a stream to a multiple of so many bytes, so that sizes do not tell the text; "
+            "0: where a client sets stream_options.include_obfuscation",
+        ),
+    ] = 0,
     allowed_origins: Annotated[
         str | None,
         typer.Option("--allowed_origins", help="web origins whose pages may call the API, with commas between, or *"),
@@ -84,6 +96,9 @@ def openai(
         chat_template=chat_template,
         max_body_bytes=max_body_bytes,
         api_key=api_key,
+        allow_no_key=allow_no_key,
+        max_connections=max_connections,
+        stream_padding=stream_padding,
         allowed_origins=tuple(allowed_origins.split(",")) if allowed_origins else (),
         metrics_url=metrics_url,
         triton=triton,

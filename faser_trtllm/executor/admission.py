@@ -37,6 +37,12 @@ def check_request(
     num_tokens = len(prompt_token_ids)
     if num_tokens == 0:
         raise InvalidArgumentError("is empty, it needs at least one token", "prompt", 0, "1 token")
+    check_prompt_length(num_tokens, max_seq_len)
+    check_token_ids("prompt", prompt_token_ids, vocab_size)
+
+
+def check_prompt_length(num_tokens: int, max_seq_len: int) -> None:
+    """Raise InvalidArgumentError if the engine has no room for a prompt and a token of output."""
     if num_tokens >= max_seq_len:
         raise InvalidArgumentError(
             f"has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
@@ -45,7 +51,6 @@ def check_request(
             num_tokens,
             max_seq_len - 1,
         )
-    check_token_ids("prompt", prompt_token_ids, vocab_size)
 
 
 @dataclass(frozen=True)

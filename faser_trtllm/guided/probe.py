@@ -97,7 +97,7 @@ class Probe:
         with theirs:
             self._server = subprocess.Popen(
                 (sys.executable, "-m", "faser_trtllm.guided.probe"),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ

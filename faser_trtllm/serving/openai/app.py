@@ -25,28 +25,26 @@ from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.client import Response as Delta
 from faser_trtllm.serving.client import ResponseError
 from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
-from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.generation import Generation
+from faser_trtllm.serving.openai.intake import Intake, Parse
 from faser_trtllm.serving.openai.model import Model
 from faser_trtllm.serving.openai.reply import LAST_EVENT, Reply, encode, event
 from faser_trtllm.serving.openai.request import (
     GenerationRequest,
-    ServedModel,
     parse_chat,
     parse_completion,
     unknown_model,
 )
+from faser_trtllm.serving.openai.served_model import ServedModel
 
 log = logging.getLogger("faser.openai")
 
 MAX_BODY_BYTES = 4 << 20
-_BODY_TIMEOUT_S = 30.0
+DEFAULT_PADDING = 512  # an event with the text of a step and few log probs is smaller
 _METRICS_TIMEOUT_S = 5.0
-_DRAINED_BODIES = 4  # too large a body is read up to this many limits, else its client would not see the error
 _RETRY_AFTER_S = "1"
 
 T = TypeVar("T")
-Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Service:
     """State shared by the routes.
 
     metrics_url: of Triton's metrics, None: there is no /metrics. api_key: that /v1 demands, None: none.
-    allowed_origins: web pages that browsers let read answers; "*" is all.
+    allowed_origins: web pages that browsers let read answers; "*" is all. stream_padding: of the events of streams.
     """
 
     model: Model
@@ -63,11 +61,20 @@ class Service:
     metrics_url: str | None = None
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    stream_padding: int = 0
+
+    def padding(self, request: GenerationRequest) -> int:
+        """Bytes that the events of its stream are padded to a multiple of."""
+        is_padded = request.options.include_obfuscation
+        if is_padded is None:
+            return self.stream_padding
+        return (self.stream_padding or DEFAULT_PADDING) if is_padded else 0
 
 
 def build_app(service: Service) -> Starlette:
     """The application; its shutdown closes the connection to the model."""
     started_s = int(time.time())
+    intake = Intake(service.served, service.max_body_bytes)
     card = {"id": service.served.name, "object": "model", "created": started_s, "owned_by": "faser"}
     if service.served.max_seq_len is not None:
         card["max_model_len"] = service.served.max_seq_len
@@ -102,8 +109,8 @@ def build_app(service: Service) -> Starlette:
         routes=[
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", get_model),
-            Route("/v1/completions", _Endpoint(service, parse_completion), methods=["POST"]),
-            Route("/v1/chat/completions", _Endpoint(service, parse_chat), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(service, intake, parse_completion), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(service, intake, parse_chat), methods=["POST"]),
             Route("/health", health),
             Route("/metrics", metrics),
         ],
@@ -147,34 +154,30 @@ class _Keyed:
 class _Endpoint:
     """A route that generates text; plain ASGI, so that reading, waiting and writing end with the connection."""
 
-    def __init__(self, service: Service, parse: Parse) -> None:
+    def __init__(self, service: Service, intake: Intake, parse: Parse) -> None:
         self._service = service
+        self._intake = intake
         self._parse = parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(scope, receive, send)
         try:
-            body = await asyncio.wait_for(_read_body(scope, receive, self._service.max_body_bytes), _BODY_TIMEOUT_S)
-            if body is not None:
-                await _while_connected(receive, self._answer(body, writer))
+            request = await self._intake.read(scope, receive, self._parse)
+            if request is not None:
+                await _while_connected(receive, self._answer(request, writer))
         except FaserError as error:
             await writer.fail(error)
-        except asyncio.TimeoutError:
-            message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s; send it faster"
-            await writer.fail(RequestError(message, status=408))
         except Exception:
             log.exception("a request failed")
             await writer.fail(FaserError("the request failed in the server; see its log"))
 
-    async def _answer(self, body: bytes, writer: _Writer) -> None:
+    async def _answer(self, request: GenerationRequest, writer: _Writer) -> None:
         service = self._service
-        # Templates and tokenizers may take long on long messages; other streams must not wait for that.
-        request = await asyncio.to_thread(lambda: self._parse(parse_object(body), service.served))
         reply = Reply(request, service.served.name, service.served.tokenizer)
         try:
             async with Generation(service.model, reply.id, request) as generation:
                 if request.stream:
-                    await _stream(generation.deltas(), reply, writer)
+                    await _stream(generation.deltas(), reply, writer, service.padding(request))
                     return
                 async for index, delta in generation.deltas():
                     await _spelled(reply.add, index, delta)
@@ -183,7 +186,7 @@ class _Endpoint:
         await writer.respond(_json(reply.whole()))
 
 
-async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer) -> None:
+async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer, padding: int) -> None:
     """Send nothing before the first delta, so that a refused request still gets an HTTP status."""
     async for index, delta in deltas:
         chunks = await _spelled(reply.chunks, index, delta)
@@ -191,8 +194,8 @@ async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer
             await writer.start_events()
             chunks = [*reply.first_chunks(), *chunks]
         if chunks:
-            await writer.write(b"".join(map(event, chunks)))
-    await writer.write(b"".join(map(event, reply.last_chunks())) + LAST_EVENT)
+            await writer.write(b"".join(event(chunk, padding) for chunk in chunks))
+    await writer.write(b"".join(event(chunk, padding) for chunk in reply.last_chunks()) + LAST_EVENT)
     await writer.end()
 
 
@@ -232,41 +235,6 @@ class _Writer:
             return
         await self.write(event(error_object(error)))
         await self.end()
-
-
-async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes | None:
-    """The body; None if the client disconnected.
-
-    Only application/json is accepted: browsers let web pages of other origins post other types without asking.
-    """
-    headers = dict(scope["headers"])
-    content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise RequestError(
-            f"content-type is {content_type[:60] or 'missing'!r}, allowed is application/json", status=415
-        )
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > _DRAINED_BODIES * max_body_bytes:
-        raise _too_large(max_body_bytes)
-    body = bytearray()
-    num_bytes = 0
-    while num_bytes <= _DRAINED_BODIES * max_body_bytes:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        num_bytes += len(chunk)
-        if num_bytes <= max_body_bytes:
-            body += chunk
-        if not message.get("more_body", False):
-            break
-    if num_bytes > max_body_bytes:
-        raise _too_large(max_body_bytes)
-    return bytes(body)
-
-
-def _too_large(max_body_bytes: int) -> RequestError:
-    return RequestError(f"the body has more than {max_body_bytes} bytes (max_body_bytes); shorten it", status=413)
 
 
 async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,12 @@ class ChatTemplate:
         added = read_json(directory / TOKENIZER_FILE).get("added_tokens", [])
         return cls(source, tokenizer, [token["content"] for token in added if token.get("special")], **names)
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], check: Callable[[str], None] | None = None) -> list[int]:
         """Token ids of the conversation, up to the start of the assistant's answer.
 
         Only the template can produce special tokens; one spelled out in a message stays text, so that no message can
-        forge a turn. Raises RequestError if the template refuses the messages.
+        forge a turn. check: gets the text before it is tokenized, and may raise. Raises RequestError if the template
+        refuses the messages.
         """
         marks: list[str] = []
         nonce = secrets.token_hex(8)
@@ -86,11 +87,15 @@ class ChatTemplate:
         if self._special is not None:
             messages = [{k: self._special.sub(hide, v) for k, v in message.items()} for message in messages]
         text = self._render(messages)
+        # Pieces with odd index are marks.
+        pieces = re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]
+        pieces[1::2] = [marks[int(piece)] for piece in pieces[1::2]]
+        if check is not None:
+            check("".join(pieces))
         ids: list[int] = []
-        # Pieces with odd index are indices into marks.
-        for i, piece in enumerate(re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]):
-            piece, is_template = (marks[int(piece)], False) if i % 2 else (piece, True)
-            ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=is_template)
+        for i, piece in enumerate(pieces):
+            if piece:
+                ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=i % 2 == 0)
         return ids
 
     def _render(self, messages: Sequence[Message]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import uuid
 from typing import Any
@@ -11,10 +12,13 @@ from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.logprobs import Entry, Logprobs
-from faser_trtllm.serving.openai.request import GenerationRequest, Prompt
+from faser_trtllm.serving.openai.request import GenerationRequest
+from faser_trtllm.serving.openai.served_model import Prompt
 from faser_trtllm.serving.text.finish_reason import SYNTHETIC, read_finish
 
 MAX_LOGPROBS = 1 << 20  # of a whole answer, alternatives counted: about 200 MB while it is put together
+_PADDED = b',"obfuscation":"%s"'
+_EVENT_BYTES = len(b"data: \n\n") - len(b"%s")
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
 
 
@@ -64,7 +68,7 @@ class Reply:
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """The chunk after all deltas: the usage, if requested."""
-        return [self._chunk([]) | {"usage": self._usage()}] if self._request.include_usage else []
+        return [self._chunk([]) | {"usage": self._usage()}] if self._request.options.include_usage else []
 
     def _note(self, delta: Response) -> None:
         if read_finish(delta.finish_reason or "")[1]:
@@ -73,8 +77,8 @@ class Reply:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._request.is_chat else "text_completion"
         usage: dict[str, Any] = {}
-        if self._request.include_usage:
-            usage["usage"] = self._usage() if self._request.usage_per_chunk else None
+        if self._request.options.include_usage:
+            usage["usage"] = self._usage() if self._request.options.usage_per_chunk else None
         return {**self._head, "object": kind, "choices": choices, **usage}
 
     def _usage(self) -> dict[str, Any]:
@@ -170,9 +174,15 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def event(value: Any) -> bytes:
-    """A server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
+def event(value: Any, padding: int = 0) -> bytes:
+    """A server-sent event. padding: bytes that its size is made a multiple of, by random characters in a field
+    `obfuscation` as OpenAI's own events have; 0: it has no such field.
+    """
+    data = encode(value)
+    if padding:
+        num_missing = -(len(data) + _EVENT_BYTES + len(_PADDED)) % padding
+        data = data[:-1] + _PADDED % secrets.token_urlsafe(num_missing)[:num_missing].encode() + b"}"
+    return b"data: " + data + b"\n\n"
 
 
 LAST_EVENT = b"data: [DONE]\n\n"

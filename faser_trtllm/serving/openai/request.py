@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from faser_trtllm.core.request_field import MAX_INT32, Bounds, rows
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, check_count
 from faser_trtllm.errors import FaserError
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import ResponseError
 from faser_trtllm.serving.openai.error import RequestError, status_of
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
+from faser_trtllm.serving.openai.served_model import PROMPT_TOKENS, Prompt, ServedModel, naming_length, too_long
 from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS, TextRequest
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, SEED_STEP
-
-if TYPE_CHECKING:
-    from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
 MAX_PROMPTS = 64
 MAX_SEQUENCES = 128
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 1024
 DEFAULT_MAX_TOKENS = 16
-Prompt = str | tuple[int, ...]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -50,6 +46,8 @@ _IGNORED = frozenset(
 )
 """Fields for the bookkeeping of OpenAI's service; they do not affect the answer."""
 
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "insertion is not supported"),
     "tool_choice": (("none", "auto"), "tools are not supported"),
@@ -65,16 +63,14 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that requests are parsed for.
-
-    tokenizer: None if its files are unavailable; then chat and logprobs are refused. max_seq_len: None if unknown.
+class StreamOptions:
+    """include_usage: at the end of the stream, usage_per_chunk: with every chunk as well. include_obfuscation: whether
+    events are padded, None: as the server does.
     """
 
-    name: str
-    tokenizer: Tokenizer | None = None
-    chat_template: ChatTemplate | None = None
-    max_seq_len: int | None = None
+    include_usage: bool = False
+    usage_per_chunk: bool = False
+    include_obfuscation: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +87,7 @@ class GenerationRequest:
     inputs: Mapping[str, Any]
     seed: int | None
     stream: bool
-    include_usage: bool
-    usage_per_chunk: bool
+    options: StreamOptions
     logprobs: int | None
     is_chat: bool
     echo: bool = False
@@ -105,15 +100,12 @@ class GenerationRequest:
             return error
         names = _NAMES | {"guided_decoding_guide": self.guide_field or "guided_decoding_guide"}
         field = names.get(error.field, error.field)
-        sentence, reason = error.sentence(names), None
-        if field == "prompt_tokens":
-            # The words of OpenAI's own message, since clients such as litellm look for them and not for the code.
-            length = int(error.limit or 0) + 1  # with a token of output
-            sentence = f"this model's maximum context length is {length} tokens: {sentence}"
-            field, reason = "prompt", "context_length_exceeded"
-        if self.is_chat and field == "prompt":
-            field = "messages"
-        return RequestError(sentence, param=field if field in _COMPLETION | _CHAT else None, reason=reason)
+        prompt = "messages" if self.is_chat else "prompt"
+        if field == PROMPT_TOKENS:
+            return too_long(error, prompt)
+        if field == "prompt":
+            field = prompt
+        return RequestError(error.sentence(names), param=field if field in _COMPLETION | _CHAT else None)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
         """Prompt and inputs of each choice, by index.
@@ -133,6 +125,9 @@ def parse_completion(values: Mapping[str, Any], model: ServedModel) -> Generatio
     fields = _checked_fields(values, _COMPLETION, model)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOG_PROBS)
     prompts = _prompts(fields.get("prompt"))
+    with naming_length("prompt"):
+        for prompt in prompts:
+            model.check_length(prompt)
     echo = fields.flag("echo")
     if echo and model.tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("of token ids needs the tokenizer's files; start the server with --engine_dir", "echo")
@@ -160,7 +155,10 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
             "/v1/completions",
             param="messages",
         )
-    prompt = tuple(model.chat_template.encode(messages))
+    with naming_length("messages"):
+        model.check_size(sum(len(text) for message in messages for text in message.values()))
+        prompt = tuple(model.chat_template.encode(messages, model.check_length))
+        model.check_length(prompt)
     if not prompt:
         raise RequestError("render to an empty prompt; send a message with content", "messages")
     max_tokens = limits[0] if limits else model.max_seq_len
@@ -226,7 +224,7 @@ def _request(
             "n",
         )
     stream = fields.flag("stream")
-    include_usage, usage_per_chunk = _usage_options(fields, stream)
+    options = _stream_options(fields, stream)
     guide_field, guide = guide_inputs(fields)
     inputs = _inputs(fields, max(1, max_tokens))
     seed = inputs.pop("seed", None)
@@ -237,11 +235,10 @@ def _request(
         | guide
         | {"stream": stream, "exclude_input_in_output": True}
         | _log_prob_inputs(logprobs, echo, max_tokens)
-        | ({"return_perf_metrics": True} if usage_per_chunk else {}),
+        | ({"return_perf_metrics": True} if options.usage_per_chunk else {}),
         seed=None if seed is None else seed % 2**64,
         stream=stream,
-        include_usage=include_usage,
-        usage_per_chunk=usage_per_chunk,
+        options=options,
         logprobs=logprobs,
         is_chat=is_chat,
         echo=echo,
@@ -288,24 +285,20 @@ def _logit_bias(fields: Fields) -> dict[str, Any]:
     return {"logit_bias_ids": ids, "logit_bias_values": values} if ids else {}
 
 
-def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
-    """Two flags: send the usage at the end, and with every chunk too."""
+def _stream_options(fields: Fields, stream: bool) -> StreamOptions:
     options = fields.get("stream_options")
     if options is None:
-        return False, False
+        return StreamOptions()
     if not isinstance(options, dict):
         raise RequestError(f"is {kind_of(options)}, it must be an object", "stream_options")
     if not stream:
         raise RequestError("was sent without stream; set stream or leave it out", "stream_options")
     for name in options:
-        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
-            raise RequestError(
-                f"has {shown(name)}, allowed are include_usage and continuous_usage_stats",
-                "stream_options",
-            )
+        if name not in _STREAM_OPTIONS:
+            raise RequestError(f"has {shown(name)}, allowed are {', '.join(_STREAM_OPTIONS)}", "stream_options")
     flags = Fields({f"stream_options.{name}": value for name, value in options.items()})
-    include_usage = flags.flag("stream_options.include_usage")
-    return include_usage, flags.flag("stream_options.continuous_usage_stats") and include_usage
+    usage, each, padded = (flags.flag(f"stream_options.{name}") for name in _STREAM_OPTIONS)
+    return StreamOptions(usage, each and usage, padded if "stream_options.include_obfuscation" in flags else None)
 
 
 def _stop(value: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -19,13 +20,16 @@ from faser_trtllm.core.request_field import Bounds
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import keep_serving
+from faser_trtllm.serving.launch.limits import MAX_OPEN_FILES
 from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.openai.request import ServedModel
+from faser_trtllm.serving.launch.tritonserver import is_loopback
+from faser_trtllm.serving.openai.served_model import ServedModel
 
 if TYPE_CHECKING:
     import uvicorn
 
-_DRAIN_TIMEOUT_S = 30
+KEY_VARIABLE = "FASER_API_KEY"
+MAX_STREAM_PADDING = 16 << 10
 _WATCH_PERIOD_S = 0.2
 
 
@@ -35,8 +39,9 @@ class OpenAIOptions:
 
     url: gRPC endpoint of a running Triton server; None starts one with the options `triton`.
     triton.engine_dir: also has the tokenizer and chat template; None with url: no chat and no logprobs.
-    chat_template: overrides the model's. api_key: that clients must send. allowed_origins: of web pages, for CORS.
-    metrics_url: Triton's metrics page; None is that of the server started here.
+    chat_template: overrides the model's. stream_padding: bytes that events of streams are padded to a multiple of, 0:
+    where a client asks for it. api_key: that clients must send. allow_no_key: listen on any host without one.
+    allowed_origins: of web pages, for CORS. metrics_url: Triton's metrics; None: those of the server started here.
     """
 
     url: str | None = None
@@ -45,7 +50,10 @@ class OpenAIOptions:
     served_model_name: str = "faser"
     chat_template: Path | None = None
     max_body_bytes: int | None = None
+    max_connections: int = 4096
+    stream_padding: int = 0
     api_key: str | None = None
+    allow_no_key: bool = False
     allowed_origins: tuple[str, ...] = ()
     metrics_url: str | None = None
     triton: ServeOptions = field(default_factory=ServeOptions)
@@ -60,8 +68,17 @@ def serve_openai(options: OpenAIOptions) -> int:
     Bounds(1, 65535).check("port", options.port)
     if options.max_body_bytes is not None:
         Bounds(1024, 64 << 20).check("max_body_bytes", options.max_body_bytes)
+    Bounds(1, MAX_OPEN_FILES).check("max_connections", options.max_connections)
+    Bounds(0, MAX_STREAM_PADDING).check("stream_padding", options.stream_padding)
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
         raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
+    if options.api_key is None and not options.allow_no_key and not is_loopback(options.host):
+        raise InvalidArgumentError(
+            f"is {options.host}, where everybody who reaches it may generate, since there is no API key; set "
+            "FASER_API_KEY, listen on 127.0.0.1 next to a proxy that authenticates, or add --allow_no_key",
+            "host",
+        )
+    os.environ.pop(KEY_VARIABLE, None)  # Triton and the engine process inherit the rest
     _check_url(options)
     served = _served_model(options)
     stop, hurry = threading.Event(), threading.Event()
@@ -134,6 +151,7 @@ async def _serve(
     import uvicorn
 
     from faser_trtllm.serving.openai.app import MAX_BODY_BYTES, Service, build_app
+    from faser_trtllm.serving.openai.connection import http_config
     from faser_trtllm.serving.openai.model import Model
 
     model = Model(address)
@@ -143,18 +161,16 @@ async def _serve(
     metrics_url = options.metrics_url
     if triton is not None:
         metrics_url = f"http://{options.triton.host}:{options.triton.metrics_port}/metrics"
-    limit = options.max_body_bytes or MAX_BODY_BYTES
-    app = build_app(Service(model, served, limit, metrics_url, options.api_key, options.allowed_origins))
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_DRAIN_TIMEOUT_S,
+    service = Service(
+        model,
+        served,
+        options.max_body_bytes or MAX_BODY_BYTES,
+        metrics_url,
+        options.api_key,
+        options.allowed_origins,
+        options.stream_padding,
     )
+    config = http_config(build_app(service), options.max_connections)
     server = uvicorn.Server(config)
     watch = asyncio.create_task(_watch(server, options, triton, stop))
     try:

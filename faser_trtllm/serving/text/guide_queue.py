@@ -175,8 +175,8 @@ class GuideQueue:
                     on_guide(found)
                 except FaserError as error:
                     failed.append((on_error, error))
-        for on_error, error in failed:
-            on_error(error)
+        for on_error, refusal in failed:
+            on_error(refusal)
 
     def _compile(self, job: _Job) -> Guide | FaserError | None:
         """None if it takes more than the budget of the job's level."""

@@ -25,27 +25,33 @@ class LengthCheck:
         """Raise InvalidArgumentError if the text, that of the field, is too long by far."""
         if len(text) <= MIN_CHECKED_CHARS:
             return
-        limit = self._max_seq_len * self._longest_token() * _NORMALIZER_SLACK
-        if len(text) > limit:
-            raise self._error(
-                field, text, f"max_seq_len {self._max_seq_len} leaves room for {limit} at most; shorten the prompt"
-            )
+        self.check_size(field, len(text))
         num_chars = max(MIN_CHECKED_CHARS, _CHARS_PER_TOKEN * self._max_seq_len)
         while num_chars < len(text):
             num_tokens = len(self._tokenizer.encode(text[:num_chars]))
             if num_tokens > _MARGIN * self._max_seq_len:
                 raise self._error(
                     field,
-                    text,
+                    len(text),
                     f"of which the first {num_chars} are {num_tokens} tokens, the engine takes at most "
                     f"{self._max_seq_len - 1} (max_seq_len {self._max_seq_len} with one token of output); shorten the "
                     "prompt",
                 )
             num_chars *= _GROWTH
 
-    def _error(self, field: str, text: str, why: str) -> InvalidArgumentError:
+    def check_size(self, field: str, num_chars: int) -> None:
+        """Raise InvalidArgumentError if no text of so many characters is short enough."""
+        if num_chars <= MIN_CHECKED_CHARS:
+            return
+        limit = self._max_seq_len * self._longest_token() * _NORMALIZER_SLACK
+        if num_chars > limit:
+            raise self._error(
+                field, num_chars, f"max_seq_len {self._max_seq_len} leaves room for {limit} at most; shorten the prompt"
+            )
+
+    def _error(self, field: str, num_chars: int, why: str) -> InvalidArgumentError:
         """limit: in tokens, as of a prompt whose tokens were counted."""
-        value = f"{len(text)} characters"
+        value = f"{num_chars} characters"
         return InvalidArgumentError(f"has {value}, {why}", field, value, self._max_seq_len - 1)
 
     def _longest_token(self) -> int:

@@ -7,9 +7,9 @@ import pytest
 
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.client import Response, ResponseError
-from faser_trtllm.serving.openai import app as app_module
+from faser_trtllm.serving.openai import intake
 from faser_trtllm.serving.openai.app import Service, build_app
-from faser_trtllm.serving.openai.request import ServedModel
+from faser_trtllm.serving.openai.served_model import ServedModel
 
 ASK = {"model": "faser", "prompt": "a"}
 
@@ -176,7 +176,7 @@ def test_bodies_in_pieces_and_their_limit():
 
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch):
-    monkeypatch.setattr(app_module, "_BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(intake, "BODY_TIMEOUT_S", 0.05)
     client = Client(FakeModel(), [b"{", b"}"])
     client.messages.pop()
     assert run(client.run).status == 408

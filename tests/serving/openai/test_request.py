@@ -12,7 +12,8 @@ from faser_trtllm.serving.openai.chat_template import MAX_TEMPLATE_BYTES, ChatTe
 from faser_trtllm.serving.openai.error import RequestError, error_object
 from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.reply import Reply
-from faser_trtllm.serving.openai.request import ServedModel, parse_chat, parse_completion
+from faser_trtllm.serving.openai.request import StreamOptions, parse_chat, parse_completion
+from faser_trtllm.serving.openai.served_model import ServedModel
 from faser_trtllm.serving.triton.request import SEED_STEP
 from tests.support.checkpoints import BEGIN_OF_TEXT, END_OF_TEXT, write_tokenizer
 from tests.support.sentencepiece import sentencepiece_backend
@@ -59,7 +60,7 @@ def test_defaults_are_openai_s_and_not_the_model_s(served):
         "stream": False,
         "exclude_input_in_output": True,
     }
-    assert (request.num_choices, request.seed, request.logprobs, request.include_usage) == (1, None, None, False)
+    assert (request.num_choices, request.seed, request.logprobs, request.options) == (1, None, None, StreamOptions())
     assert chat(served).inputs["max_tokens"] == 512
 
 
@@ -136,7 +137,7 @@ BAD_COMPLETIONS = [
     ({"stream": "yes"}, "stream is"),
     ({"stream_options": {"include_usage": True}}, "without stream"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage is 1, it must be true"),
-    ({"stream": True, "stream_options": {"usage": True}}, "allowed are include_usage and continuous_usage_stats"),
+    ({"stream": True, "stream_options": {"usage": True}}, "allowed are include_usage, continuous_usage_stats, include_obfuscation"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"messages": []}, '"messages" is not a field'),
 ]

@@ -1,0 +1,132 @@
+"""Connections of the OpenAI server: how many there may be, and how long each may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.launch.limits import raise_open_files
+from faser_trtllm.serving.openai.log import set_up_log
+
+HEADERS_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+_DRAIN_TIMEOUT_S = 30
+BACKLOG = 512  # connections are accepted in turns of so many at most
+_OTHER_FILES = 128  # libraries, the listener, the connection to Triton
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+log = logging.getLogger("faser.openai")
+
+
+def http_config(app: ASGIApp, max_connections: int) -> uvicorn.Config:
+    """How uvicorn serves an application; raises UnavailableError if too few files may be open."""
+    set_up_log()
+    return uvicorn.Config(
+        app,
+        http=_bounded_protocol(_possible_connections(max_connections)),
+        ws="none",
+        loop="asyncio",
+        backlog=BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_TIMEOUT_S,
+    )
+
+
+def _possible_connections(wanted: int) -> int:
+    """At most `wanted`, and what the limit of open files leaves room for once it is raised as far as it can be.
+
+    Raises UnavailableError if that is nothing.
+    """
+    num_files = raise_open_files()
+    possible = min(wanted, num_files - BACKLOG - _OTHER_FILES)
+    if possible < 1:
+        raise UnavailableError(
+            f"this process may open {num_files} files, at least {BACKLOG + _OTHER_FILES + 1} are needed; raise the "
+            "limit (ulimit -Hn)"
+        )
+    return possible
+
+
+def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
+    """A protocol for uvicorn whose connections are at most so many.
+
+    One that waits for a request is closed after HEADERS_TIMEOUT_S, and before that if there are too many: the one that
+    has waited longest, also for the rest of a body. If all are busy a new one gets 503. A client that reads nothing of
+    its response for READ_TIMEOUT_S is disconnected.
+    """
+    waiting: dict[BoundedProtocol, None] = {}  # those without a whole request, in the order of time
+
+    class BoundedProtocol(H11Protocol):
+        _headers_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                if not waiting:
+                    log.warning("a connection was refused, %d are open and busy", max_connections)
+                    transport.write(_REFUSAL)
+                    transport.close()
+                    return
+                oldest = next(iter(waiting))
+                del waiting[oldest]
+                oldest.transport.abort()
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            waiting.pop(self, None)
+            for timer in (self._headers_timer, self._read_timer):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._note_request()
+
+        def on_response_complete(self) -> None:
+            self._wait()
+            super().on_response_complete()  # which begins the next request, if it is here already
+            self._note_request()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+
+        def _wait(self) -> None:
+            waiting.pop(self, None)
+            waiting[self] = None
+            if self._headers_timer is not None:
+                self._headers_timer.cancel()
+            self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
+
+        def _give_up(self) -> None:
+            if self.transport.get_write_buffer_size():  # of a response that the client reads slowly
+                self._headers_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+            else:
+                self.transport.abort()
+
+        def _note_request(self) -> None:
+            """Headers that came end the time for headers, a whole request the wait."""
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete:
+                return
+            if self._headers_timer is not None:
+                self._headers_timer.cancel()
+            if not cycle.more_body:
+                waiting.pop(self, None)
+
+    return BoundedProtocol

@@ -1,0 +1,108 @@
+"""OpenAI's application in this process, under uvicorn as `faser openai` runs it, over a model that a test makes up."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import uvicorn
+
+from faser_trtllm.serving.client import Response
+from faser_trtllm.serving.openai.app import Service, build_app
+from faser_trtllm.serving.openai.connection import http_config
+from faser_trtllm.serving.openai.served_model import ServedModel
+from tests.support.waiting import wait_until
+
+
+class EndlessModel:
+    """Gives max_tokens deltas a sequence, each of `num_chars` characters; counts the sequences that run."""
+
+    def __init__(self, num_chars=3):
+        self.num_chars = num_chars
+        self.num_open = 0
+
+    async def is_ready(self):
+        return True
+
+    async def close(self):
+        pass
+
+    async def generate(self, request_id, prompt, inputs):
+        self.num_open += 1
+        try:
+            for i in range(inputs["max_tokens"]):
+                await asyncio.sleep(0)
+                is_last = i == inputs["max_tokens"] - 1
+                yield Response("x" * self.num_chars, (i,), "length" if is_last else None, 1, i + 1)
+        finally:
+            self.num_open -= 1
+
+
+class App:
+    """The application at 127.0.0.1:port, in a thread."""
+
+    def __init__(self, max_connections, model=None):
+        self.model = model or EndlessModel()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        app = build_app(Service(self.model, ServedModel("faser")))
+        self._server = uvicorn.Server(http_config(app, max_connections))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._clients = contextlib.ExitStack()
+
+    def __enter__(self):
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *exception):
+        self._clients.close()
+        self._server.should_exit = True
+        self._thread.join()
+
+    def connect(self, data=b""):
+        """A connection that has sent `data`; it is closed at the end."""
+        client = self._clients.enter_context(socket.create_connection(("127.0.0.1", self.port), 20))
+        client.sendall(data)
+        return client
+
+    def ask(self, data):
+        """The whole answer to a request on a connection of its own."""
+        with socket.create_connection(("127.0.0.1", self.port), 20) as client:
+            client.sendall(data)
+            return read_all(client)
+
+
+def read_all(client):
+    """What comes until the server closes the connection; b"" if that is at once, or with an error."""
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        while data := client.recv(1 << 16):
+            answer += data
+    return answer
+
+
+def is_closed(client):
+    """True if the server has closed the connection; it never waits."""
+    client.setblocking(False)
+    try:
+        return client.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        client.settimeout(20)
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+def completion(max_tokens, stream=False, close=True):
+    """A request for a completion."""
+    body = b'{"model": "faser", "prompt": "a", "max_tokens": %d, "stream": %s}' % (
+        max_tokens,
+        str(stream).lower().encode(),
+    )
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    return head % len(body) + (b"Connection: close\r\n\r\n" if close else b"\r\n") + body
