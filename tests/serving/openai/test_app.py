@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.client import Response, ResponseError
-from faser_trtllm.serving.openai import intake
+from faser_trtllm.serving.openai import app, intake
 from faser_trtllm.serving.openai.app import Service, build_app
+from faser_trtllm.serving.openai.request import parse_completion
 from faser_trtllm.serving.openai.served_model import ServedModel
 
 ASK = {"model": "faser", "prompt": "a"}
@@ -45,8 +47,8 @@ class FakeModel:
 class Client:
     """One ASGI request: its body in pieces, what came back, and a switch to leave or to stop reading."""
 
-    def __init__(self, model, body, headers=None, *, path="/v1/completions", verb="POST", **settings):
-        self.app = build_app(Service(model, ServedModel("faser"), **{"max_body_bytes": 1 << 20} | settings))
+    def __init__(self, model, body, headers=None, *, path="/v1/completions", verb="POST", app=None, **settings):
+        self.app = app or build_app(Service(model, ServedModel("faser"), **{"max_body_bytes": 1 << 20} | settings))
         self.verb = verb
         pieces = body if isinstance(body, list) else [json.dumps(body).encode()]
         self.messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
@@ -239,3 +241,83 @@ def test_web_pages_are_let_in_by_name_only():
 @pytest.mark.parametrize(("metrics_url", "status"), [(None, 404), ("http://127.0.0.1:1/metrics", 503)])
 def test_metrics_that_are_not_known_or_not_there(metrics_url, status):
     assert ask(FakeModel(), ASK, [], path="/metrics", verb="GET", metrics_url=metrics_url).status == status
+
+
+SLOW_BODY = 100_000
+
+
+def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(monkeypatch):
+    """One client's long prompts hold up its own requests only, and no more of them are taken than can be held."""
+    gate, parsing = threading.Event(), []
+
+    def parse(values, served):
+        if "padding" in values:
+            parsing.append(values)
+            assert gate.wait(20)
+        return parse_completion(ASK, served)
+
+    monkeypatch.setattr(app, "parse_completion", parse)
+    monkeypatch.setattr(intake, "MAX_WAITING_BODIES", 4)
+
+    async def scenario():
+        app = build_app(Service(FakeModel(), ServedModel("faser")))
+        large = [Client(FakeModel(), ASK | {"padding": "x" * SLOW_BODY}, app=app) for _ in range(5)]
+        tasks = [asyncio.create_task(client.run()) for client in large]
+        while len(parsing) < 2 or not any(client.status for client in large):
+            await asyncio.sleep(0.01)
+        small = await Client(FakeModel(), ASK, app=app).run()
+        assert len(parsing) == 2
+        gate.set()
+        await asyncio.gather(*tasks)
+        return small, large
+
+    small, large = run(scenario)
+    assert small.status == 200
+    assert sorted(client.status for client in large) == [200] * 4 + [503]
+
+
+def test_all_bodies_together_have_a_limit(monkeypatch):
+    """Large ones are refused beyond it, small ones never; what was read or left gives its room back."""
+    monkeypatch.setattr(intake, "MAX_BODIES_BYTES", 2 * SLOW_BODY)
+
+    async def scenario():
+        app = build_app(Service(FakeModel(), ServedModel("faser")))
+        waiting = [Client(FakeModel(), [b" " * SLOW_BODY, b"{}"], app=app) for _ in range(2)]
+        for client in waiting:
+            client.messages.pop()
+        tasks = [asyncio.create_task(client.run()) for client in waiting]
+        await asyncio.sleep(0.05)
+        asked = [ASK, ASK | {"stop": "x" * 50_000}]
+        statuses = [(await Client(FakeModel(), body, app=app).run()).status for body in asked]
+        for client in waiting:
+            client.left.set()
+        await asyncio.gather(*tasks)
+        statuses.append((await Client(FakeModel(), asked[1], app=app).run()).status)
+        return statuses
+
+    assert run(scenario) == [200, 503, 400]
+
+
+@pytest.mark.parametrize(
+    ("options", "server_s", "multiple"),
+    [
+        ({}, 0, None),
+        ({"include_obfuscation": False}, 256, None),
+        ({"include_obfuscation": True}, 0, 512),
+        ({"include_obfuscation": True, "include_usage": True}, 384, 384),
+        ({}, 384, 384),
+    ],
+)
+def test_events_are_padded_where_that_is_asked_for(options, server_s, multiple):
+    """The size of an event tells then neither how long its text is nor how many drafts were accepted."""
+    body = ASK | {"stream": True, "n": 2} | ({"stream_options": options} if options else {})
+    client = ask(FakeModel(num_deltas=20), body, stream_padding=server_s)
+    *events, last = client.body.removesuffix(b"\n\n").split(b"\n\n")
+    assert last == b"data: [DONE]"
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    if multiple is None:
+        assert len({len(event) for event in events}) > 1
+        assert not any("obfuscation" in chunk for chunk in chunks)
+    else:
+        assert {len(event) + 2 for event in events} == {multiple}
+        assert len({chunk["obfuscation"] for chunk in chunks}) == len(chunks)

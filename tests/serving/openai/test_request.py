@@ -137,7 +137,10 @@ BAD_COMPLETIONS = [
     ({"stream": "yes"}, "stream is"),
     ({"stream_options": {"include_usage": True}}, "without stream"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage is 1, it must be true"),
-    ({"stream": True, "stream_options": {"usage": True}}, "allowed are include_usage, continuous_usage_stats, include_obfuscation"),
+    (
+        {"stream": True, "stream_options": {"usage": True}},
+        "include_usage, continuous_usage_stats, include_obfuscation",
+    ),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"messages": []}, '"messages" is not a field'),
 ]
@@ -517,3 +520,54 @@ def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(s
         RequestError, match="logprobs of this answer are more than 12, alternatives counted; send fewer"
     ):
         reply.add(1, delta)
+
+
+class Counted(Tokenizer):
+    """Notes how many characters it tokenizes."""
+
+    num_chars = 0
+
+    def encode(self, text, **how):
+        self.num_chars += len(text)
+        return super().encode(text, **how)
+
+
+@pytest.fixture
+def counted(directory):
+    tokenizer = Counted(Tokenizer.load(directory).definition)
+    return tokenizer, ServedModel("faser", tokenizer, ChatTemplate.load(directory, tokenizer), 512)
+
+
+@pytest.mark.parametrize(
+    "content", ["ab " * 1_300_000, f"{END_OF_TEXT}" * 300_000, [{"type": "text", "text": "x" * 10**6}] * 3]
+)
+def test_a_message_that_cannot_fit_is_refused_before_it_is_tokenized(counted, content):
+    tokenizer, served = counted
+    with pytest.raises(RequestError) as refused:
+        chat(served, content)
+    assert tokenizer.num_chars == 0
+    error = error_object(refused.value)["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert error["message"].startswith("this model's maximum context length is 512 tokens: the prompt has ")
+    assert error["message"].endswith("shorten the prompt")
+
+
+def test_of_a_long_message_the_beginning_is_tokenized(directory):
+    tokenizer = Counted(Tokenizer.load(directory).definition)
+    served = ServedModel("faser", tokenizer, ChatTemplate.load(directory, tokenizer), 20_000)
+    with pytest.raises(RequestError, match="of which the first 160000 are") as refused:
+        chat(served, "ab " * 300_000)
+    assert tokenizer.num_chars == 160_000
+    assert refused.value.reason == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda served, n: completion(served, prompt=[5] * n), lambda served, n: chat(served, "~" * n)]
+)
+def test_token_ids_that_are_too_many_are_not_sent(served, ask):
+    with pytest.raises(
+        RequestError, match=r"context length is 512 tokens: .* tokens, the engine takes at most 511"
+    ) as refused:
+        ask(served, 512)
+    assert refused.value.reason == "context_length_exceeded"
+    assert len(ask(served, 400).prompts[0]) < 512
