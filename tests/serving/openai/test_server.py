@@ -7,6 +7,7 @@ import os
 import signal
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import openai
 import pytest
@@ -340,12 +341,21 @@ def test_a_dead_triton_is_503_with_a_hint_and_health_says_so(engine_dir, tmp_pat
             assert frontend.process.wait(PATIENCE_S) == 0
 
 
-def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path):
+def descendants(pid):
+    found = children(pid)
+    return found + [pid for child in found for pid in descendants(child)]
+
+
+def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASER_API_KEY", "secret-key")
     http_port, grpc_port, metrics_port = free_ports()
     ports = ("--http_port", http_port, "--grpc_port", grpc_port, "--metrics_port", metrics_port)
     with Frontend(tmp_path / "log", "--engine_dir", engine_dir, "--speculation", "fixed:2", *ports) as frontend:
         frontend.wait_ready()
-        with frontend.client() as client:
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in descendants(frontend.process.pid)]
+        assert len(environments) >= 2, "Triton and the engine process"
+        assert not any(b"secret-key" in environment for environment in environments)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{frontend.port}/v1", api_key="secret-key") as client:
             stream = client.completions.create(model="faser", prompt="hello", max_tokens=300, stream=True, **GREEDY)
             next(stream)
             frontend.process.send_signal(signal.SIGTERM)
