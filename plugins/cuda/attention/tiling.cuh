@@ -20,78 +20,101 @@ struct FastDivision {
   }
 };
 
-// How a head size is tiled: kRowWarps x kKvWarps warps, a warp owns 16 packed rows and kTileTokens / kKvWarps
-// positions.
+// How a head size is tiled. A tile of 64 rows has a warp per 16 packed rows, and all of them read the same positions.
+// Of a smaller tile each warp has all rows and 16 of the kTileTokens positions: it copies those itself and waits for no
+// other warp, and a row's sums do not depend on how many such rows there are.
 template <typename Kv, int kHeadDimension, int kTile>
 struct Tiling {
   static constexpr int kHeadDim = kHeadDimension, kTileRows = kTile;
-  static constexpr bool kIsFp8 = sizeof(Kv) == 1;
+  static constexpr bool kIsFp8 = sizeof(Kv) == 1, kByPositions = kTileRows <= 32;
   static constexpr int kTileTokens = kHeadDim > 128 ? 32 : 64;
-  static constexpr int kRowWarps = kTileRows / 16;
-  static constexpr int kKvWarps = kRowWarps > 1 ? 1 : kTileTokens / 16;
+  static constexpr int kRowWarps = kByPositions ? 1 : kTileRows / 16, kRowTiles = kByPositions ? kTileRows / 16 : 1;
+  static constexpr int kKvWarps = kByPositions ? kTileTokens / 16 : 1;
   static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
   static constexpr int kWarpTokens = kTileTokens / kKvWarps;
+  static constexpr int kCopyThreads = kByPositions ? kWarpSize : kNumThreads;
   // Blocks per SM: three keep enough copies in flight. With larger heads the registers allow fewer.
-  static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
-  // Padded by 16 bytes, so that the eight rows that ldmatrix reads are in different banks.
-  static constexpr int kStride = kHeadDim + 8;
-  static constexpr int kTileBytes = kTileTokens * kStride * 2;
-  static constexpr int kSlotBytes = kIsFp8 ? kTileTokens * kHeadDim : kTileBytes;
+  static constexpr int kMinBlocks = kRowTiles > 1 ? 2 : kHeadDim* kTileRows < 96 * 64 ? 3 : 1;
+  // The eight rows that ldmatrix reads are in different banks: 16 bytes of a row change places with its number where
+  // that stays within 128 bytes, else rows are padded by 16 bytes.
+  static constexpr bool kIsSwizzled = kHeadDim % 64 == 0;
+  static constexpr int kStride = kIsSwizzled ? kHeadDim : kHeadDim + 8;
+  static constexpr int kTileBytes = kWarpTokens * kStride * 2;
+  static constexpr int kSlotBytes = kIsFp8 ? kWarpTokens * kHeadDim : kTileBytes;
   static constexpr int kConvertedBytes = kIsFp8 ? kTileBytes : 0;
-  static constexpr int kNumSlots = kConvertedBytes + 3 * kSlotBytes <= 36 * 1024 ? 3 : 2;
-  static constexpr int kPoolBytes = kConvertedBytes + kNumSlots * kSlotBytes;
-  static_assert(kHeadDim % 16 == 0 && (kStride / 8) % 2 == 1);
-  static_assert(kKvWarps == 1 || kKvWarps * 16 * kHeadDim * 4 <= kPoolBytes, "the merge of warps fits the pool");
+  // A warp's share of 48 KB, or all of it. More than six halves of a tile in flight bring nothing.
+  static constexpr int kSlotsThatFit = (48 * 1024 / kKvWarps - kConvertedBytes) / kSlotBytes;
+  static constexpr int kNumSlots = kSlotsThatFit < 6 ? kSlotsThatFit : 6;
+  static constexpr int kCopyBytes = kConvertedBytes + kNumSlots * kSlotBytes;
+  static constexpr int kMergeFloats = kKvWarps * 16 * (kHeadDim + 2);
+  static constexpr int kPoolBytes =
+      kKvWarps * kCopyBytes < kMergeFloats * 4 && kByPositions ? kMergeFloats * 4 : kKvWarps * kCopyBytes;
+  static_assert(kHeadDim % 16 == 0 && kNumSlots >= 2 && kPoolBytes <= 48 * 1024);
+  static_assert(kIsSwizzled || (kStride / 8) % 2 == 1);
+
+  // Where the eight values `chunk` of row `row` are, in values from the row's begin.
+  __device__ static int place(int row, int chunk) { return 8 * (kIsSwizzled ? chunk ^ (row % 8) : chunk); }
 };
 
 // Addresses of a tile's K and V. Positions outside [kv_begin, kv_end) and those in blocks that do not exist read as
 // zeros.
 template <typename Kv, typename Tiles>
 struct KvReader {
+  static constexpr int kChunkValues = 16 / sizeof(Kv), kChunks = Tiles::kHeadDim / kChunkValues;
   const int32_t* blocks;
   const FastDivision by_block;
   int tokens_per_block, num_blocks, kv_begin, kv_end;
   int64_t block_stride, head_offset;
 
-  // Start copying kTileTokens positions from `first` on into a slot.
+  // Start copying kWarpTokens positions from `first`, a multiple of 16, on into a slot, by kCopyThreads threads.
   __device__ void copy(const Kv* cache, int first, char* slot) const {
-    constexpr int kChunkValues = 16 / sizeof(Kv), kChunks = Tiles::kHeadDim / kChunkValues;
-    constexpr int kRowBytes = Tiles::kIsFp8 ? Tiles::kHeadDim : Tiles::kStride * 2;
+    constexpr int kSteps = (Tiles::kWarpTokens * kChunks + Tiles::kCopyThreads - 1) / Tiles::kCopyThreads;
+    if (tokens_per_block % 16 == 0) {
+      // 16 positions are in one block, which a warp that copies no more looks up once.
 #pragma unroll
-    for (int i = 0; i < ceil_div(Tiles::kTileTokens * kChunks, Tiles::kNumThreads); i++) {
-      const int index = static_cast<int>(threadIdx.x) + i * Tiles::kNumThreads;
-      const int token = index / kChunks, chunk = index % kChunks, position = first + token;
-      if (Tiles::kTileTokens * kChunks % Tiles::kNumThreads != 0 && token >= Tiles::kTileTokens) break;
-      const Kv* source = cache;
-      bool valid = position >= kv_begin && position < kv_end;
-      if (valid) {
-        const int slot_of_request = by_block(position);
-        const int block = __ldg(blocks + slot_of_request);
-        valid = block >= 0 && block < num_blocks;
-        const int offset = position - slot_of_request * tokens_per_block;
-        if (valid) {
-          source = cache + block * block_stride + head_offset + static_cast<int64_t>(offset) * Tiles::kHeadDim +
-                   chunk * kChunkValues;
-        }
-      }
-      cp_async_16(slot + token * kRowBytes + chunk * 16, source, valid);
+      for (int i = 0; i < kSteps; i++) start(cache, first, slot, i, ~15);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kSteps; i++) start(cache, first, slot, i, ~0);
     }
+  }
+
+  // lookup: the bits of a position that its block is looked up by.
+  __device__ void start(const Kv* cache, int first, char* slot, int i, int lookup) const {
+    const int index = static_cast<int>(threadIdx.x) % Tiles::kCopyThreads + i * Tiles::kCopyThreads;
+    const int token = index / kChunks, chunk = index % kChunks, position = first + token;
+    if (Tiles::kWarpTokens * kChunks % Tiles::kCopyThreads != 0 && token >= Tiles::kWarpTokens) return;
+    const int looked_up = first + (token & lookup);
+    int slot_of_request = 0, block = -1;
+    if (looked_up < kv_end) {
+      slot_of_request = by_block(looked_up);
+      block = __ldg(blocks + slot_of_request);
+    }
+    const bool valid = block >= 0 && block < num_blocks && position >= kv_begin && position < kv_end;
+    const int offset = position - slot_of_request * tokens_per_block;
+    const Kv* source = valid ? cache + block * block_stride + head_offset +
+                                   static_cast<int64_t>(offset) * Tiles::kHeadDim + chunk * kChunkValues
+                             : cache;
+    const int place = Tiles::kIsFp8 ? token * Tiles::kHeadDim + chunk * 16
+                                    : 2 * (token * Tiles::kStride + Tiles::place(token, chunk));
+    cp_async_16(slot + place, source, valid);
   }
 };
 
-// Converts a tile of e4m3 to T, in rows of kStride values.
+// Converts a slot of e4m3 to T, in rows of kStride values.
 template <typename T, typename Tiles>
 __device__ inline void convert_tile(const char* slot, T* converted) {
-  constexpr int kWords = Tiles::kTileTokens * Tiles::kHeadDim / 4;
+  constexpr int kWords = Tiles::kWarpTokens * Tiles::kHeadDim / 4;
 #pragma unroll 4
-  for (int index = static_cast<int>(threadIdx.x); index < kWords; index += Tiles::kNumThreads) {
+  for (int index = static_cast<int>(threadIdx.x) % Tiles::kCopyThreads; index < kWords; index += Tiles::kCopyThreads) {
     const int token = index / (Tiles::kHeadDim / 4), column = index % (Tiles::kHeadDim / 4) * 4;
     e4m3 values[4];
     *reinterpret_cast<uint32_t*>(values) = *reinterpret_cast<const uint32_t*>(slot + index * 4);
     uint2 pairs;
     pairs.x = pack2<T>(to_float(values[0]), to_float(values[1]));
     pairs.y = pack2<T>(to_float(values[2]), to_float(values[3]));
-    *reinterpret_cast<uint2*>(converted + token * Tiles::kStride + column) = pairs;
+    *reinterpret_cast<uint2*>(converted + token * Tiles::kStride + Tiles::place(token, column / 8) + column % 8) =
+        pairs;
   }
 }
 

@@ -84,6 +84,14 @@ inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(), 
   return emulator::is_left_out(file, line) ? predicate != 0 : emulator::barrier(predicate != 0);
 }
 
+inline void __syncwarp(unsigned mask = emulator::kAllLanes, const char* file = __builtin_FILE(),
+                       int line = __builtin_LINE()) {
+  if (!emulator::is_left_out(file, line)) emulator::warp_barrier(mask);
+}
+
+// Orders memory for other blocks, which here come one after the other.
+inline void __threadfence() {}
+
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   const unsigned lane = emulator::lane();
@@ -147,6 +155,10 @@ inline float exp2_approx(float x) {
   const float y = static_cast<float>(std::exp2(static_cast<double>(x)));
   return y < 0x1p-126f ? 0.0f : y;
 }
+
+inline void prefetch_line(const void*) {}
+
+inline float log2_approx(float x) { return static_cast<float>(std::log2(static_cast<double>(x))); }
 
 inline void cp_async_16(void* shared, const void* source, bool valid) {
   if (reinterpret_cast<uintptr_t>(shared) % 16) emulator::fail("cp.async to an address that is not aligned to 16");

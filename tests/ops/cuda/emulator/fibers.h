@@ -67,6 +67,7 @@ struct Fiber {
   const uint64_t* waits_for = nullptr;
   uint64_t until = 0;
   ByMask<uint64_t> meetings_joined;
+  uint64_t warp_barriers = 0;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
 
@@ -249,6 +250,18 @@ inline int barrier(int predicate) {
   }
   acquire(order);
   return block->barrier_result;
+}
+
+// Of all lanes of a warp. Two places: a lane may reach the next barrier while others have not left this one.
+inline char warp_barrier_order[1024 / kLanes][2];
+
+inline void warp_barrier(unsigned mask) {
+  const Unseen unseen;
+  if (mask != kAllLanes) fail("a barrier of some lanes of a warp");
+  char* order = &warp_barrier_order[linear_thread() / kLanes][current->warp_barriers++ % 2];
+  release(order);
+  meet(mask, 0, [](auto) { return 0; });
+  acquire(order);
 }
 
 inline void copy_now(const Copy& copy) {

@@ -50,6 +50,8 @@ INSTANCES = pick(list(zip(TYPES, cycle(op.TILE_ROWS), strict=False)), list(produ
 @pytest.mark.parametrize(("arch", "head_dim"), KERNELS)
 def test_every_kernel(memory, arch, head_dim, types, tile_rows):
     """Whole and in chunks, with a window and without; one way of the four per kernel, in turn, or all of them."""
+    if tile_rows not in op.tile_rows_of(head_dim):
+        pytest.skip(f"heads of {head_dim} have no tile of {tile_rows} rows")
     program = program_of("verify_attention", arch, FASER_HEAD_DIM=head_dim)
     case = case_of(types, 0, [3, 0, 6], [40, 7, 130], head_dim)
     scales = {"k_scale": 0.5, "v_scale": 3.0} if types.endswith("e4m3") else {}
@@ -120,15 +122,15 @@ MUTANTS = {
     "a transposition is missing": (r"\.x4\.trans", ".x4"),
     "a transposition is too many": (r"\.x4\.shared", ".x4.trans.shared"),
     "two registers of ldmatrix are swapped": (r"(ldmatrix\S+ \{%r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
-    "ldmatrix reads the next row": (r"(ldmatrix\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+144]"),
-    "a group too few is waited for": (r"cp\.async\.wait_group 1;", "cp.async.wait_group 2;"),
+    "ldmatrix reads the next row": (r"(ldmatrix\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+128]"),
+    "a group too few is waited for": (r"cp\.async\.wait_group 4;", "cp.async.wait_group 5;"),
     "no group is waited for": (r"cp\.async\.wait_group \d+;", ""),
     "groups are not closed": (r"cp\.async\.commit_group;", ""),
     "half of a source is copied": (COPY, r"cp.async.cg\1\2, 16, 8;"),
     "a source has too many bytes": (COPY, r"cp.async.cg\1\2, 16, 32;"),
     "half of a target is written": (COPY, r"cp.async.ca\1\2, 8, 8;"),
     "a copy goes where the next one belongs": (COPY, r"cp.async.cg\1+16\2, 16, \3;"),
-    "a barrier is missing": (r"(wait_group 1;\s*)bar\.sync\s+0;", r"\1"),
+    "a barrier is missing": (r"(wait_group 4;\s*)bar\.(warp\.)?sync\s+\S+;", r"\1"),
     "a lane asks another one": (r"shfl\.sync\.bfly", "shfl.sync.down"),
 }
 
