@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 from faser_trtllm.core.plan import RequestOutput
@@ -35,7 +36,7 @@ class EchoExecutor:
         self.max_seq_len = max_seq_len
         self.max_draft_len = 4
         self.tokens_per_block = 16
-        self.submitted = []
+        self.submitted = deque(maxlen=16)  # for tests of one request; a process serves thousands
         self._step_s = step_s
         self._lock = threading.Lock()
         self._requests = {}

@@ -1,6 +1,7 @@
 """What open requests take together is bounded, and the engine process gives it back."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory
-from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus
+from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.serving.engine_process.outbox_world import ints
+from tests.support.backend_frames import texts_array
 from tests.support.backend_peer import Backend
 from tests.support.fake_engine import ENDLESS
 
@@ -75,3 +77,29 @@ def test_requests_that_hold_too_much_together_are_unavailable_and_others_are_ser
     backend.ask(0, 101, **FOURTHS[name])
     cancel(backend, 101)
     assert backend.answers(1)[101][0].code == wire.ERROR_CODES["CANCELLED"], "there is room again"
+
+
+def resident_bytes(process):
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("the process has ended")
+
+
+def test_memory_is_given_back_after_a_burst(fake_engine_dir):
+    with Backend(fake_engine_dir) as backend:
+        backend.hello()
+        backend.open(0)
+        assert backend.opened()[1] is OpenStatus.OPENED
+        backend.ask(0, 0, text_input=b"abc", max_tokens=ints(4))
+        backend.answers(1)
+        before = resident_bytes(backend.process)
+        for handle in range(40):
+            backend.ask(0, handle, text_input=b"ab cd " * 9000, max_tokens=ints(40))
+        prompts = {"text_input": texts_array([[b"ab cd " * 3000]] * 4), "max_tokens": np.full((4, 1), 40, np.int32)}
+        for handle in range(40, 43):
+            backend.ask(0, handle, num_return_sequences=np.full((4, 1), 64, np.int32), **prompts)
+        backend.answers(43)
+        backend.send(FromBackend.PING)
+        backend.receive(ToBackend.PONG)
+        assert resident_bytes(backend.process) <= 1.1 * before + (32 << 20)
