@@ -162,6 +162,25 @@ class ServiceConfig(ExecutorConfig):
         description="memory that requests waiting or running may take, with the log probs and logits that they keep; "
         "more are refused as UNAVAILABLE",
     )
+    max_priority: float = Field(
+        0.5, ge=0, le=1, description="highest priority that a request may have; 0.5 is that of all that name none"
+    )
+    default_timeout_ms: float = Field(
+        600_000.0,
+        ge=0,
+        le=86_400_000,
+        description="timeout_ms of requests without one that do not stream, whose clients may be gone; 0: none",
+    )
+    cache_salt: Literal["request", "client"] = Field(
+        "request",
+        description="who shares KV blocks: requests with equal salts, or those of one client (x-faser-client) with "
+        "equal salts",
+    )
+    stop_by_id: bool = Field(
+        False,
+        description="let whoever knows or guesses a request's id stop it, as TensorRT-LLM does; otherwise ids of "
+        "requests to stop are random UUIDs, or the proxy names the client (x-faser-client)",
+    )
     startup_timeout_s: float = Field(120.0, gt=0, le=MAX_TIME_S)
     drain_timeout_s: float = Field(
         10.0, ge=0, le=MAX_TIME_S, description="time for running requests to finish after SIGTERM"

@@ -22,6 +22,8 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.serving.triton.contract import INPUTS
 
 MODEL_NAME = "faser"
+CLIENT_HEADER = "x-faser-client"
+"""The header, of HTTP and of a gRPC call, in which a proxy says who sent a request; its key for fair shares."""
 
 INPUT_DTYPES = {**INPUTS, "pad_id": "INT32"}
 """Inputs of the model `faser` and Triton's type of each."""

@@ -20,6 +20,7 @@ constexpr double kPingPeriodS = 1.0;
 constexpr double kStartCheckPeriodS = 0.25;
 constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this multiple of a slow step's time
 constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
+constexpr double kMaxTimeS = 1e6;
 constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
 constexpr char kShuttingDown[] = "the server is shutting down; send the request to another one";
 
@@ -31,6 +32,13 @@ double seconds_since(std::chrono::steady_clock::time_point then) {
 
 std::chrono::steady_clock::duration ticks(double seconds) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
+}
+
+// In seconds.
+double take_time(FrameReader& body) {
+  const double time_s = body.take<double>();
+  if (!(time_s >= 0 && time_s <= kMaxTimeS)) throw std::runtime_error("it sent a time that none can be");
+  return time_s;
 }
 
 std::string shown(double number, const char* format) {
@@ -105,12 +113,13 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
     refuse_without_factory(request);
     return;
   }
-  const auto open = std::make_shared<OpenRequest>(model, factory, wants_error_code(request));
+  const Parameters parameters = read_parameters(request);
+  const auto open = std::make_shared<OpenRequest>(model, factory, parameters.wants_error_code);
   const uint64_t handle = next_handle_++;
   std::string frame;
   Refusal refusal{TRITONSERVER_ERROR_INVALID_ARG, ""};
   try {
-    frame = request_frame(model, handle, request);
+    frame = request_frame(model, handle, request, parameters);
   } catch (const std::bad_alloc&) {
     refusal = {TRITONSERVER_ERROR_UNAVAILABLE, "the server has no memory left for the request; try again later"};
   } catch (const std::runtime_error& error) {
@@ -286,7 +295,7 @@ void Engine::handle(const char* begin, const char* end) {
     for (double* setting :
          {&settings_.startup_timeout_s, &settings_.health_timeout_s, &settings_.hang_timeout_s,
           &settings_.restart_backoff_s, &settings_.restart_backoff_max_s, &settings_.cancellation_check_period_s})
-      *setting = body.take<double>();
+      *setting = take_time(body);
   } else if (type == FromEngine::kOpened) {
     const auto found = models_.find(body.take<uint32_t>());
     Opened opened{static_cast<OpenStatus>(body.take<uint8_t>()), {}};
@@ -304,8 +313,8 @@ void Engine::handle(const char* begin, const char* end) {
     }
     changed_.notify_all();
   } else if (type == FromEngine::kPong) {
-    stalled_s_ = body.take<double>();
-    slow_step_s_ = body.take<double>();
+    stalled_s_ = take_time(body);
+    slow_step_s_ = take_time(body);
     silent_s_ = 0;
     awaits_pong_ = false;
   } else if (type == FromEngine::kDraining) {

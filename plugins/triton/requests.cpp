@@ -177,7 +177,7 @@ void refuse_without_factory(TRITONBACKEND_Request* request) {
   TRITONBACKEND_Response* response;
   const Refusal refusal{TRITONSERVER_ERROR_UNAVAILABLE, "the server cannot take the request now; try again later"};
   if (succeeded(TRITONBACKEND_ResponseNew(&response, request), "response"))
-    end_with_error(response, refusal, wants_error_code(request));
+    end_with_error(response, refusal, read_parameters(request).wants_error_code);
 }
 
 bool skip_response(FrameReader& body) {
@@ -197,21 +197,28 @@ bool skip_response(FrameReader& body) {
   return ends_request(flags);
 }
 
-bool wants_error_code(TRITONBACKEND_Request* request) {
-  uint32_t count = 0;
-  if (!succeeded(TRITONBACKEND_RequestParameterCount(request, &count), "parameters")) return false;
+Parameters read_parameters(TRITONBACKEND_Request* request) {
+  Parameters found;
+  uint32_t count = 0, num_clients = 0;
+  if (!succeeded(TRITONBACKEND_RequestParameterCount(request, &count), "parameters")) return found;
   for (uint32_t i = 0; i < count; ++i) {
     const char* key;
     TRITONSERVER_ParameterType type;
     const void* value;
-    if (succeeded(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value), "parameter") &&
-        std::strcmp(key, "error_codes") == 0)
-      return true;
+    if (!succeeded(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value), "parameter")) continue;
+    if (std::strcmp(key, "error_codes") == 0) found.wants_error_code = true;
+    if (type != TRITONSERVER_PARAMETER_STRING || std::strcmp(key, kClientHeader) != 0) continue;
+    const char* const client = static_cast<const char*>(value);
+    found.has_two_clients |= num_clients++ > 0 && found.client != client;
+    found.client = client;
   }
-  return false;
+  return found;
 }
 
-std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request) {
+std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request,
+                          const Parameters& parameters) {
+  if (parameters.has_two_clients)  // the client's own, next to that of the proxy
+    throw std::runtime_error(std::string(kClientHeader) + " was sent twice; leave it to the server's proxy");
   FrameWriter frame(ToEngine::kRequest);
   frame.put(model);
   frame.put(handle);
@@ -234,6 +241,7 @@ std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request
     require(TRITONBACKEND_RequestInputByIndex(request, i, &input), "input");
     put_input(frame, input);
   }
+  frame.put_text(parameters.client);
   return frame.frame();
 }
 

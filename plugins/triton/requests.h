@@ -51,11 +51,18 @@ void refuse_without_factory(TRITONBACKEND_Request* request);
 // Passes over the response that comes next in the body; returns whether it is a request's last.
 bool skip_response(FrameReader& body);
 
-// Whether the client sent the parameter error_codes: then its errors are JSON with the fields of a Refusal.
-bool wants_error_code(TRITONBACKEND_Request* request);
+// Parameters of a request that mean something here. wants_error_code: error_codes was sent, so that errors are JSON
+// with the fields of a Refusal. client: of kClientHeader, which a proxy sets; has_two_clients: it was set twice,
+// differently.
+struct Parameters {
+  bool wants_error_code = false, has_two_clients = false;
+  std::string client;
+};
+Parameters read_parameters(TRITONBACKEND_Request* request);
 
 // A kRequest frame. Throws std::runtime_error, whose text is for the client, if an input cannot be read.
-std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request);
+std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request,
+                          const Parameters& parameters);
 
 }  // namespace faser
 

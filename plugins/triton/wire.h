@@ -11,7 +11,8 @@
 
 namespace faser {
 
-constexpr uint32_t kWireVersion = 2;
+constexpr char kClientHeader[] = "x-faser-client";  // of HTTP and gRPC; Triton makes it a parameter
+constexpr uint32_t kWireVersion = 3;
 constexpr const char* kRelease = "0.1.0";            // of the package, which must be the engine process's
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends

@@ -58,7 +58,7 @@ def content_of(array):
     return DTYPES[array.dtype], array.tobytes()
 
 
-def request_body(model, handle, request_id, outputs, inputs):
+def request_body(model, handle, request_id, outputs, inputs, client_key=""):
     """As plugins/triton/requests.cpp writes it."""
     parts = [struct.pack("<IQ", model, handle), packed_text(request_id)]
     parts += [packed_text("".join(f"{name}\n" for name in outputs)), struct.pack("<I", len(inputs))]
@@ -66,7 +66,7 @@ def request_body(model, handle, request_id, outputs, inputs):
         number, content = content_of(array)
         parts += [packed_text(name), struct.pack(f"<BI{array.ndim}q", number, array.ndim, *array.shape)]
         parts += [struct.pack("<Q", len(content)), content]
-    return b"".join(parts)
+    return b"".join([*parts, packed_text(client_key)])
 
 
 def read_responses(body):

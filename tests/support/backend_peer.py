@@ -55,11 +55,11 @@ class Backend:
         texts = b"".join(map(packed_text, (name, "1", "/nowhere", config)))
         self.send(FromBackend.OPEN, struct.pack("<I", model) + texts)
 
-    def ask(self, model, handle, outputs=("text_output", "finish_reason"), request_id="id", **inputs):
+    def ask(self, model, handle, outputs=("text_output", "finish_reason"), request_id="id", client_key="", **inputs):
         arrays = [
             (name, texts_array([[value]]) if isinstance(value, bytes) else value) for name, value in inputs.items()
         ]
-        self.send(FromBackend.REQUEST, request_body(model, handle, request_id, outputs, arrays))
+        self.send(FromBackend.REQUEST, request_body(model, handle, request_id, outputs, arrays, client_key))
 
     def frame(self):
         """The next frame: its kind and its body."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ async def _run(
     client = grpcclient.InferenceServerClient(url)
     try:
         await _check_ready(client, url)
-        requests = [_request(grpcclient, number, job, temperature) for number, job in enumerate(jobs)]
+        requests = [_request(grpcclient, job, temperature) for job in jobs]
         return await _Load(client, jobs, requests, timeout_s).run(concurrency)
     finally:
         await client.close()
@@ -160,11 +161,11 @@ async def _until_stopped(request: dict[str, Any], is_stopped: asyncio.Future[boo
         yield {**request, "inputs": [*request["inputs"], infer_input(grpcclient, "stop", True)]}
 
 
-def _request(grpcclient: Any, number: int, job: ServeJob, temperature: float) -> dict[str, Any]:
+def _request(grpcclient: Any, job: ServeJob, temperature: float) -> dict[str, Any]:
     fields = {"input_ids": job.prompt, "max_tokens": job.max_tokens, "temperature": temperature}
     fields |= {"end_id": -1, "stream": True}
     inputs = [infer_input(grpcclient, name, value) for name, value in fields.items()]
-    return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": str(number + 1)}
+    return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": uuid.uuid4().hex}
 
 
 def _count(result: Any, name: str) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.serving.engine_process.client_rules import ClientRules
 from faser_trtllm.serving.engine_process.metrics import ModelMetrics
 from faser_trtllm.serving.engine_process.wire import OpenFrame
 from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE
@@ -28,15 +29,21 @@ class ServedModel:
     normalize_log_probs: bool
     metrics: ModelMetrics
     cancel: Callable[[str], None]
+    rules: ClientRules = field(default_factory=ClientRules)
 
     def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
         """Raise InvalidArgumentError for an input that is too large to be read."""
         self.contract.check_input(name, shape, num_bytes, is_text)
 
-    def parse(self, tensors: Mapping[str, Any]) -> list[Part]:
-        """The sequences that a request asks for; raises InvalidArgumentError."""
+    def parse(self, tensors: Mapping[str, Any], client_key: str = "") -> list[Part]:
+        """The sequences that a request of this client asks for; raises InvalidArgumentError."""
         canonical = self.contract.canonical(tensors)
-        parts = parse_request(canonical, self.contract, normalize_log_probs=self.normalize_log_probs)
+        parts = parse_request(
+            canonical,
+            self.contract,
+            normalize_log_probs=self.normalize_log_probs,
+            admit=lambda request: self.rules.applied(request, client_key),
+        )
         if not self.is_decoupled:  # such a model sends exactly one response
             if any(part.request.stream for part in parts):
                 what = "is true: Streaming is only supported in decoupled mode."

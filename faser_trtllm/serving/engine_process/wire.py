@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 80 << 20  # of the backend; a client's request has at most 64 MiB of tensors
 MAX_RESPONSE_BYTES = 500 << 20  # the backend takes frames of 512 MiB
 
@@ -109,7 +109,10 @@ class OpenFrame:
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """A request of a client. request_id: the client's own. outputs: those it asks for, each followed by a newline."""
+    """A request of a client. request_id: the client's own. outputs: those it asks for, each followed by a newline.
+
+    client_key: who the proxy says that sent it, "" if it does not.
+    """
 
     model: int
     handle: int
@@ -117,6 +120,12 @@ class RequestFrame:
     outputs: bytes
     inputs: tuple[InputTensor, ...]
     num_bytes: int
+    client_key: str = ""
+
+    @property
+    def client_id(self) -> tuple[str, str]:
+        """The request's id, among those of its client."""
+        return self.client_key, self.request_id
 
     def tensors(self, check: Callable[[str, Sequence[int], int, bool], None]) -> Tensors:
         """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape.
@@ -219,7 +228,7 @@ def read_request(body: Body) -> RequestFrame:
         shape = struct.unpack(f"<{num_dims}q", body.content(8 * num_dims))
         (size,) = body.numbers(_U64)
         inputs.append(InputTensor(name, dtype, shape, body.content(size)))
-    return RequestFrame(model, handle, request_id, outputs, tuple(inputs), num_bytes)
+    return RequestFrame(model, handle, request_id, outputs, tuple(inputs), num_bytes, body.text())
 
 
 @functools.lru_cache(maxsize=256)  # clients ask for few sets of outputs, but each could ask for others

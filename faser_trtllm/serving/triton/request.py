@@ -74,7 +74,11 @@ def is_stop(tensors: Tensors) -> bool:
 
 
 def parse_request(
-    tensors: Tensors, contract: ModelContract = FASER, *, normalize_log_probs: bool = False
+    tensors: Tensors,
+    contract: ModelContract = FASER,
+    *,
+    normalize_log_probs: bool = False,
+    admit: Callable[[TextRequest], TextRequest] = lambda request: request,
 ) -> list[Part]:
     """The sequences that the tensors (by canonical names) ask for, at least one; raises InvalidArgumentError.
 
@@ -87,7 +91,7 @@ def parse_request(
     counts = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens)
     per_response = wanted.perf_metrics or counts
     for item in items:
-        request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
+        request = admit(_parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1))
         if per_response and request.stream:
             request = replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)

@@ -3,6 +3,7 @@
 import re
 import signal
 import struct
+import uuid
 
 import numpy as np
 import pytest
@@ -150,11 +151,12 @@ def test_a_sequence_that_is_refused_ends_the_others(fake_engine_dir, monkeypatch
 
 
 def test_a_stop_request_ends_all_of_its_id_with_what_they_have(backend):
-    for handle, request_id in ((1, "a"), (2, "b"), (3, "a")):
+    own, other = str(uuid.uuid4()), uuid.uuid4().hex
+    for handle, request_id in ((1, own), (2, other), (3, own)):
         stream = np.array([[True]])
         backend.ask(0, handle, request_id=request_id, text_input=b"abc", max_tokens=ints(ENDLESS), stream=stream)
     backend.receive(ToBackend.RESPONSES)
-    backend.ask(0, 4, request_id="a", text_input=b"", stop=np.array([[True]]))
+    backend.ask(0, 4, request_id=own, text_input=b"", stop=np.array([[True]]))
     answers = backend.answers(3)
     assert answers[4] == [{}], "the flag alone"
     for handle in (1, 3):

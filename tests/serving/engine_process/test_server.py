@@ -16,6 +16,7 @@ import tritonclient.grpc as grpcclient
 
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
+from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from tests.serving.triton.contract_clients import llm_client_inputs
@@ -192,7 +193,10 @@ def test_an_engine_process_of_another_release_is_refused(fake_engine_dir, tmp_pa
     options = {"is_fake": True, "environment": environment}
     with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
-        assert "it speaks version 3 of the protocol, this backend 2; install both" in server.output()
+        assert (
+            f"it speaks version {wire.VERSION + 1} of the protocol, this backend {wire.VERSION}; install both"
+            in server.output()
+        )
 
 
 def test_a_python_that_is_not_there_is_named(fake_engine_dir, tmp_path, monkeypatch):

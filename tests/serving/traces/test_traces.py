@@ -28,7 +28,8 @@ TOTAL_S = float(os.environ.get("FASER_TRACE_SECONDS", pick(12.0, 60.0)))
 FIRST_SEED = int(os.environ.get("FASER_TRACE_SEED", "0"))
 MIN_TRACES = 10
 
-TIGHT = "kv_cache_config:\n  max_tokens: 512\nmax_batch_size: 4\n"  # four blocks of 16 rows for each of eight requests
+# Four blocks of 16 rows for each of eight requests.
+TIGHT = "max_priority: 1\nkv_cache_config:\n  max_tokens: 512\nmax_batch_size: 4\n"
 CONFIGS = {
     "fixed:4": TIGHT + "speculation: fixed:4\n",
     "schedule": TIGHT + "speculation: schedule:2=4,4=1\nstream_interval: auto\n",
@@ -36,8 +37,8 @@ CONFIGS = {
     + "speculation: fixed:4\ndrafters: [suffix, model]\nscheduler_config:\n"
     + "  capacity_scheduler_policy: MAX_UTILIZATION\n",
 }
-ROOMY = "kv_cache_config:\n  max_tokens: 1024\nspeculation: fixed:4\ndrafters: [suffix, model]\n"
-REFERENCE = "speculation: 'off'\nmax_batch_size: 8\nkv_cache_config:\n  enable_block_reuse: false\n"
+ROOMY = "max_priority: 1\nkv_cache_config:\n  max_tokens: 1024\nspeculation: fixed:4\ndrafters: [suffix, model]\n"
+REFERENCE = "max_priority: 1\nspeculation: 'off'\nmax_batch_size: 8\nkv_cache_config:\n  enable_block_reuse: false\n"
 
 
 @pytest.fixture(scope="module")

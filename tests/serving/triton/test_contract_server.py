@@ -51,8 +51,11 @@ def engine_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(engine_dir, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(engine_dir, speculation="fixed:4", allow_control=True, log=log) as server:
+    directory = tmp_path_factory.mktemp("server")
+    config = directory / "faser.yaml"
+    config.write_text("stop_by_id: true\n")  # TensorRT-LLM's rule
+    options = {"speculation": "fixed:4", "allow_control": True, "config": config}
+    with Server(engine_dir, **options, log=directory / "log") as server:
         server.wait_ready()
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             for model in [*TEXT_MODELS, "tensorrt_llm"]:

@@ -28,9 +28,12 @@ def server(tmp_path_factory):
     sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
     build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
     models = ("ensemble", "tensorrt_llm", *TOKEN_MODELS)
+    config = directory / "faser.yaml"
+    config.write_text("stop_by_id: true\n")  # TensorRT-LLM's rule
     with Server(
         directory / "engine",
         models=models,
+        config=config,
         decoupled=False,
         speculation="fixed:4",
         allow_control=True,
