@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from faser_trtllm.core.request_field import Bounds, check_bounds, param, rows
-from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingFields, check_count
+from faser_trtllm.core.sampling_params import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingFields, check_count
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.guided.spec import GUIDE_TYPES, GuideSpec, guide_spec
 
@@ -47,7 +47,7 @@ class TextRequest(SamplingFields):
     bad_words: tuple[str, ...] = param(
         (),
         "words whose tokens are never produced, neither at the start of a line nor after a space; at most "
-        f"{MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters together",
+        f"{MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters and {MAX_BAD_TOKENS} tokens together",
     )
     embedding_bias_words: tuple[str, ...] = param(
         (), "words with a weight in `embedding_bias_weights` each, which is added to the logits of the word's tokens"
