@@ -5,11 +5,9 @@ import contextlib
 import socket
 import threading
 
-import uvicorn
-
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.app import Service, build_app
-from faser_trtllm.serving.openai.connection import http_config
+from faser_trtllm.serving.openai.connection import http_server
 from faser_trtllm.serving.openai.served_model import ServedModel
 from tests.support.waiting import wait_until
 
@@ -46,7 +44,7 @@ class App:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         app = build_app(Service(self.model, ServedModel("faser")))
-        self._server = uvicorn.Server(http_config(app, max_connections))
+        self._server = http_server(app, max_connections)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._clients = contextlib.ExitStack()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import uvicorn
@@ -17,26 +18,38 @@ from faser_trtllm.serving.openai.log import set_up_log
 HEADERS_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 _DRAIN_TIMEOUT_S = 30
-BACKLOG = 512  # connections are accepted in turns of so many at most
-_OTHER_FILES = 128  # libraries, the listener, the connection to Triton
+_ACCEPTED_PER_TURN = 32
+_BACKLOG = 512
+_OTHER_FILES = 256  # libraries, the listener, the connection to Triton, connections just accepted or closed
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 log = logging.getLogger("faser.openai")
 
 
-def http_config(app: ASGIApp, max_connections: int) -> uvicorn.Config:
-    """How uvicorn serves an application; raises UnavailableError if too few files may be open."""
+class Server(uvicorn.Server):
+    """Accepts few connections a turn of the event loop, so that a crowd of them holds up nobody, and lets more wait."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has one number for both
+
+
+def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
+    """What serves an application; raises UnavailableError if too few files may be open."""
     set_up_log()
-    return uvicorn.Config(
-        app,
-        http=_bounded_protocol(_possible_connections(max_connections)),
-        ws="none",
-        loop="asyncio",
-        backlog=BACKLOG,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_DRAIN_TIMEOUT_S,
+    return Server(
+        uvicorn.Config(
+            app,
+            http=_bounded_protocol(_possible_connections(max_connections)),
+            ws="none",
+            loop="asyncio",
+            backlog=_ACCEPTED_PER_TURN,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_TIMEOUT_S,
+        )
     )
 
 
@@ -46,10 +59,10 @@ def _possible_connections(wanted: int) -> int:
     Raises UnavailableError if that is nothing.
     """
     num_files = raise_open_files()
-    possible = min(wanted, num_files - BACKLOG - _OTHER_FILES)
+    possible = min(wanted, num_files - _OTHER_FILES)
     if possible < 1:
         raise UnavailableError(
-            f"this process may open {num_files} files, at least {BACKLOG + _OTHER_FILES + 1} are needed; raise the "
+            f"this process may open {num_files} files, at least {_OTHER_FILES + 1} are needed; raise the "
             "limit (ulimit -Hn)"
         )
     return possible

@@ -148,10 +148,8 @@ async def _serve(
     triton: _OwnTriton | None,
     stop: threading.Event,
 ) -> None:
-    import uvicorn
-
     from faser_trtllm.serving.openai.app import MAX_BODY_BYTES, Service, build_app
-    from faser_trtllm.serving.openai.connection import http_config
+    from faser_trtllm.serving.openai.connection import http_server
     from faser_trtllm.serving.openai.model import Model
 
     model = Model(address)
@@ -170,8 +168,7 @@ async def _serve(
         options.allowed_origins,
         options.stream_padding,
     )
-    config = http_config(build_app(service), options.max_connections)
-    server = uvicorn.Server(config)
+    server = http_server(build_app(service), options.max_connections)
     watch = asyncio.create_task(_watch(server, options, triton, stop))
     try:
         await server.serve(sockets=[listener])

@@ -76,8 +76,8 @@ def test_who_reads_nothing_is_disconnected(monkeypatch):
 
 
 def test_too_few_files_are_a_sentence(monkeypatch):
-    monkeypatch.setattr(connection, "raise_open_files", lambda: 600)
-    with pytest.raises(UnavailableError, match="may open 600 files, at least 641 are needed; raise the limit"):
+    monkeypatch.setattr(connection, "raise_open_files", lambda: 200)
+    with pytest.raises(UnavailableError, match="may open 200 files, at least 257 are needed; raise the limit"):
         App(max_connections=100)
 
 
