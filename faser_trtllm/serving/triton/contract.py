@@ -134,8 +134,9 @@ def check_size(
     check_count(name, num_prompts, MAX_PROMPTS, "prompts")
     if limits is not None:
         max_entries, max_chars = limits
-        check_count(name, math.prod(shape), MAX_LISTS * max_entries)
-        check_count(name, num_bytes, MAX_LISTS * 4 * (max_entries + max_chars), "bytes")  # UTF-8, and each size
+        num_lists = min(num_prompts, MAX_LISTS)
+        check_count(name, math.prod(shape), num_lists * max_entries)
+        check_count(name, num_bytes, num_lists * 4 * (max_entries + max_chars), "bytes")  # UTF-8, and each size
     elif is_text:
         check_count(name, math.prod(shape), num_prompts)
 

@@ -24,13 +24,13 @@ def frame(name, dtype, shape, content):
 
 
 UNREAD = [
-    (FASER, "stop_words", BYTES, (1, 257), 4, "stop_words has 257 entries, allowed are at most 256"),
-    (FASER, "stop_words", BYTES, (64, 5), 4, "stop_words has 320 entries"),
-    (FASER, "bad_words", BYTES, (1, 1_000_000), 4, "bad_words has 1000000 entries, allowed are at most 2048"),
-    (FASER, "bad_words", BYTES, (1, 1), 2_000_000, "bad_words has 2000000 bytes, allowed are at most 1056768"),
+    (FASER, "stop_words", BYTES, (1, 65), 4, "stop_words has 65 entries, allowed are at most 64"),
+    (FASER, "stop_words", BYTES, (64, 5), 4, "stop_words has 320 entries, allowed are at most 256"),
+    (FASER, "bad_words", BYTES, (1, 1_000_000), 4, "bad_words has 1000000 entries, allowed are at most 512"),
+    (FASER, "bad_words", BYTES, (1, 1), 2_000_000, "bad_words has 2000000 bytes, allowed are at most 264192"),
     (BLS, "embedding_bias_words", BYTES, (1, 5000), 4, "embedding_bias_words has 5000 entries"),
     (FASER, "embedding_bias_weights", FP32, (1, 5000), 4, "embedding_bias_weights has 5000 entries"),
-    (FASER, "logit_bias_ids", INT32, (1, 1 << 20), 4, "logit_bias_ids has 1048576 entries, allowed are at most 16384"),
+    (FASER, "logit_bias_ids", INT32, (1, 1 << 20), 4, "logit_bias_ids has 1048576 entries, allowed are at most 4096"),
     (FASER, "text_input", BYTES, (1, 1_000_000), 4, "text_input has 1000000 entries, allowed are at most 1"),
     (FASER, "text_input", BYTES, (257, 1), 4, "text_input has 257 prompts, allowed are at most 256"),
     (FASER, "max_tokens", INT32, (257, 1), 4, "max_tokens has 257 prompts"),
@@ -54,8 +54,8 @@ def test_what_fits_is_read_and_what_does_not_fit_its_shape_is_refused():
 
 def test_token_models_read_no_lists_that_are_too_long(tokenizer):
     model = Preprocessor(tokenizer, 320, 512)
-    with pytest.raises(InvalidArgumentError, match="STOP_WORDS_DICT has 257 entries"):
-        frame("STOP_WORDS_DICT", BYTES, (1, 257), b"\xff").tensors(model.check_input)
+    with pytest.raises(InvalidArgumentError, match="STOP_WORDS_DICT has 65 entries"):
+        frame("STOP_WORDS_DICT", BYTES, (1, 65), b"\xff").tensors(model.check_input)
 
 
 def word_list(num_words, length):
