@@ -25,7 +25,7 @@ class EndlessModel:
     async def close(self):
         pass
 
-    async def generate(self, request_id, prompt, inputs):
+    async def generate(self, request_id, prompt, inputs, client_key=""):
         self.num_open += 1
         try:
             for i in range(inputs["max_tokens"]):

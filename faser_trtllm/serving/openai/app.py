@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,8 +23,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.client import CLIENT_HEADER, ResponseError
 from faser_trtllm.serving.client import Response as Delta
-from faser_trtllm.serving.client import ResponseError
 from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
 from faser_trtllm.serving.openai.generation import Generation
 from faser_trtllm.serving.openai.intake import Intake, Parse
@@ -164,18 +165,18 @@ class _Endpoint:
         try:
             request = await self._intake.read(scope, receive, self._parse)
             if request is not None:
-                await _while_connected(receive, self._answer(request, writer))
+                await _while_connected(receive, self._answer(request, _client_key(scope), writer))
         except FaserError as error:
             await writer.fail(error)
         except Exception:
             log.exception("a request failed")
             await writer.fail(FaserError("the request failed in the server; see its log"))
 
-    async def _answer(self, request: GenerationRequest, writer: _Writer) -> None:
+    async def _answer(self, request: GenerationRequest, client_key: str, writer: _Writer) -> None:
         service = self._service
         reply = Reply(request, service.served.name, service.served.tokenizer)
         try:
-            async with Generation(service.model, reply.id, request) as generation:
+            async with Generation(service.model, reply.id, request, client_key) as generation:
                 if request.stream:
                     await _stream(generation.deltas(), reply, writer, service.padding(request))
                     return
@@ -235,6 +236,14 @@ class _Writer:
             return
         await self.write(event(error_object(error)))
         await self.end()
+
+
+def _client_key(scope: Scope) -> str:
+    """Who the proxy says that sent the request, "" if it does not."""
+    value: bytes = dict(scope["headers"]).get(CLIENT_HEADER.encode(), b"")
+    if not re.fullmatch(rb"[ -~]*", value):
+        raise RequestError(f"the header {CLIENT_HEADER} holds other characters than visible ASCII ones; leave them out")
+    return value.decode()
 
 
 async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:

@@ -17,15 +17,16 @@ class DeltaSource(Protocol):
     """The part of model.Model that Generation uses."""
 
     def generate(
-        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
+        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any], client_key: str = ""
     ) -> AsyncIterator[Response]: ...
 
 
 class Generation:
     """Runs a request inside `async with`; leaving it cancels in the server what still runs."""
 
-    def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest) -> None:
+    def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest, client_key: str = "") -> None:
         self._source = source
+        self._client_key = client_key
         self._request_id = request_id
         self._sequences = request.sequences()
         # Bounded: a client that does not read blocks its own gRPC streams and does not fill this process's memory.
@@ -55,7 +56,7 @@ class Generation:
 
     async def _run(self, index: int) -> None:
         prompt, inputs = self._sequences[index]
-        source = self._source.generate(f"{self._request_id}-{index}", prompt, inputs)
+        source = self._source.generate(f"{self._request_id}-{index}", prompt, inputs, self._client_key)
         try:
             async for delta in source:
                 await self._deltas.put((index, delta))

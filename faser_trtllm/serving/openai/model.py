@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from faser_trtllm.errors import FaserError, UnavailableError
-from faser_trtllm.serving.client import MODEL_NAME, Response, ResponseError, infer_input, response_error, response_of
+from faser_trtllm.serving.client import (
+    CLIENT_HEADER,
+    MODEL_NAME,
+    Response,
+    ResponseError,
+    infer_input,
+    response_error,
+    response_of,
+)
 
 _END_TIMEOUT_S = 30.0
 """How long a stream that was left may take to end once the model was asked to stop."""
@@ -41,7 +49,7 @@ class Model:
             return False
 
     async def generate(
-        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
+        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any], client_key: str = ""
     ) -> AsyncIterator[Response]:
         """Yield the responses of one sequence; leaving the iteration or cancelling the task stops it in the server.
 
@@ -50,8 +58,8 @@ class Model:
         model to stop, on the same stream, and ends by itself.
 
         request_id: no other that runs has it. prompt: text or token ids. inputs: further inputs of the Triton model by
-        name, as Python values. Raises ResponseError with the model's message, UnavailableError if the server cannot be
-        reached.
+        name, as Python values. client_key: who the proxy says that sent it. Raises ResponseError with the model's
+        message, UnavailableError if the server cannot be reached.
         """
         import grpc
 
@@ -64,7 +72,7 @@ class Model:
             if await is_left:
                 yield self._request(request_id, {name: prompt, "stop": True})
 
-        answers = self._client.stream_infer(requests())
+        answers = self._client.stream_infer(requests(), headers={CLIENT_HEADER: client_key} if client_key else None)
         reading: asyncio.Future[Any] | None = None
         last: Response | FaserError | None = None
         try:

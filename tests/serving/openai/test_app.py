@@ -26,9 +26,11 @@ class FakeModel:
         self.fails_for = fails_for
         self.num_given = 0
         self.num_open = 0
+        self.client_keys = []
         self.opened = asyncio.Event()
 
-    async def generate(self, request_id, prompt, inputs):
+    async def generate(self, request_id, prompt, inputs, client_key=""):
+        self.client_keys.append(client_key)
         self.num_open += 1
         self.opened.set()
         try:
@@ -221,6 +223,16 @@ def test_the_key_opens_the_api_and_health_needs_none():
     health = ask(Ready(), ASK, [], path="/health", verb="GET", api_key="secret-key")
     asked = ask(Ready(), ASK, [JSON, KEY], api_key="secret-key")
     assert [client.status for client in (models, health, asked)] == [401, 200, 200]
+
+
+def test_who_the_proxy_says_that_sent_it_reaches_the_model():
+    model = FakeModel()
+    assert ask(model, ASK | {"n": 2}, [JSON, (b"x-faser-client", b"tenant 7")]).status == 200
+    assert ask(model, ASK).status == 200
+    assert model.client_keys == ["tenant 7", "tenant 7", ""]
+    refused = ask(model, ASK, [JSON, (b"x-faser-client", b"\xff")])
+    assert refused.status == 400
+    assert "x-faser-client holds other characters" in json.loads(refused.body)["error"]["message"]
 
 
 def test_web_pages_are_let_in_by_name_only():
