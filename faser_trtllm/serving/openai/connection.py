@@ -19,7 +19,7 @@ HEADERS_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 _DRAIN_TIMEOUT_S = 30
 _ACCEPTED_PER_TURN = 32
-_BACKLOG = 512
+_BACKLOG = 2048
 _OTHER_FILES = 256  # libraries, the listener, the connection to Triton, connections just accepted or closed
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
