@@ -13,7 +13,7 @@ from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda.accept import ROW_REFUSED
+from faser_trtllm.ops.cuda.accept import ROW_REFUSED, Stages
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope, append_kv_reference
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows_reference
 from faser_trtllm.ops.cuda.copy_kv import copy_kv_reference
@@ -144,6 +144,9 @@ def _accept(
     result: AcceptResult,
     verdicts: Tensor,
     edited_logits: Tensor | None = None,
+    workspace: Tensor | None = None,
+    stages: Stages = Stages.ALL,
+    part_entries: int = 0,
 ) -> None:
     import torch
 

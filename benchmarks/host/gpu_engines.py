@@ -235,7 +235,9 @@ class _DeviceOps(ReferenceOps):
         self.take_step = _take_step
 
 
-def _sample(draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None) -> None:
+def _sample(
+    draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None, *, part_entries: int = 0
+) -> None:
     is_drawing = draws.remaining.numpy()[:num_requests] > 0
     if is_drawing.any():
         draws.tokens.numpy()[int(draws.step), :num_requests][is_drawing] = DRAFTED

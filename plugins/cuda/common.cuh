@@ -103,6 +103,16 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+// Bring the cache line of an address of global memory into L2, if it can be there at all.
+__device__ inline void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// The binary logarithm of a normal number, within 2^-22 of it or of 1.
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -69,6 +69,8 @@ class AcceptCase:
         outputs: list[Any] = [torch.zeros(s, dtype=torch.int32, device=machine.device) for s in shapes]
         self.result = AcceptResult(*outputs)
         self._verdicts = torch.empty((logits.shape[0], 3), dtype=torch.int32, device=machine.device)
+        self._stages, num_bytes = accept.stages_of(self.host_table), accept.workspace_bytes(*logits.shape)
+        self._workspace = torch.zeros(max(1, num_bytes), dtype=torch.uint8, device=machine.device)
 
     def _table(
         self, mode: int, keys: Sequence[int], addresses: list[int], sampling: dict[str, float]
@@ -99,6 +101,8 @@ class AcceptCase:
             self.max_draft_len,
             result=self.result,
             verdicts=self._verdicts,
+            workspace=self._workspace,
+            stages=self._stages,
         )
 
     def reference(self) -> AcceptResult:

@@ -1,29 +1,100 @@
-"""Rejection sampling on the device: two launches, one block per row of logits and one thread per request.
+"""Rejection sampling on the device.
 
-A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, and up to
-6 more for top_k and top_p, which need no sort (many equal logits at the cut cost extra). All features of ops.accept are
-supported; penalties, bias, bad words and min_tokens need `edited_logits`. All sums are over integers, so results do not
-depend on the number of threads. docs/gpu_kernels.md has times on an H100.
+A row of a small vocabulary is one block's, a launch for all rows; larger ones are cut into parts of PART_ENTRIES, a
+block each, in up to five launches (Stages), of which the later ones only look at rows that need them: greedy rows,
+seeded ones without filters and drafts that pass their test are read once. top_k and top_p need no sort. Then one thread
+per request walks its rows. All features of ops.accept are supported; penalties, bias, bad words and min_tokens need
+`edited_logits`. Sums are over integers, so results do not depend on threads or parts. docs/gpu_kernels.md has times.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 from typing import Any
 
+from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import AcceptResult, accept_reference
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda.driver import Launcher
-from faser_trtllm.ops.cuda.tensors import pointer, type_name
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
+from faser_trtllm.ops.cuda.driver import Argument, Launcher, PackedArguments
+from faser_trtllm.ops.cuda.tensors import Pointer, pointer, type_name
 
-__all__ = ["MAX_VOCAB_SIZE", "ROW_REFUSED", "STEM", "accept", "accept_reference"]
+__all__ = [
+    "MAX_VOCAB_SIZE",
+    "PART_ENTRIES",
+    "ROW_REFUSED",
+    "STEM",
+    "Stages",
+    "accept",
+    "accept_reference",
+    "launch_stages",
+    "stages_of",
+    "workspace_bytes",
+    "workspace_pointer",
+]
 
 STEM = "accept"
 NUM_ROW_THREADS = 512
 NUM_REQUEST_THREADS = 128
 MAX_VOCAB_SIZE = 1 << 24
+PART_ENTRIES = 8192  # of plugins/cuda/sampling/parts.cuh, as the next two
+_ROW_BYTES, _PART_BYTES, _HEADER_BYTES = 10432, 144, 64
+MAX_STAGE_BLOCKS = 528  # of the later stages, whose blocks take parts until there are none
 ROW_REFUSED = 3  # a row_status: counts, a slot or a draft that would have indexed memory wrongly, or no edited_logits
+
+
+class Stages(enum.Enum):
+    """The launches for rows of several blocks: of greedy rows and seeded ones without filters; of any without top_k and
+    top_p; of any."""
+
+    ONE = ("scan",)
+    DRAWS = ("scan", "weigh", "draw")
+    ALL = ("scan", "weigh", "rank", "draw", "whole")
+
+
+def stages_of(sampling: SamplingArray) -> Stages:
+    """What accept() needs for these entries."""
+    is_random = sampling["mode"] != native.GREEDY
+    if (is_random & ((sampling["top_k"] > 0) | (sampling["top_p"] < 1))).any():
+        return Stages.ALL
+    draws = (sampling["mode"] == native.SAMPLED) | (is_random & (sampling["min_p"] > 0))
+    return Stages.DRAWS if draws.any() else Stages.ONE
+
+
+def workspace_bytes(num_rows: int, vocab_size: int, part_entries: int = PART_ENTRIES) -> int:
+    """Of the workspace, which must be zero before its first launch and belongs to one vocabulary size; 0 where a row is
+    one block's."""
+    num_parts = -(-vocab_size // part_entries)
+    return _HEADER_BYTES + num_rows * (_ROW_BYTES + num_parts * _PART_BYTES) if num_parts > 1 else 0
+
+
+def workspace_pointer(workspace: Any, num_rows: int, vocab_size: int, part_entries: int) -> Pointer:
+    """InvalidArgumentError if there is none or it is too small."""
+    num_bytes = workspace_bytes(num_rows, vocab_size, part_entries)
+    found = pointer("workspace", workspace, "uint8", (None,))
+    if workspace is None or workspace.shape[0] < num_bytes:
+        have = 0 if workspace is None else workspace.shape[0]
+        raise InvalidArgumentError(
+            f"workspace has {have} bytes, {num_rows} rows of {vocab_size} tokens need {num_bytes} (workspace_bytes)"
+        )
+    return found
+
+
+def launch_stages(
+    launcher: Launcher,
+    names: tuple[str, ...],
+    num_rows: int,
+    vocab_size: int,
+    part_entries: int,
+    arguments: tuple[Argument, ...],
+) -> None:
+    """Launch stages by the names of their kernels, the one over all rows first."""
+    num_parts, packed = -(-vocab_size // part_entries), PackedArguments(arguments)
+    grid = (num_parts, num_rows, 1)
+    for name in names:
+        launcher.launch(name, grid, (NUM_ROW_THREADS, 1, 1), packed)
+        grid = (min(num_parts * num_rows, MAX_STAGE_BLOCKS), 1, 1)
 
 
 def accept(
@@ -39,6 +110,9 @@ def accept(
     result: AcceptResult,
     verdicts: Any,
     edited_logits: Any | None = None,
+    workspace: Any | None = None,
+    stages: Stages = Stages.ALL,
+    part_entries: int = PART_ENTRIES,
 ) -> None:
     """ops.accept on device tensors, written to the tensors of `result`.
 
@@ -46,9 +120,10 @@ def accept(
     num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
     or fp16 with contiguous rows; rows beyond cu_logit_rows are ignored. Scratch: verdicts int32
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
-    min_tokens. Where ops.accept raises, here the request ends with outcome FAILED and row_status
-    ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's num_tokens are 0.
-    Asynchronous.
+    min_tokens; workspace uint8 [workspace_bytes() of at least num_rows], needed where vocab_size is above part_entries
+    (which tests change). stages: at least stages_of() the entries. Where ops.accept raises, here the request ends with
+    outcome FAILED and row_status ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's
+    num_tokens are 0. Asynchronous.
     """
     dtype = type_name("logits", logits, "fp32", "bf16", "fp16")
     if not 1 <= vocab_size <= min(MAX_VOCAB_SIZE, logits.shape[1]):
@@ -84,12 +159,17 @@ def accept(
     stride = logits.stride(0) if num_rows > 1 else logits.shape[1]
     counts = (num_slots, num_requests, num_rows)
     if num_rows:
-        arguments = (
+        rows = (
             *(entry, slots_at, ctypes.c_void_p(logits.data_ptr()), cu_rows_at, num_tokens_at, num_drafts_at),
             *map(ctypes.c_int32, (*counts, vocab_size, stride, max_draft_len)),
-            *(edited_at, verdicts_at),
+            edited_at,
         )
-        launcher.launch(f"accept_rows_{dtype}", (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments)
+        if vocab_size <= part_entries:
+            launcher.launch(f"accept_rows_{dtype}", (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), (*rows, verdicts_at))
+        else:
+            names = tuple(f"accept_{stage}_{dtype}" for stage in stages.value)
+            workspace_at = workspace_pointer(workspace, num_rows, vocab_size, part_entries)
+            launch_stages(launcher, names, num_rows, vocab_size, part_entries, (*rows, workspace_at, verdicts_at))
     arguments = (entry, *inputs, verdicts_at, *map(ctypes.c_int32, (*counts, max_draft_len)), *outputs)
     num_blocks = -(-num_requests // NUM_REQUEST_THREADS)
     launcher.launch("accept", (num_blocks, 1, 1), (NUM_REQUEST_THREADS, 1, 1), arguments)

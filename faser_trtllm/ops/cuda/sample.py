@@ -1,7 +1,8 @@
 """Draft tokens on the device: sample draws one for each request, advance counts them and decides who drafts on.
 
-A launch each. The same tokens, distributions, margins and candidates as ops/sample.py, and as ops/draft_stop.py ends
-drafting, up to the last bits of two libraries' logarithms and exponentials.
+A launch each; sample of a large vocabulary takes five, as ops/cuda/accept.py says. The same tokens, distributions,
+margins and candidates as ops/sample.py, and as ops/draft_stop.py ends drafting, up to the last bits of two libraries'
+logarithms and exponentials.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int32_at
-from faser_trtllm.ops.cuda.accept import MAX_VOCAB_SIZE
+from faser_trtllm.ops.cuda.accept import MAX_VOCAB_SIZE, PART_ENTRIES, Stages, launch_stages, workspace_pointer
 from faser_trtllm.ops.cuda.driver import Launcher
 from faser_trtllm.ops.cuda.tensors import pointer
 from faser_trtllm.ops.draft_stop import sigmoid
@@ -40,7 +41,8 @@ class Draws:
     step [1]: how many steps there were. Per step: tokens [max_draft_len, n], -1 where a request drew nothing, margins
     of that shape fp32 and candidates [max_draft_len, n, NUM_CANDIDATES]. probs fp32 [slots, max_draft_len, vocab_size]:
     what unseeded drafts were drawn from, in row position % max_draft_len. runners_up, as tokens: what would have been
-    drawn in their place (core/request.py), -1 for nothing; None where nobody asks. The rest is int32.
+    drawn in their place (core/request.py), -1 for nothing; None where nobody asks. workspace: as for
+    ops.cuda.accept.accept(), of n rows. The rest is int32.
     """
 
     entries: Tensor
@@ -54,6 +56,7 @@ class Draws:
     candidates: Tensor
     probs: Tensor
     runners_up: Tensor | None = None
+    workspace: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,14 @@ def sample(
     logits: Tensor,
     num_requests: int,
     edited_logits: Tensor | None = None,
+    *,
+    part_entries: int = PART_ENTRIES,
 ) -> None:
     """Draw a token for each of the first num_requests requests with tokens remaining; writes this step of `draws`.
 
     logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed where an entry has
-    penalties, bias, bad words or min_tokens; without it such a request draws nothing. Contiguous device tensors;
-    asynchronous.
+    penalties, bias, bad words or min_tokens; without it such a request draws nothing. part_entries: as in accept().
+    Contiguous device tensors; asynchronous.
     """
     (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
@@ -107,7 +112,12 @@ def sample(
         pointer("candidates", draws.candidates, "int32", (*shape, NUM_CANDIDATES)),
         pointer("runners_up", draws.runners_up, "int32", shape),
     )
-    launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments)
+    if vocab_size <= part_entries:
+        launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments)
+        return
+    workspace_at = workspace_pointer(draws.workspace, num_requests, vocab_size, part_entries)
+    names = tuple(f"sample_{stage}" for stage in Stages.ALL.value)
+    launch_stages(launcher, names, num_requests, vocab_size, part_entries, (*arguments, workspace_at))
 
 
 def advance(
@@ -139,8 +149,10 @@ def advance(
     launcher.launch("sample_advance", (1, 1, 1), (NUM_ADVANCE_THREADS, 1, 1), arguments)
 
 
-def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None) -> None:
-    """sample by the native library, on tensors of the host."""
+def sample_reference(
+    draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None, *, part_entries: int = 0
+) -> None:
+    """sample by the native library, on tensors of the host; part_entries change nothing."""
     import torch
 
     step, (max_draft_len, _), vocab_size = int(draws.step[0]), draws.tokens.shape, draws.probs.shape[2]

@@ -17,6 +17,20 @@ struct RowShared {
   };
 };
 
+// What makes weights of this mass probabilities.
+__device__ inline float scale_of(uint64_t mass, int shift) {
+  return static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
+}
+
+// By a block: the same of a row's kept weights.
+template <typename T>
+__device__ float scale_of(const Row<T>& row, const RowProbs& probs) {
+  const int shift = weight_shift(row.n);
+  uint64_t mass = 0;
+  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(probs.kept_weight(value, id), shift); });
+  return scale_of(block_reduce(mass, Sum()), shift);
+}
+
 // Fills the fields of probs other than max.
 template <typename T>
 __device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs, RowShared* shared) {
@@ -26,11 +40,7 @@ __device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs
   if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, probs, &shared->filter);
   if (s.top_p < 1.0f) tighten(row, 0, s.top_p, probs, &shared->filter);
   probs->floor = s.min_p;  // the largest weight is exactly 1
-  const int shift = weight_shift(row.n);
-  uint64_t mass = 0;
-  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(probs->kept_weight(value, id), shift); });
-  mass = block_reduce(mass, Sum());
-  probs->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
+  probs->scale = scale_of(row, *probs);
 }
 
 }  // namespace faser

@@ -15,6 +15,31 @@ struct DrawShared {
   int32_t token;
 };
 
+// The first of the indices begin .. end at which the running sum of mass(begin), ... exceeds `wanted`; -1 if none does.
+// All threads must meet before another use of `shared`.
+template <typename Mass>
+__device__ int32_t find_mass(int32_t begin, int32_t end, uint64_t wanted, Mass mass, DrawShared* shared) {
+  if (threadIdx.x == 0) shared->token = -1;
+  const int32_t piece = ceil_div(end - begin, kThreads);
+  const int32_t first = clamp(begin + static_cast<int32_t>(threadIdx.x) * piece, begin, end);
+  const int32_t last = clamp(first + piece, first, end);
+  uint64_t own = 0;
+  for (int32_t i = first; i < last; ++i) own += mass(i);
+  uint64_t total;
+  uint64_t running = block_exclusive_sum(own, &total);
+  if (running <= wanted && wanted < running + own) {
+    for (int32_t i = first; i < last; ++i) {
+      running += mass(i);
+      if (running > wanted) {
+        shared->token = i;
+        break;
+      }
+    }
+  }
+  __syncthreads();
+  return shared->token;
+}
+
 // The first index at which the running sum of mass(0), mass(1), ... exceeds u times their total; -1 if the total is 0.
 // mass: index -> uint64, with a total below 2^64; n at most kMaxPositions. u = uniform_bits * 2^-53. All threads must
 // meet before another use of `shared`.
@@ -27,7 +52,6 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
   for (int32_t i = begin + lane; i < end; i += kWarpSize) sum += mass(i);
   sum = warp_reduce(sum, Sum());
   if (lane == 0) shared->warp_mass[warp] = sum;
-  if (threadIdx.x == 0) shared->token = -1;
   __syncthreads();
   uint64_t total = 0;
   for (int w = 0; w < kWarps; ++w) total += shared->warp_mass[w];
@@ -37,26 +61,8 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
   int chosen = 0;
   while (chosen < kWarps - 1 && reached + shared->warp_mass[chosen] <= wanted) reached += shared->warp_mass[chosen++];
 
-  // The part that contains the draw, a few consecutive entries per thread.
-  const int32_t piece = ceil_div(part, kThreads);
-  const int32_t part_end = clamp((chosen + 1) * part, 0, n);
-  const int32_t first = clamp(chosen * part + static_cast<int32_t>(threadIdx.x) * piece, 0, part_end);
-  const int32_t last = clamp(first + piece, 0, part_end);
-  uint64_t own = 0;
-  for (int32_t i = first; i < last; ++i) own += mass(i);
-  uint64_t part_total;
-  uint64_t running = reached + block_exclusive_sum(own, &part_total);
-  if (running <= wanted && wanted < running + own) {
-    for (int32_t i = first; i < last; ++i) {
-      running += mass(i);
-      if (running > wanted) {
-        shared->token = i;
-        break;
-      }
-    }
-  }
-  __syncthreads();
-  return shared->token;
+  const int32_t part_begin = clamp(chosen * part, 0, n);
+  return find_mass(part_begin, clamp(part_begin + part, 0, n), wanted - reached, mass, shared);
 }
 
 // An upper bound of -log(1 - u) / p for every u whose leading bits are the word, within 1e-5 for small ones.
@@ -75,6 +81,52 @@ __host__ __device__ inline float arrival_time_above(uint32_t word, float p) {
 // Whether -log(1 - u) / p can be at most `bound` for a u whose leading bits are the word, by -log(1 - u) >= u.
 __host__ __device__ inline bool can_win_gumbel_max(uint32_t word, float p, float bound) {
   return static_cast<float>(word >> 8) * 0x1p-24f <= bound * p * 1.00001f;
+}
+
+// The two first of a race that a thread has seen, by time and then by id.
+struct Runners {
+  double best = INFINITY, second = INFINITY;
+  int32_t best_token = -1, second_token = -1;
+
+  template <bool kLead>
+  __device__ void add(double time, int32_t token) {
+    if (time < best || (time == best && token < best_token)) {
+      second = best;
+      second_token = best_token;
+      best = time;
+      best_token = token;
+    } else if (kLead && (time < second || (time == second && token < second_token))) {
+      second = time;
+      second_token = token;
+    }
+  }
+};
+
+// The winner among all threads' runners, -1 if there are none; lead and runner_up as for gumbel_max_token.
+template <bool kLead>
+__device__ int32_t end_race(const Runners& own, double* lead, int32_t* runner_up) {
+  uint64_t time_bits;
+  memcpy(&time_bits, &own.best, sizeof time_bits);  // times are non-negative, so their bits have the same order
+  const uint64_t least = block_reduce(time_bits, Min());
+  const bool wins = own.best_token >= 0 && time_bits == least;
+  const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(own.best_token) : ~uint64_t{0}, Min());
+  if constexpr (kLead) {
+    const bool is_winner = wins && token == static_cast<uint64_t>(own.best_token);
+    const double behind = is_winner ? own.second : own.best;
+    memcpy(&time_bits, &behind, sizeof time_bits);
+    const uint64_t next = block_reduce(time_bits, Min());
+    double winner_time, second_time;
+    memcpy(&winner_time, &least, sizeof least);
+    memcpy(&second_time, &next, sizeof next);
+    *lead = token == ~uint64_t{0} ? 0.0 : log(second_time / winner_time);
+    if (runner_up != nullptr) {
+      const int32_t follower = is_winner ? own.second_token : own.best_token;
+      const bool is_next = follower >= 0 && time_bits == next;
+      const uint64_t found = block_reduce(is_next ? static_cast<uint64_t>(follower) : ~uint64_t{0}, Min());
+      *runner_up = found == ~uint64_t{0} ? -1 : static_cast<int32_t>(found);
+    }
+  }
+  return token == ~uint64_t{0} ? -1 : static_cast<int32_t>(token);
 }
 
 // A draw from p with the Gumbel-max trick, as an exponential race: argmin over p_v > 0 of E_v / p_v, with E_v = -log(1
@@ -110,8 +162,7 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
   }
   bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(bound), Min())));
 
-  double best = INFINITY, second = INFINITY;
-  int32_t best_token = -1, second_token = -1;
+  Runners own;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
     float probability[4];
     bool any = false;
@@ -126,40 +177,10 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
       if (!(probability[word] > 0.0f) || !can_win_gumbel_max(words.word[word], probability[word], bound)) continue;
       const int32_t token = gumbel_token_of(counter, word);
       const double u = gumbel_uniform(key, position, token, words.word[word]);
-      const double time = -log1p(-u) / static_cast<double>(probability[word]);
-      if (time < best || (time == best && token < best_token)) {
-        second = best;
-        second_token = best_token;
-        best = time;
-        best_token = token;
-      } else if (kLead && (time < second || (time == second && token < second_token))) {
-        second = time;
-        second_token = token;
-      }
+      own.add<kLead>(-log1p(-u) / static_cast<double>(probability[word]), token);
     }
   }
-  uint64_t time_bits;
-  memcpy(&time_bits, &best, sizeof time_bits);  // times are non-negative, so their bits have the same order
-  const uint64_t least = block_reduce(time_bits, Min());
-  const bool wins = best_token >= 0 && time_bits == least;
-  const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(best_token) : ~uint64_t{0}, Min());
-  if constexpr (kLead) {
-    const bool is_winner = wins && token == static_cast<uint64_t>(best_token);
-    const double behind = is_winner ? second : best;
-    memcpy(&time_bits, &behind, sizeof time_bits);
-    const uint64_t next = block_reduce(time_bits, Min());
-    double winner_time, second_time;
-    memcpy(&winner_time, &least, sizeof least);
-    memcpy(&second_time, &next, sizeof next);
-    *lead = token == ~uint64_t{0} ? 0.0 : log(second_time / winner_time);
-    if (runner_up != nullptr) {
-      const int32_t follower = is_winner ? second_token : best_token;
-      const bool is_next = follower >= 0 && time_bits == next;
-      const uint64_t found = block_reduce(is_next ? static_cast<uint64_t>(follower) : ~uint64_t{0}, Min());
-      *runner_up = found == ~uint64_t{0} ? -1 : static_cast<int32_t>(found);
-    }
-  }
-  return token == ~uint64_t{0} ? -1 : static_cast<int32_t>(token);
+  return end_race<kLead>(own, lead, runner_up);
 }
 
 }  // namespace faser

@@ -53,27 +53,30 @@ __host__ __device__ inline bool bans_word(const Sampling& s, int32_t word, int32
 
 __host__ __device__ inline bool is_finite_logit(float x) { return x < INFINITY; }
 
-// edited [vocab_size] = logits with the request's edits, given its first num_tokens tokens. False if the logits hold a
-// NaN or +inf.
+// edited[begin .. end] = logits with the request's edits, given its first num_tokens tokens; both have vocab_size
+// entries. False if the logits there hold a NaN or +inf.
 template <typename T>
-__device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size, int32_t num_tokens, float* edited) {
-  // Token counts share the buffer of the edited logits, which only this block touches.
+__device__ bool edit_row(const Sampling& s, const T* logits, int32_t begin, int32_t end, int32_t vocab_size,
+                         int32_t num_tokens, float* edited) {
+  const auto is_here = [&](int32_t token) { return token >= begin && token < end; };
+  const int32_t first = begin + static_cast<int32_t>(threadIdx.x);
+  // Token counts share the buffer of the edited logits, whose entries here only this block touches.
   bool finite = true;
   if (has_penalties(s)) {
     uint32_t* counts = reinterpret_cast<uint32_t*>(edited);
-    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) counts[v] = 0;
+    for (int32_t v = first; v < end; v += kThreads) counts[v] = 0;
     __syncthreads();
     for (int32_t t = threadIdx.x; t < num_tokens; t += kThreads) {
-      if (in_vocabulary(s.tokens[t], vocab_size)) atomicAdd(&counts[s.tokens[t]], 1u);
+      if (is_here(s.tokens[t])) atomicAdd(&counts[s.tokens[t]], 1u);
     }
     __syncthreads();
-    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+    for (int32_t v = first; v < end; v += kThreads) {
       const float x = to_float(logits[v]);
       finite &= is_finite_logit(x);
       edited[v] = penalised(s, x, static_cast<int32_t>(counts[v]));
     }
   } else {
-    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+    for (int32_t v = first; v < end; v += kThreads) {
       edited[v] = to_float(logits[v]);
       finite &= is_finite_logit(edited[v]);
     }
@@ -83,9 +86,9 @@ __device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size,
   // A token that is listed twice is edited twice, in order, by the thread of its first entry.
   for (int32_t b = threadIdx.x; b < s.num_bias; b += kThreads) {
     const int32_t token = s.bias_ids[b];
-    bool first = in_vocabulary(token, vocab_size);
-    for (int32_t other = 0; first && other < b; ++other) first = s.bias_ids[other] != token;
-    if (!first) continue;
+    bool is_first = is_here(token);
+    for (int32_t other = 0; is_first && other < b; ++other) is_first = s.bias_ids[other] != token;
+    if (!is_first) continue;
     float value = edited[token];
     for (int32_t other = b; other < s.num_bias; ++other) {
       if (s.bias_ids[other] == token) value = clamp_edit(value, add_rn(value, s.bias_values[other]));
@@ -96,18 +99,18 @@ __device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size,
 
   for (int32_t word = threadIdx.x; word < s.num_bad_words; word += kThreads) {
     int32_t last;
-    if (bans_word(s, word, num_tokens, &last) && in_vocabulary(last, vocab_size)) edited[last] = -INFINITY;
+    if (bans_word(s, word, num_tokens, &last) && is_here(last)) edited[last] = -INFINITY;
   }
   if (bans_end_ids(s, num_tokens)) {
     for (int32_t e = threadIdx.x; e < s.num_end_ids; e += kThreads) {
-      if (in_vocabulary(s.end_ids[e], vocab_size)) edited[s.end_ids[e]] = -INFINITY;
+      if (is_here(s.end_ids[e])) edited[s.end_ids[e]] = -INFINITY;
     }
   }
   if (s.masks != nullptr && s.num_mask_rows > 0) {
     __syncthreads();
     const int32_t num_words = ceil_div(vocab_size, 32);
     const uint32_t* mask = s.masks + static_cast<int64_t>(num_tokens % s.num_mask_rows) * num_words;
-    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+    for (int32_t v = first; v < end; v += kThreads) {
       if (!(mask[v / 32] >> (v % 32) & 1u)) edited[v] = -INFINITY;
     }
   }

@@ -9,7 +9,7 @@ import torch
 from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda.accept import accept
+from faser_trtllm.ops.cuda.accept import PART_ENTRIES, Stages, accept, workspace_bytes
 from tests.ops.cuda.emulation import EmulatedModule, skip_without_a_compiler
 from tests.support.sampling_slots import Slots
 
@@ -17,12 +17,13 @@ MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 FIELDS = [field.name for field in dataclasses.fields(AcceptResult) if not field.kw_only]
 
 
-SMALL_BLOCK = {"FASER_BLOCK_THREADS": 64}
+SMALL_BLOCK = {"FASER_BLOCK_THREADS": 64, "FASER_THREAD_ENTRIES": 4}
+SMALL_PART = 256  # entries of a part of a row, with SMALL_BLOCK
 
 
 def small(kernel, block):
     """The block that a kernel compiled with SMALL_BLOCK is launched with."""
-    return (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows", "prune_rows")) else block
+    return (64, 1, 1) if block[0] == 512 else block
 
 
 class SmallBlocks(EmulatedModule):
@@ -57,11 +58,16 @@ def run(
     num_drafts,
     max_draft_len,
     edits=True,
+    part_entries=PART_ENTRIES,
+    stages=Stages.ALL,
+    space="enough",
 ):
     """accept with the arguments of the reference; a copy of what the device was given is host memory here."""
     n, num_rows = slots.size, logits.shape[0]
     shapes = [(n + 1, max_draft_len + 1), *[(n + 1,)] * 4]
     memory = [torch.full(shape, 77, dtype=torch.int32) for shape in shapes]
+    if isinstance(space, str):
+        space = torch.zeros(workspace_bytes(num_rows, vocab_size, part_entries), dtype=torch.uint8)
     table = torch.from_numpy(sampling.view(np.uint8).reshape(-1, SAMPLING_DTYPE.itemsize))
     accept(
         launcher,
@@ -74,6 +80,9 @@ def run(
         result=AcceptResult(*(tensor[:-1] for tensor in memory)),
         verdicts=torch.full((num_rows, 3), 55, dtype=torch.int32),
         edited_logits=torch.full((num_rows, vocab_size), 55.0) if edits else None,
+        workspace=space,
+        stages=stages,
+        part_entries=part_entries,
     )
     assert all((tensor[-1] == 77).all() for tensor in memory), "written behind the last request"
     return AcceptResult(*(tensor[:-1].numpy() for tensor in memory))
@@ -83,8 +92,9 @@ def int32(*values):
     return np.array(values, np.int32)
 
 
-def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, certain=False, **fields):
-    """(token, accepted, outcome, status) of one request with one row. certain: its drafts were not drawn."""
+def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, certain=False, options=None, **fields):
+    """(token, accepted, outcome, status) of one request with one row. certain: its drafts were not drawn; options: of
+    run()."""
     vocab_size, num_tokens = len(logits), len(tokens)
     slots = Slots(1, vocab_size, 2)
     slots.set(0, tokens=[*tokens, *drafts], **{"mode": native.GREEDY, **fields})
@@ -94,7 +104,7 @@ def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, cer
     rows = np.array([logits], np.float32)
     rows = rows if dtype is None else torch.from_numpy(rows).to(dtype)
     batch = (slots.array, int32(0), rows, vocab_size, int32(0, 1), int32(num_tokens), int32(len(drafts)), 2)
-    found = run(launcher, *batch)
+    found = run(launcher, *batch, **(options or {}))
     return found.token_ids[0, 0], found.num_accepted[0], found.outcome[0], found.row_status[0]
 
 
@@ -141,7 +151,7 @@ def rounds(draw):
     return max_draft_len, vocab_size, requests, ties, dtype, draw(st.integers(0, 2**32))
 
 
-def run_every_mode(launcher, seed, n=24, vocab_size=300):
+def run_every_mode(launcher, seed, n=24, vocab_size=300, **options):
     """run of a batch in which every mode meets every filter and edit, with ties, a NaN, a test that leaves no residual,
     and drafts of the text."""
     rng = np.random.default_rng(seed)
@@ -158,4 +168,4 @@ def run_every_mode(launcher, seed, n=24, vocab_size=300):
     logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
     logits[[5, 7], 100] = np.nan
     ones, rows = np.ones(n, np.int32), np.arange(n + 1, dtype=np.int32)
-    return run(launcher, slots.array, rows[:-1], logits, vocab_size, rows, 8 * ones, ones, 1)
+    return run(launcher, slots.array, rows[:-1], logits, vocab_size, rows, 8 * ones, ones, 1, **options)

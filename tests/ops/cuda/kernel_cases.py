@@ -17,7 +17,7 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
 from tests.ops.cuda.accept_batches import FIELDS as ACCEPT_FIELDS
-from tests.ops.cuda.accept_batches import SmallBlocks, run_every_mode
+from tests.ops.cuda.accept_batches import SMALL_PART, SmallBlocks, run_every_mode
 from tests.ops.cuda.append_cases import append_case, normed_case
 from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.copied_tokens import compare
@@ -38,8 +38,10 @@ def module_of(stem: str, order: int = 0) -> EmulatedModule:
 
 
 def accept(module: EmulatedModule) -> Results:
-    found = run_every_mode(module, 3)
-    yield from (getattr(found, name) for name in ACCEPT_FIELDS)
+    # A row by one block, and by three.
+    for sizes in ({"vocab_size": 300}, {"vocab_size": 600, "part_entries": SMALL_PART}):
+        found = run_every_mode(module, 3, **sizes)
+        yield from (getattr(found, name) for name in ACCEPT_FIELDS)
 
 
 def append(module: EmulatedModule) -> Results:
@@ -106,10 +108,11 @@ def quantize(module: EmulatedModule) -> Results:
 
 def sample(module: EmulatedModule) -> Results:
     greedy = {"mode": native.GREEDY}
-    # More requests than sample_advance has threads, beside few with all modes and filters.
-    for case in (SampleCase(FIELDS, 300, 2, 1), SampleCase([greedy] * 260, 2, 1, 2, max_requests=260)):
+    # More requests than sample_advance has threads, beside few with all modes and filters, by one block and by three.
+    few, cut = SampleCase(FIELDS, 300, 2, 1), SampleCase(FIELDS, 600, 2, 1, part_entries=SMALL_PART)
+    for case in (few, cut, SampleCase([greedy] * 260, 2, 1, 2, max_requests=260)):
         case.run(module)
-        yield from list(tensors_of(case.draws))[1:]  # the entries hold addresses
+        yield from list(tensors_of(dataclasses.replace(case.draws, workspace=None)))[1:]  # the entries hold addresses
         yield from (case.stop.pending, case.stop.survival, case.stop.num_going, case.slots.tokens)
 
 
@@ -173,4 +176,5 @@ def scaled_rows(num_rows: int, width: int) -> ScaledRows:
 
 
 def tensors_of(value: Draws | take_step.StepInputs) -> Iterator[torch.Tensor]:
-    return (getattr(value, field.name) for field in dataclasses.fields(value))
+    found = (getattr(value, field.name) for field in dataclasses.fields(value))
+    return (each for each in found if each is not None)

@@ -4,6 +4,7 @@
 #include "sampling/draw.cuh"
 #include "sampling/philox.cuh"
 #include "sampling/probs.cuh"
+#include "sampling/race.cuh"
 #include "sampling/sampling.cuh"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -44,6 +45,7 @@ EXPORT float host_arrival_time_above(uint32_t word, float p) { return faser::arr
 EXPORT int32_t host_can_win_gumbel_max(uint32_t word, float p, float bound) {
   return faser::can_win_gumbel_max(word, p, bound);
 }
+EXPORT float host_rough_time(uint32_t word, float exponent) { return faser::rough_time(word, exponent); }
 EXPORT int32_t host_sampling_size() { return sizeof(faser::Sampling); }
 #define OFFSET(field) offsetof(faser::Sampling, field)
 EXPORT void host_sampling_offsets(int32_t* out) {

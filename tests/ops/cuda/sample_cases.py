@@ -9,6 +9,7 @@ from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import sample as op
+from faser_trtllm.ops.cuda.accept import PART_ENTRIES, workspace_bytes
 from tests.ops.cuda.accept_batches import MODES
 from tests.support.sampling_slots import Slots
 
@@ -24,10 +25,17 @@ class SampleCase:
     """A draft call of some requests: entries with a history each, what the steps write, and a rule that ends it."""
 
     def __init__(
-        self, fields, vocab_size: int, max_draft_len: int, seed: int, max_requests: int = MAX_REQUESTS
+        self,
+        fields,
+        vocab_size: int,
+        max_draft_len: int,
+        seed: int,
+        max_requests: int = MAX_REQUESTS,
+        part_entries: int = PART_ENTRIES,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.n, self.vocab_size, self.max_draft_len = len(fields), vocab_size, max_draft_len
+        self.part_entries = part_entries
         self.slots = Slots(max_requests, vocab_size, max_draft_len)
         known = rng.integers(1, 9, max_requests)
         for slot, each in enumerate(fields):
@@ -48,6 +56,7 @@ class SampleCase:
             torch.full((*shape, NUM_CANDIDATES), 77, dtype=torch.int32),
             torch.full((max_requests, max_draft_len, vocab_size), 77.0),
             torch.full(shape, 77, dtype=torch.int32),
+            torch.zeros(workspace_bytes(max_requests, vocab_size, part_entries), dtype=torch.uint8),
         )
         tables = torch.from_numpy(rng.standard_normal((4, 3, WIDTH)).astype(np.float32))
         tables[2:] = tables[2:].abs()
@@ -76,7 +85,7 @@ class SampleCase:
                 op.sample_reference(self.draws, logits, self.n, scratch)
                 op.advance_reference(self.draws, self.stop, self.n, has_history=True)
             else:
-                op.sample(launcher, self.draws, logits, self.n, scratch)
+                op.sample(launcher, self.draws, logits, self.n, scratch, part_entries=self.part_entries)
                 op.advance(launcher, self.draws, self.stop, self.n, has_history=True)
         return self
 

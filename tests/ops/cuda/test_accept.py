@@ -13,8 +13,8 @@ from scipy.stats import chisquare
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import Outcome, RowStatus, accept_reference
-from faser_trtllm.ops.cuda.accept import ROW_REFUSED
-from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, int32, one_row, rounds, run
+from faser_trtllm.ops.cuda.accept import PART_ENTRIES, ROW_REFUSED
+from tests.ops.cuda.accept_batches import FIELDS, MODES, SMALL_PART, SmallBlocks, int32, one_row, rounds, run
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import examples, pick
 from tests.support.sampling_slots import Slots
@@ -43,9 +43,10 @@ def test_the_kernels_are_the_reference(case):
         slots.draft_sources[slot] = rng.integers(0, 2, slots.draft_sources.shape[1])
     batch = (slots.array, order, None, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
     expected = accept_reference(*batch[:2], logits.float().numpy(), *batch[3:])
-    found = run(SmallBlocks(), *batch[:2], logits, *batch[3:])
-    for name in FIELDS:
-        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    for part_entries in (PART_ENTRIES, SMALL_PART):  # a row by one block and, of larger vocabularies, by several
+        found = run(SmallBlocks(), *batch[:2], logits, *batch[3:], part_entries=part_entries)
+        for name in FIELDS:
+            assert getattr(found, name).tolist() == getattr(expected, name).tolist(), (name, part_entries)
 
 
 def test_the_kernels_are_the_reference_with_a_whole_block():

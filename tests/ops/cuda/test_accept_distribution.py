@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult, accept_reference
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda.accept import accept
+from faser_trtllm.ops.cuda.accept import accept, workspace_bytes
 from faser_trtllm.ops.sample import sample_draft_reference
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, run
 from tests.support.effort import pick
@@ -55,6 +55,7 @@ def run_on(device, launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_t
     n = slot_ids.size
     shapes = [(n, max_draft_len + 1), *[(n,)] * 4]
     result = AcceptResult(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+    num_bytes = workspace_bytes(logits.shape[0], vocab_size)
     logits = torch.as_tensor(logits).to(device)
     tensors = [torch.from_numpy(array).to(device) for array in (slot_ids, cu_rows, num_tokens, num_drafts)]
     accept(
@@ -68,6 +69,7 @@ def run_on(device, launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_t
         result=result,
         verdicts=torch.empty((logits.shape[0], 3), dtype=torch.int32, device=device),
         edited_logits=torch.empty((logits.shape[0], vocab_size), device=device),
+        workspace=torch.zeros(max(1, num_bytes), dtype=torch.uint8, device=device),
     )
     found = AcceptResult(*(getattr(result, name).cpu().numpy() for name in FIELDS))
     del kept

@@ -16,6 +16,7 @@ from faser_trtllm.engine.gpu.sampler.probs import log_probs
 from faser_trtllm.engine.gpu.sampler.upload import EntryUpload
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
+from faser_trtllm.ops.cuda.accept import stages_of, workspace_bytes
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.transfer.count_tests import count_tests
 from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, has_edits
@@ -72,7 +73,7 @@ class GpuRejectionSampler:
             self._upload = EntryUpload(runtime, spec.vocab_size, batch * (ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64)
             self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
             self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
-            self._verdicts = torch.zeros((0, 3), dtype=torch.int32, device=runtime.device)
+            self._make_scratch(batch * (max_draft_len + 1))
             self._edited: Tensor | None = None
             runtime.wait()
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
@@ -105,8 +106,8 @@ class GpuRejectionSampler:
                 draft_probs=self._draft_probs_address,
             )
             starts, num_tokens, num_drafts = uploaded.columns
-            if num_rows > self._verdicts.shape[0]:
-                self._verdicts = torch.zeros((2 * num_rows, 3), dtype=torch.int32, device=runtime.device)
+            if num_rows > self._verdicts.shape[0]:  # branches have rows, too
+                self._make_scratch(2 * num_rows)
             if uploaded.is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
                 self._edited = None  # the old rows first, since these may be a gigabyte
                 shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
@@ -123,6 +124,8 @@ class GpuRejectionSampler:
                 result,
                 self._verdicts[:num_rows],
                 self._edited[:num_rows] if uploaded.is_edited and self._edited is not None else None,
+                workspace=self._workspace,
+                stages=stages_of(sampling[every.slots]),
             )
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
@@ -165,6 +168,14 @@ class GpuRejectionSampler:
             if is_edited.any():
                 return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
             return log_probs(rows, asked)
+
+    def _make_scratch(self, num_rows: int) -> None:
+        import torch
+
+        device = self._target.runtime.device
+        self._verdicts = torch.zeros((num_rows, 3), dtype=torch.int32, device=device)
+        num_bytes = workspace_bytes(num_rows, self._vocab_size)
+        self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device) if num_bytes else None
 
     def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
         """Of n requests, on the device and on the host; kept, since most steps are of as many as the last one."""

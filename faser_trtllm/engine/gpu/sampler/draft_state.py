@@ -19,6 +19,7 @@ from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.sampler.upload import EntryUpload
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.cuda.accept import workspace_bytes
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.draft_stop import NativeStop, pending_survival
 from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker
@@ -75,6 +76,8 @@ class DraftState:
         candidates = torch.zeros((*shape, NUM_CANDIDATES), dtype=torch.int32, device=device)
         runners_up = torch.zeros(shape, dtype=torch.int32, device=device) if keeps_runners_up else None
         self._outputs = (tokens, margins, candidates, *(() if runners_up is None else (runners_up,)))
+        num_bytes = workspace_bytes(batch, probs.shape[2])
+        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device) if num_bytes else None
         self._host = [runtime.host_tensor(tuple(output.shape), output.dtype) for output in self._outputs]
         self.draws = Draws(
             entries=parts["entries"].view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize),
@@ -88,6 +91,7 @@ class DraftState:
             candidates=candidates,
             probs=probs,
             runners_up=runners_up,
+            workspace=workspace,
         )
         self.stop = StopTables(
             parts["modes"],

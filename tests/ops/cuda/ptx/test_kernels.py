@@ -16,6 +16,7 @@ import torch
 from faser_trtllm import native
 from faser_trtllm.ops.accept import accept_reference
 from faser_trtllm.ops.cuda import append_kv, copy_kv
+from faser_trtllm.ops.cuda.accept import PART_ENTRIES
 from faser_trtllm.ops.cuda.compiler import stems
 from faser_trtllm.ops.cuda.quantize_rows import launch_add, quantize_rows
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
@@ -178,23 +179,26 @@ def test_copy_kv(memory, arch, order, dtype):
 
 @every_way
 def test_sample(memory, arch, order):
-    """Bit for bit but for two logarithms, over two steps in all modes."""
+    """Bit for bit but for two logarithms, over two steps in all modes; a row by one block and by two."""
     program = program_of("sample", arch, **SMALL_BLOCK)
     module = SmallLaunches(InterpretedModule(program, memory, warps_apart=order))
-    found, wanted = (sample_cases.SampleCase(sample_cases.FIELDS, 150, 2, 5) for _ in range(2))
-    for array in found.slots.arrays():
-        memory.add_array(array)
-    sample_cases.assert_same(found.run(module), wanted.run(None))
+    for vocab_size, part_entries in ((150, PART_ENTRIES), (300, accept_batches.SMALL_PART)):
+        sizes = {"part_entries": part_entries}
+        found, wanted = (sample_cases.SampleCase(sample_cases.FIELDS, vocab_size, 2, 5, **sizes) for _ in range(2))
+        for array in found.slots.arrays():
+            memory.add_array(array)
+        sample_cases.assert_same(found.run(module), wanted.run(None))
 
 
 @every_way
 @pytest.mark.parametrize("dtype", pick([torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
-def test_accept(memory, arch, order, dtype):
-    """Bit for bit, in all modes, of the draft model's drafts and of the text's."""
+@pytest.mark.parametrize(("vocab_size", "part_entries"), [(150, PART_ENTRIES), (300, accept_batches.SMALL_PART)])
+def test_accept(memory, arch, order, dtype, vocab_size, part_entries):
+    """Bit for bit, in all modes, of the draft model's drafts and of the text's; a row by one block and by two."""
     program = program_of("accept", arch, **SMALL_BLOCK)
     module = SmallLaunches(InterpretedModule(program, memory, warps_apart=order))
     rng = np.random.default_rng(3)
-    n, vocab_size = 7, 150
+    n = 7
     slots = Slots(n, vocab_size, 1)
     slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
     for slot in range(n):
@@ -210,7 +214,7 @@ def test_accept(memory, arch, order, dtype):
     rest = (vocab_size, np.arange(n + 1, dtype=np.int32), 8 * ones, ones, 1)
     every = np.arange(n, dtype=np.int32)
     wanted = accept_reference(slots.array, every, logits.float().numpy(), *rest)
-    found = accept_batches.run(module, slots.array, every, logits, *rest)
+    found = accept_batches.run(module, slots.array, every, logits, *rest, part_entries=part_entries)
     for name in accept_batches.FIELDS:
         assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
 

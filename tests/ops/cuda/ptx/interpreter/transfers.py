@@ -138,6 +138,21 @@ def call(decoder: Decoder) -> Run:
     return run
 
 
+def prefetch(decoder: Decoder) -> Run:
+    """prefetch of a line of global memory, which changes nothing; here its address must be one that may be read."""
+    space, level = _take_space(decoder), decoder.take(("L1", "L2"))
+    decoder.end()
+    decoder.expect(1)
+    if space != "global" or not level:
+        raise decoder.unknown()
+    addresses = _addresses(decoder, 0, space)
+
+    def run(group: Group) -> None:
+        group.memory.load(addresses(group), 1, 1, space, group.threads[group.chosen()])
+
+    return run
+
+
 _ATOMS: dict[str, Callable] = {
     "add": lambda old, new: old + new,
     "min": np.minimum,
@@ -278,6 +293,7 @@ TABLE: dict[str, Callable[[Decoder], Run]] = {
     "atom": atomic,
     "red": atomic,
     "cvta": convert_address,
+    "prefetch": prefetch,
     "cp": copy_async,
     "call": call,
 }

@@ -1,0 +1,110 @@
+// A seeded draw by several blocks: each finds the few tokens of its part that can win by an estimate of their times,
+// and the last one compares the times of these exactly.
+#ifndef FASER_CUDA_SAMPLING_RACE_CUH_
+#define FASER_CUDA_SAMPLING_RACE_CUH_
+
+#include "sampling/draw.cuh"
+#include "sampling/parts.cuh"
+
+namespace faser {
+
+constexpr float kLog2E = 1.44269504f;
+constexpr float kMaxInverseTemperature = 1e30f;  // estimates need more room below the largest number
+constexpr float kRoughness = 1.01f;              // of two estimates; each is within 0.2 %
+constexpr double kSureLead = 0x1p-21;            // more than rounding two probabilities can make up for
+
+struct RaceShared {
+  uint32_t num_racers;
+  int32_t racers[kMaxRacers];
+};
+
+// About E / 2^-exponent for the E = -log(1 - u) of any u with these leading bits; 0 if they say too little. Infinite or
+// not a number if the weight is 0.
+__device__ inline float rough_time(uint32_t word, float exponent) {
+  const float u = static_cast<float>(word) * 0x1p-32f + 0x1p-33f;
+  const float rest = static_cast<float>(~word) * 0x1p-32f + 0x1p-33f;
+  float e = word < (1u << 25) ? u + 0.5f * u * u : -0.69314718f * log2_approx(rest);
+  if (word + 512u < 1024u) e = 0.0f;
+  return e * exp2_approx(exponent);
+}
+
+// Takes the tokens that are not kept out of a race.
+__device__ inline void drop(const RowProbs& probs, PartEntries* entries) {
+#pragma unroll
+  for (int i = 0; i < kThreadEntries; ++i) {
+    if (!(probs.kept_weight(entries->value[i], entries->id(i)) > 0.0f)) entries->value[i] = -INFINITY;
+  }
+}
+
+// Writes the tokens of the part that can be first (kLead: or second) among its own, at times E exp((top - value) *
+// inverse temperature), to its record; more than kMaxRacers of them only count. top: at least the part's largest value.
+template <bool kLead>
+__device__ void find_racers(PartEntries& entries, float top, float inv_temperature, uint64_t key, uint64_t position,
+                            PartRecord* record, RaceShared* shared) {
+  if (threadIdx.x == 0) shared->num_racers = 0;
+  if (!(inv_temperature < kMaxInverseTemperature)) {  // no estimates
+    if (threadIdx.x == 0) record->num_racers = kMaxRacers + 1;
+    return;
+  }
+  const float per_logit = inv_temperature * kLog2E;
+  float first = INFINITY, second = INFINITY;
+#pragma unroll
+  for (int i = 0; i < kThreadEntries; i += 4) {
+    const PhiloxWords words = gumbel_words(key, position, entries.counter(i));
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const float time = rough_time(words.word[word], (top - entries.value[i + word]) * per_logit);
+      entries.value[i + word] = time;
+      if (!(time > 0.0f)) continue;
+      if (kLead) second = fminf(second, fmaxf(first, time));
+      first = fminf(first, time);
+    }
+  }
+  if constexpr (kLead) {
+    // The thread with the least time leaves it out; if several have it, the bound is looser but valid.
+    if (block_reduce(bits_of(first), Min()) == bits_of(first)) first = second;
+  }
+  const float bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(first), Min()))) * kRoughness;
+#pragma unroll
+  for (int i = 0; i < kThreadEntries; ++i) {
+    if (!(entries.value[i] <= bound) || !(entries.value[i] < INFINITY)) continue;
+    const uint32_t place = atomicAdd(&shared->num_racers, 1u);
+    if (place < kMaxRacers) shared->racers[place] = entries.id(i);
+  }
+  __syncthreads();
+  if (threadIdx.x < kMaxRacers) record->racers[threadIdx.x] = shared->racers[threadIdx.x];
+  if (threadIdx.x == 0) record->num_racers = shared->num_racers;
+}
+
+// The winner by the exact times E / p among the racers of all parts, or among all n tokens if a part has more than it
+// keeps; -1 if there is none. p: token -> float. lead and runner_up as for gumbel_max_token; a lead over who is no
+// racer is at least log(kRoughness) and may be given as more.
+template <typename P>
+__device__ int32_t compare_racers(const PartRecord* parts, int32_t num_parts, int32_t n, uint64_t key,
+                                  uint64_t position, P p, double* lead, int32_t* runner_up) {
+  bool are_many = false;
+  for (int32_t i = threadIdx.x; i < num_parts; i += kThreads) are_many |= parts[i].num_racers > kMaxRacers;
+  are_many = __syncthreads_or(are_many);
+  const int32_t num_tokens = are_many ? n : num_parts * kMaxRacers;
+  Runners own;
+  for (int32_t i = threadIdx.x; i < num_tokens; i += kThreads) {
+    int32_t token = i;
+    if (!are_many) {
+      const PartRecord& part = parts[i / kMaxRacers];
+      if (i % kMaxRacers >= part.num_racers) continue;
+      token = part.racers[i % kMaxRacers];
+    }
+    const float probability = p(token);
+    if (!(probability > 0.0f)) continue;
+    const PhiloxWords words = gumbel_words(key, position, token / 64 * 16 + token % 16);
+    const int32_t which = token % 64 / 16;
+    const uint32_t low = which == 0 ? words.word[0] : words.word[1], high = which == 2 ? words.word[2] : words.word[3];
+    const double u = gumbel_uniform(key, position, token, which < 2 ? low : high);
+    own.add<true>(-log1p(-u) / static_cast<double>(probability), token);
+  }
+  return end_race<true>(own, lead, runner_up);
+}
+
+}  // namespace faser
+
+#endif  // FASER_CUDA_SAMPLING_RACE_CUH_
