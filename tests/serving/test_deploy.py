@@ -5,11 +5,13 @@ Where an nginx is on the path (or in FASER_NGINX), the proxy's configuration run
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import inspect
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -29,14 +31,15 @@ from typer.main import get_command
 from faser_trtllm.bench.serve.__main__ import flags
 from faser_trtllm.commands.table import load
 from faser_trtllm.config import ServiceConfig, load_service_config
-from faser_trtllm.serving.client import GrpcClient, generate_http, stream_http
+from faser_trtllm.serving.client import GrpcClient, generate_http, infer_input, stream_http
 from faser_trtllm.serving.launch import launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.repository import choose_models
 from faser_trtllm.serving.launch.tritonserver import FIXED_CONTAINER
 from tests.support.checkpoints import write_tokenizer
+from tests.support.fake_engine import ENDLESS
 from tests.support.triton_server import ROOT, Server, free_ports
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -270,6 +273,8 @@ def proxied(tmp_path_factory):
         server.wait_ready()
         ports = free_ports()
         text = NGINX_CONF.replace("/tmp/", f"{directory}/")
+        keys = "".join(f'"Bearer {name}" tenant-{name};\n' for name in "abc")
+        text = text.replace("default $remote_addr;\n", f"default $remote_addr;\n{keys}")
         moved = dict(zip((8080, 8081, 8082), ports, strict=True)) | dict(
             zip((8000, 8001, 8002), server.ports, strict=True)
         )
@@ -329,6 +334,84 @@ def test_requests_pass_the_proxy(proxied):
     assert status(proxied[0], "POST", "/v2/models/faser/generate", chunks, headers) == 200
     with urllib.request.urlopen(f"http://127.0.0.1:{proxied[2]}/metrics", timeout=5) as answer:
         assert b"faser_engine_ready" in answer.read()
+
+
+class Stream:
+    """An open generate_stream of a tenant, through the proxy."""
+
+    def __init__(self, port, tenant, headers=None, **fields):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        body = json.dumps({"text_input": "abc", "stream": True, "max_tokens": ENDLESS} | fields)
+        keys = {"Authorization": f"Bearer {tenant}"} | (headers or {})
+        self._connection.request("POST", "/v2/models/faser/generate_stream", body, keys)
+        self.answer = self._connection.getresponse()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._connection.close()
+
+    def event(self):
+        """The next event, None at the end."""
+        while line := self.answer.readline():
+            if line.startswith(b"data: "):
+                return json.loads(line[6:])
+        return None
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+def test_the_proxy_says_who_a_client_is(proxied):
+    """A stop by an id that may be guessed ends a request of the same client only, so it tells who is taken for whom."""
+    port, stop = proxied[0], {"id": "1", "stop": True}
+    with Stream(port, "a", id="1") as victim:
+        assert victim.event()["text_output"]
+        with Stream(port, "b", {"x-faser-client": "tenant-a", "X-Faser-Client": "tenant-a"}, **stop) as attack:
+            assert attack.answer.status == 200
+        with Stream(port, "b", **stop, **{"x-faser-client": "tenant-a"}) as attack:
+            assert attack.answer.status == 200
+        with Stream(port, "b", **stop, parameters={"x-faser-client": "tenant-a"}) as attack:
+            assert attack.answer.status == 400
+            assert "x-faser-client was sent twice" in attack.event()["error"]
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{proxied[1]}") as client:
+            answers = queue.Queue()
+            claims = {"authorization": "Bearer b", "x-faser-client": "tenant-a"}
+            client.start_stream(callback=lambda result, error: answers.put(error), headers=claims)
+            inputs = [infer_input(grpcclient, name, value) for name, value in (("text_input", ""), ("stop", True))]
+            client.async_stream_infer("faser", inputs, request_id="1", enable_empty_final_response=True)
+            assert answers.get(timeout=PATIENCE_S) is None
+            client.stop_stream()
+        for _ in range(30):
+            assert "finish_reason" not in victim.event(), "a foreign stop had an effect"
+        with Stream(port, "a", **stop) as own:
+            assert own.answer.status == 200
+        while "finish_reason" not in (event := victim.event()):
+            pass
+        assert event["finish_reason"] == "cancelled"
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+def test_the_proxy_lets_no_client_open_more_than_its_quota(proxied):
+    quota = int(re.search(r"limit_conn faser_open (\d+);", NGINX_CONF)[1])
+    with contextlib.ExitStack() as streams:
+        for _ in range(quota):
+            assert streams.enter_context(Stream(proxied[0], "c")).event()["text_output"]
+        with Stream(proxied[0], "c") as beyond:
+            assert beyond.answer.status == 429
+        with Stream(proxied[0], "b", max_tokens=2) as other:
+            assert other.event()["text_output"]
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["[1]", "{}", "", "null", '"a"', '{"text_input": "abc"}}', "  \n{"])
+def test_a_body_that_is_no_object_is_refused_through_the_proxy(proxied, body):
+    assert status(proxied[0], "POST", "/v2/models/faser/generate", body) in (400, 500)  # 500 is Triton's for no JSON
 
 
 @pytest_nginx
