@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import reprlib
 import sys
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
+MAX_FILE_BYTES = 128 << 10  # some 0.8 s of the parser
 MAX_TIME_S = 365 * 86_400  # a year, as good as never; JSON has no infinity, and clocks overflow
 SPELLINGS = (
     "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
@@ -241,10 +243,16 @@ def load_service_config(path: Path | None, overrides: dict[str, Any] | None = No
 def read_mapping(path: Path) -> dict[Any, Any]:
     """The mapping in a YAML or JSON file; ConfigError in one sentence."""
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"the configuration {path.name} has more than {MAX_FILE_BYTES} bytes; shorten it")
+        data = yaml.safe_load(content.decode()) or {}
     except OSError as error:
         raise ConfigError(f"the configuration {path.name} cannot be read: {reason_of(error)}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # for some tags the parser raises what its own code raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"the configuration {path.name} is not valid YAML: {reason}") from error
     if not isinstance(data, dict):
@@ -266,7 +274,10 @@ def parse(model: type[Model], data: dict[str, Any]) -> Model:
             close = difflib.get_close_matches(str(first["loc"][-1]), _field_names(model, first["loc"][:-1]), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"unknown configuration key {key}{hint}") from None
-        raise ConfigError(f"configuration key {key} is {first['input']!r}: {first['msg'].lower()}") from None
+        found = first["input"]
+        # Aliases of YAML can make a few lines a value that no memory holds as text.
+        shown = reprlib.repr(found) if isinstance(found, (list, tuple, dict, set)) else repr(found)
+        raise ConfigError(f"configuration key {key} is {shown:.200}: {first['msg'].lower()}") from None
 
 
 def _field_names(model: type[Any], path: tuple[int | str, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -14,11 +15,13 @@ that what was read can be compared, printed and written, too."""
 def parse_json(text: str | bytes, *, unique_names: bool = False, finite: bool = False) -> Any:
     """The value of a JSON text; ValueError with the reason, also if it is nested deeper than MAX_DEPTH.
 
-    unique_names: no object may have a name twice. finite: NaN and Infinity, which Python adds to JSON, are errors.
+    unique_names: no object may have a name twice. finite: NaN and Infinity, which Python adds to JSON, are errors, and
+    so is what rounds to Infinity.
     """
     hook = _unique if unique_names else None
     try:
-        value = json.loads(text, object_pairs_hook=hook, parse_constant=_refuse if finite else None)
+        constant, number = (_refuse, _finite) if finite else (None, None)
+        value = json.loads(text, object_pairs_hook=hook, parse_constant=constant, parse_float=number)
         is_too_deep = _is_deeper(value, MAX_DEPTH)
     except RecursionError:
         is_too_deep = True
@@ -49,5 +52,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text[:40])
+
+
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"it has {name}, which is no number of JSON")
+    raise ValueError(f"it has {name}, which is no finite number")

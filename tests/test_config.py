@@ -40,3 +40,29 @@ def test_a_time_is_at_most_a_year(name, tmp_path):
             load_service_config(path)
         shown = value.removeprefix(".")
         assert str(caught.value).startswith(f"configuration key {name} is {shown}")
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB + "max_batch_size: *a29\n", "configuration key max_batch_size is [[["),
+        ("max_batch_size: !!int ''\n", "is not valid YAML"),
+        ("max_batch_size: !!timestamp x\n", "is not valid YAML"),
+        ("max_batch_size: !!bool x\n", "is not valid YAML"),
+        ("[" * 100_000, "is not valid YAML"),
+        ("# " + "x" * (128 << 10), "has more than 131072 bytes"),
+        (b"\xff\xfe\x00", "is not valid YAML"),
+    ],
+    ids=["aliases", "int", "timestamp", "bool", "deep", "long", "bytes"],
+)
+def test_a_file_that_is_no_configuration_gets_a_sentence(text, message, tmp_path):
+    path = tmp_path / "faser.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        load_service_config(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500

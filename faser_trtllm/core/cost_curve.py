@@ -11,9 +11,9 @@ attends to.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,9 @@ from faser_trtllm.core.nnls import FloatArray, nnls
 RIDGE = (0.02, 0.1, 0.02, 0.02)  # weight of 0 for each slope's part of the largest pass, in mean passes
 LATENCY_REACH = 2.0  # times the longest measured context, where attention has split it among blocks, at a guess
 CONTEXTS_DIFFER = 1.5  # the longest over the shortest, from which on slopes over context can be told
+MAX_SAMPLES = 512  # of a file; a full profile has some 170
+_MAX_NUMBER = 10**9  # of rows, tokens and ms
+_NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit")
 Number = TypeVar("Number", int, float)
 ALL = "all"  # every core; the streams of an overlapped step run on "verify" and "draft"
 
@@ -49,24 +52,37 @@ class CostSample:
         return f"{self.kind}@{self.partition}"
 
 
-def read_samples(items: Iterable[Mapping[str, Any]]) -> list[CostSample]:
+def read_samples(items: Sequence[Mapping[str, Any]]) -> list[CostSample]:
     """Samples from their JSON, unknown keys ignored; KeyError, TypeError or ValueError if they are none."""
+    if len(items) > MAX_SAMPLES:
+        raise ValueError(f"{len(items)} samples, at most {MAX_SAMPLES} are read")
     return [
         CostSample(
             str(item["kind"]),
-            _positive(int(item["num_rows"])),
-            int(item["num_requests"]),
-            int(item["context_len"]),
-            _positive(float(item["ms"])),
+            _checked("rows", int(item["num_rows"]), 1),
+            _checked("requests", int(item["num_requests"])),
+            _checked("tokens of context", int(item["context_len"])),
+            _checked("ms", float(item["ms"]), 1e-9),
             str(item.get("partition", ALL)),
         )
         for item in items
     ]
 
 
-def _positive(number: Number) -> Number:
-    if not 0 < number < math.inf:
-        raise ValueError(f"a sample with {number} rows or ms")
+def read_curve(item: Mapping[str, Any]) -> CostCurve:
+    """A curve from its JSON; KeyError, TypeError or ValueError if it is none. Old files lack the newer slopes."""
+    rows, sizes = ([_checked("rows", int(n)) for n in item.get(name, ())] for name in ("rows", "sizes"))
+    ms = [_checked("ms", float(t)) for t in item["ms"]]
+    if not rows or len(rows) != len(ms) or any(a >= b for each in (rows, sizes) for a, b in pairwise(each)):
+        raise ValueError(f"a curve of {len(ms)} times for {len(rows)} row counts, which must rise")
+    slopes = {name: _checked(name, float(item[name])) for name in ("per_request_ms", "per_row_context_ms")}
+    slopes |= {name: _checked(name, float(item.get(name, 0.0))) for name in _NEWER_SLOPES}
+    return CostCurve(tuple(rows), tuple(ms), **slopes, sizes=tuple(sizes))
+
+
+def _checked(what: str, number: Number, least: float = 0) -> Number:
+    if not least <= number <= _MAX_NUMBER:
+        raise ValueError(f"{number!r:.40} {what}, it must be {least} to {_MAX_NUMBER}")
     return number
 
 

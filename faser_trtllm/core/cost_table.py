@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_samples
+from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_curve, read_samples
 from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leave_out
 from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
@@ -33,7 +36,6 @@ FORMAT = 1
 CONTEXT_BUCKET = 16  # tokens
 CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
-NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit")  # of CostCurve, which old files lack
 
 
 def write_json(data: Mapping[str, object], path: Path) -> None:
@@ -271,42 +273,51 @@ class CostTable:
         try:
             if data["format"] != FORMAT:
                 raise ConfigError(
-                    f"the cost table has format {data['format']}, but {FORMAT} is needed; run `faser profile` again"
+                    f"the cost table has format {data['format']!r:.40}, but {FORMAT} is needed; run `faser profile` "
+                    "again"
                 )
-            curves = {
-                str(key): CostCurve(
-                    tuple(int(n) for n in curve["rows"]),
-                    tuple(float(t) for t in curve["ms"]),
-                    float(curve["per_request_ms"]),
-                    float(curve["per_row_context_ms"]),
-                    **{name: float(curve.get(name, 0.0)) for name in NEWER_SLOPES},
-                    sizes=tuple(map(int, curve.get("sizes", ()))),
-                )
-                for key, curve in data["curves"].items()  # type: ignore[attr-defined]
-            }
+            found = _file_type().validate_python(data)
+            curves = {key: read_curve(curve) for key, curve in found.curves.items()}
             table = CostTable(
-                Fingerprint(**data["fingerprint"]),  # type: ignore[arg-type]
+                found.fingerprint,
                 curves,
-                tuple(Interference(**i) for i in data["interference"]),  # type: ignore[attr-defined]
-                tuple(ExitModel(**e) for e in data["exits"]),  # type: ignore[attr-defined]
-                float(data["overhead_ms"]),  # type: ignore[arg-type]
-                {k: CurveError(**e) for k, e in data.get("errors", {}).items()},  # type: ignore[attr-defined]
-                str(data.get("source", MEASURED)),
-                str(data.get("anchors", "")),
-                None if data.get("traffic") is None else Traffic(**data["traffic"]),  # type: ignore[arg-type]
-                str(data.get("warning", "")),
-                bool(data.get("quick", not data.get("error"))),  # before, held-out errors told a full one
+                found.interference,
+                found.exits,
+                found.overhead_ms,
+                found.errors or {},
+                found.source,
+                found.anchors,
+                found.traffic,
+                found.warning,
+                # Before, held-out errors told a full one.
+                found.quick if found.quick is not None else not data.get("error"),
             )
-            if "errors" in data or table.source != MEASURED:
+            if found.errors is not None or table.source != MEASURED:
                 return table
-            if data.get("samples"):
-                samples, held_out = (read_samples(data.get(name, ())) for name in ("samples", "held_out"))  # type: ignore[arg-type]
-                curves, errors = fit_curves(samples, held_out)
+            if found.samples:
+                curves, errors = fit_curves(read_samples(found.samples), read_samples(found.held_out))
             else:
                 curves, errors = leave_out(curves, {})
             return replace(table, curves=curves, errors=errors)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(
+                f"the cost table lacks or garbles {where} ({first['msg'].lower()}); run `faser profile` again"
+            ) from error
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error
+
+    @staticmethod
+    def read(path: Path) -> CostTable:
+        """The table in a file, of any machine; ConfigError if it is none."""
+        try:
+            data = parse_json(path.read_bytes(), finite=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"the cost table {path.name} is not a JSON object; run `faser profile` again")
+        return CostTable.from_json(data)
 
     def save(self, path: Path) -> None:
         """Write a file of to_json(); readers see the old table or the new one."""
@@ -315,13 +326,7 @@ class CostTable:
     @staticmethod
     def load(path: Path, fingerprint: Fingerprint) -> CostTable:
         """Read a table for this machine and these engines; a ConfigError names what differs."""
-        try:
-            data = parse_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"the cost table {path.name} is not a JSON object; run `faser profile` again")
-        table = CostTable.from_json(data)
+        table = CostTable.read(path)
         table.check_measured(path.name)
         here, there = asdict(fingerprint), asdict(table.fingerprint)
         differs = [
@@ -357,3 +362,27 @@ class CostTable:
             array.setflags(write=False)
             self._cache[key] = array
         return array
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of to_json(), curves and samples as they are. None: a file from before these were written."""
+
+    fingerprint: Fingerprint
+    curves: dict[str, dict[str, Any]]
+    interference: tuple[Interference, ...]
+    exits: tuple[ExitModel, ...]
+    overhead_ms: float
+    errors: dict[str, CurveError] | None = None
+    source: str = MEASURED
+    anchors: str = ""
+    traffic: Traffic | None = None
+    warning: str = ""
+    quick: bool | None = None
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    held_out: list[dict[str, Any]] = field(default_factory=list)
+
+
+@functools.cache
+def _file_type() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)

@@ -84,7 +84,9 @@ def describe(errors: Mapping[str, CurveError]) -> str:
             continue
         how = f"is off by {100 * error.worst:.0f} %" if error.worst > MAX_ERROR else "costs more than such passes do"
         kind = key.partition("@")[0]
-        found.append(f"{key} {how}" + (f" and is left out for {STAND_INS[kind]}" if error.left_out else ""))
+        found.append(
+            f"{key} {how}" + (f" and is left out for {STAND_INS.get(kind, 'others')}" if error.left_out else "")
+        )
     if not found:
         return ""
     return (

@@ -130,10 +130,7 @@ def _read_table(options: PlanOptions) -> CostTable | None:
         return _measured_table(name, options.gpu)
     if not options.table.is_file():
         raise InvalidArgumentError(f"table is {name!r}, which is no file and none of {', '.join(NAMES)}")
-    try:
-        return CostTable.from_json(json.loads(options.table.read_text()))
-    except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"the table {options.table.name} cannot be read: {error}") from error
+    return CostTable.read(options.table)
 
 
 def _measured_table(name: str, gpu: Gpu) -> CostTable:

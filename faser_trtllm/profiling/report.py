@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from faser_trtllm.core.cost_curve import read_samples
 from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, CurveError
 from faser_trtllm.core.curve_error import fit_curves
 from faser_trtllm.errors import InvalidArgumentError, reason_of
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.profiling.exit_models import ExitQuality
 
 
@@ -72,15 +72,15 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
     """Fit the samples of a profile.json, on any machine -> errors by "kind@partition"; InvalidArgumentError if it has
     no samples."""
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(path.read_bytes(), finite=True)
         samples, held_out = (read_samples(data.get(name) or ()) for name in ("samples", "held_out"))
         verify = (data.get("curves") or {}).get(f"verify@{ALL}") or {}
-        sizes = tuple(map(int, verify.get("sizes", ())))
+        errors = fit_curves(samples, held_out, tuple(map(int, verify.get("sizes", ()))))[1]
     except OSError as error:
         raise InvalidArgumentError(
             f"refit is {path}, which cannot be read ({reason_of(error)}); name a profile.json"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise InvalidArgumentError(
             f"refit is {path}, which is no profile ({reason_of(error)}); name a profile.json that `faser build` or "
             "`faser profile` wrote"
@@ -89,7 +89,7 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
         raise InvalidArgumentError(
             f"refit is {path}, which keeps no samples; name a profile.json that `faser build` or `faser profile` wrote"
         )
-    return fit_curves(samples, held_out, sizes)[1]
+    return errors
 
 
 def error_lines(errors: Mapping[str, CurveError]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.json_text import parse_json
 from faser_trtllm.serving.triton.contract import INPUTS
 
 MODEL_NAME = "faser"
@@ -87,10 +88,11 @@ def response_error(details: str, code: str = "UNKNOWN") -> ResponseError:
     code: of a sentence.
     """
     try:
-        record = json.loads(details)
+        record = parse_json(details)
     except ValueError:
         record = None
-    if not isinstance(record, dict):
+    known = {"message": str, "code": str, "field": str | None}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in known.items()):
         return ResponseError(" ".join(details.split()) or "the server gave no reason", code)
     about = {name: record.get(name) for name in ("field", "value", "limit")}
     message = record["message"]
@@ -154,13 +156,13 @@ def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fi
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate_stream", body, timeout_s) as answer:
         for line in answer:
             if line.startswith(b"data: "):
-                yield _response_of_json(json.loads(line[6:]))
+                yield _response_of_json(line[6:])
 
 
 def generate_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Response:
     """One answer of generate; not streamed."""
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate", _body(text, fields), timeout_s) as answer:
-        return _response_of_json(json.load(answer))
+        return _response_of_json(answer.read())
 
 
 def infer_input(grpcclient: Any, name: str, value: Any) -> Any:
@@ -195,7 +197,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> Any:
 def _message_of(body: bytes) -> str:
     """The sentence of an error; generate_stream gives it as an event."""
     try:
-        return str(json.loads(body.removeprefix(b"data: "))["error"])
+        return str(parse_json(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError, TypeError):
         return body.decode(errors="replace").strip() or "the server gave no reason"
 
@@ -257,8 +259,13 @@ def response_of(get: Any) -> Response:
     )
 
 
-def _response_of_json(answer: dict[str, Any]) -> Response:
+def _response_of_json(text: bytes) -> Response:
     """Triton leaves out the shapes of tensors in JSON, and the list around one value."""
-    if "error" in answer:
-        raise ResponseError(str(answer["error"]))
-    return response_of(lambda name: np.array(answer[name]) if name in answer else None)
+    try:
+        answer = parse_json(text)
+        if "error" not in answer:
+            return response_of(lambda name: np.array(answer[name]) if name in answer else None)
+        reason = str(answer["error"])
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        reason = f"the server's answer is none of the model {MODEL_NAME} ({error})"
+    raise ResponseError(reason)

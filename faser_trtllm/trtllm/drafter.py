@@ -10,7 +10,6 @@ one process verifies on one GPU, or we refuse.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -154,10 +153,7 @@ def current_gpu() -> int:
 
 def _read_costs(path: Path) -> CostTable:
     """From any machine: the target's times are not those of this engine directory."""
-    try:
-        table = CostTable.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
+    table = CostTable.read(path)
     table.check_measured(path.name)
     return table
 

@@ -155,3 +155,43 @@ def test_one_cell_is_flat_and_the_tail_continues_the_slope():
     curve = CostCurve((1, 2, 4), (1.0, 2.0, 4.0))
     assert curve.at(10, 1, 0) == pytest.approx(10.0)
     assert curve.over_rows(10, 1, 0)[10] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data["curves"]["verify@all"]["rows"].reverse(),
+        lambda data: data["curves"]["verify@all"]["rows"].pop(),
+        lambda data: data["curves"]["verify@all"].update(rows=[], ms=[]),
+        lambda data: data["curves"]["verify@all"].update(per_request_ms=float("nan")),
+        lambda data: data["curves"]["verify@all"].update(per_request_ms=10**400),
+        lambda data: data["curves"]["verify@all"].update(sizes=[8, 8]),
+        lambda data: data.update(curves=5),
+        lambda data: data.update(overhead_ms=[]),
+        lambda data: data.update(interference=[{}]),
+        lambda data: data.update(exits=[{"boundary": "first"}]),
+        lambda data: data.update(errors={"verify@all": {"in_sample": "none"}}),
+        lambda data: data.update(fingerprint=[]),
+        lambda data: data.update(format={"format": 1}),
+        lambda data: (data.pop("errors"), data.update(samples=[vars(samples()[0])] * 513)),
+        lambda data: (data.pop("errors"), data.update(samples=[vars(samples()[0]) | {"num_requests": 10**400}])),
+        lambda data: (data.pop("errors"), data.update(samples=[vars(samples()[0]) | {"ms": float("inf")}])),
+        lambda data: data.update(warning=json.loads("[" * 400 + "]" * 400)),
+    ],
+)
+def test_a_damaged_table_gets_a_sentence(tmp_path, damage):
+    data = CostTable.fit(samples(), HERE).to_json()
+    data = json.loads(json.dumps(data))
+    damage(data)
+    (tmp_path / "profile.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"the cost table .*run `faser profile`") as caught:
+        CostTable.load(tmp_path / "profile.json", HERE)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_curve_that_nothing_stands_for_may_be_left_out(tmp_path):
+    data = CostTable.fit(samples(), HERE).to_json()
+    data["errors"] = {"verify@all": {"in_sample": 0.5, "left_out": True}}
+    (tmp_path / "profile.json").write_text(json.dumps(data))
+    (warning,) = CostTable.load(tmp_path / "profile.json", HERE).warnings
+    assert "verify@all is off by 50 % and is left out for others" in warning

@@ -9,7 +9,6 @@ Position by position the process is a function of seed and request, whatever is 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.json_text import parse_json
 
 Array = npt.NDArray[np.float64]
 
@@ -65,9 +65,9 @@ class Acceptance:
     def load(path: Path) -> Acceptance:
         """A JSON file: {"by_place": [...]}, and "concentration" and "sharpness" if known."""
         try:
-            data = json.loads(path.read_text())
+            data = parse_json(path.read_bytes(), finite=True)
             return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), **data)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InvalidArgumentError(
                 f'the acceptance file {path.name} cannot be used ({error}); it must hold {{"by_place": [0.7, ...]}}'
             ) from error

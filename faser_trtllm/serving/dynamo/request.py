@@ -5,7 +5,7 @@ Imports nothing of Dynamo, so that it runs where Dynamo is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ def read_token_ids(request: Mapping[str, Any]) -> list[int]:
                 f"has {num_bytes} bytes, it must be a multiple of 4 (int32)", "token_ids", num_bytes
             )
         return list(np.frombuffer(value, "<i4").tolist())
+    if value is not None and not isinstance(value, Sequence):
+        raise InvalidArgumentError(f"is {value!r:.80}, it must be a list of token ids", "token_ids", value)
     return list(value or ())
 
 
@@ -58,7 +60,11 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
     fields.setdefault("temperature", 1.0)
     if fields.get("top_k") == -1:  # vLLM's spelling of "off"
         fields["top_k"] = 0
-    fields["logit_bias"] = tuple((int(token), float(bias)) for token, bias in fields.get("logit_bias", {}).items())
+    try:
+        fields["logit_bias"] = tuple((int(token), float(bias)) for token, bias in fields.get("logit_bias", {}).items())
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        bias = fields["logit_bias"]
+        raise InvalidArgumentError(f"is {bias!r:.80}, it must give numbers by token ids", "logit_bias", bias) from None
     stop = _part(request, "stop_conditions")
     room = max(1, max_seq_len - len(read_token_ids(request)))
     fields["max_tokens"] = room if stop.get("max_tokens") is None else stop["max_tokens"]
@@ -101,11 +107,18 @@ def _part(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _end_ids(request: Mapping[str, Any], stop: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    wanted = set(stop.get("stop_token_ids") or ())
+    wanted = set(_ids(stop, "stop_token_ids"))
     if not stop.get("ignore_eos"):
-        hidden = set(stop.get("stop_token_ids_hidden") or ()) | set(request.get("eos_token_ids") or ())
+        hidden = {*_ids(stop, "stop_token_ids_hidden"), *_ids(request, "eos_token_ids")}
         wanted |= hidden or set(eos_token_ids)
     return tuple(sorted(wanted))
+
+
+def _ids(part: Mapping[str, Any], name: str) -> Sequence[int]:
+    found = part.get(name) or ()
+    if not isinstance(found, Sequence) or not all(isinstance(token, int) for token in found):
+        raise InvalidArgumentError(f"is {found!r:.80}, it must be a list of token ids", name, found)
+    return found
 
 
 def _wants_log_probs(output_options: Mapping[str, Any]) -> bool:
@@ -114,7 +127,7 @@ def _wants_log_probs(output_options: Mapping[str, Any]) -> bool:
     wanted = output_options.get("logprobs")
     if wanted is None:
         return False
-    if int(wanted) > 1:  # Dynamo sends 1 for "logprobs: true"
+    if not isinstance(wanted, int) or wanted > 1:  # Dynamo sends 1 for "logprobs: true"
         raise InvalidArgumentError(
             f"has logprobs {wanted}, allowed are 0 and 1: only the chosen token has one; lower top_logprobs",
             "output_options",
