@@ -38,11 +38,20 @@ def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
 class RowsLeft:
     """Rows of a pass that are left for contexts, and how many of them may have logits."""
 
-    def __init__(self, limits: SchedulerLimits, num_taken: int = 0, scheduled: Iterable[ScheduledRequest] = ()) -> None:
-        """num_taken: rows of requests that decode, all with logits. scheduled: others that have rows already."""
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        num_taken: int = 0,
+        scheduled: Iterable[ScheduledRequest] = (),
+        *,
+        num_others: int = 0,
+    ) -> None:
+        """num_taken: rows of requests that decode, all with logits. scheduled: others that have rows already.
+        num_others: contexts that need logits of one row: those that need them of all rows leave it to them."""
         self._limits = limits
         self.num_rows = limits.max_num_tokens - num_taken
         self.num_logits = (limits.max_logit_rows or limits.max_num_tokens) - num_taken
+        self._num_reserved = min(num_others, self.num_logits // 2)
         for item in scheduled:
             self.take(item)
 
@@ -55,7 +64,7 @@ class RowsLeft:
         """Committed tokens of a context to run in this pass; 0 if it has to wait."""
         if request.lacks_context_log_probs:  # every row has logits, of which a pass has fewer
             remaining = request.num_tokens - request.num_computed_tokens
-            return max(0, min(remaining, self.num_rows, self.num_logits))
+            return max(0, min(remaining, self.num_rows, self.num_logits - self._num_reserved))
         return chunk_length(request, self.num_rows, self._limits) if self.num_logits > 0 else 0
 
 

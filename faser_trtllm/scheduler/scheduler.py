@@ -33,6 +33,7 @@ from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.roles import Role, assign_roles
 from faser_trtllm.scheduler.rows import RowsLeft, context_reserve, share_draft_rows, split_running
+from faser_trtllm.scheduler.slots import slot_to_free
 from faser_trtllm.scheduler.update import apply_results
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -155,8 +156,7 @@ class Scheduler:
             self._meter.begin_step(now_s)
             return self._steady_step(self._held)
         finished = self._expire() if is_late else ()
-        if self._free_slots:
-            self._waiting.charge()
+        shared = self._share_slots() if self._waiting else []
         decoding, contexts = split_running(self._running)
         view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
         decision = self._decide(view)
@@ -167,9 +167,9 @@ class Scheduler:
                 request.was_drafted = False
             return self._steady_step(self._held, finished)
         self._num_held = 0
-        paused: list[Request] = []
+        paused = list(shared)
         scheduled = self._schedule_running(decoding, contexts, decision, paused)
-        admitted = [] if paused else self._admit(scheduled)
+        admitted = self._admit(scheduled) if paused == shared else []
         return self._mixed_step(scheduled, decision, admitted, paused, finished)
 
     def _mixed_step(
@@ -271,7 +271,8 @@ class Scheduler:
         joining = self._waiting.first(1) if self._free_slots else []
         shares = self._draft_shares(decoding, contexts or joining, decision)
         roles = assign_roles(decoding, decision.mode)
-        left = RowsLeft(self._limits, len(decoding) + sum(shares.values()))
+        num_others = sum(not context.lacks_context_log_probs for context in contexts) + len(joining)
+        left = RowsLeft(self._limits, len(decoding) + sum(shares.values()), num_others=num_others)
         scheduled: list[ScheduledRequest] = []
         for request in list(self._running):
             if request.state is not RequestState.RUNNING:
@@ -338,6 +339,15 @@ class Scheduler:
             if victim is request:
                 return False
         return True
+
+    def _share_slots(self) -> list[Request]:
+        """Pause a request of a client that holds many slots, for one that holds fewer; it may be admitted next."""
+        self._waiting.charge()
+        request = None if self._free_slots else slot_to_free(self._running, self._waiting, self._kv)
+        if request is None:
+            return []
+        self._preempt(request)
+        return [request]
 
     def _preempt(self, request: Request) -> None:
         """Its pending drafts stay: who is preempted, and when, depends on how many there are, so dropping them would

@@ -168,6 +168,17 @@ def test_without_chunking_a_preempted_request_longer_than_a_pass_is_chunked_to_i
     assert chunk_length(prompt, 13, limits) == 0
 
 
+def test_prompts_with_log_probs_leave_a_row_with_logits_to_a_prompt_that_joins():
+    """Such a prompt may take as many passes as it has tokens; others need one row of one pass."""
+    bench = Bench(max_logit_rows=8, max_num_tokens=32)
+    for first in (0, 20):
+        bench.add(40, first=first, return_context_log_probs=True)
+    assert bench.step()[1] == [("0", 8, 0)], "all rows with logits, while nobody else waits"
+    bench.add(3, client_key="another")
+    assert bench.step()[1] == [("0", 7, 0), ("1", 1, 0)], "the queue's order holds"
+    assert bench.step()[1] == [("0", 7, 0), ("2", 3, 0)]
+
+
 def test_blocks_of_a_request_that_failed_are_not_reused():
     bench = Bench()
     bench.add(9)
