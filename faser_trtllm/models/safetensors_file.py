@@ -17,6 +17,8 @@ from faser_trtllm.json_text import parse_json
 
 __all__ = ["Entry", "SafetensorError", "SafetensorsFile"]
 
+MAX_DIMS = 32
+MAX_ELEMENTS = 1 << 59
 MAX_HEADER_BYTES = 8 << 20  # some 70,000 tensors; checkpoints of more have several files
 
 
@@ -43,14 +45,14 @@ class SafetensorsFile(Closing):
         data_start = 8 + num_bytes
         try:
             header = parse_json(self._mapping[8:data_start], unique_names=True)
+            self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+            self.entries = {
+                name: Entry(info["dtype"], _shape(name, info["shape"]), data_start + info["data_offsets"][0])
+                for name, info in header.items()
+            }
         except ValueError as error:
             self._mapping.close()
             raise SafetensorError(f"the header cannot be read: {error}") from error
-        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
-        self.entries = {
-            name: Entry(info["dtype"], tuple(info["shape"]), data_start + info["data_offsets"][0])
-            for name, info in header.items()
-        }
 
     def array(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A tensor as a read-only view of the file, its bits taken for this type; KeyError if there is none."""
@@ -63,3 +65,10 @@ class SafetensorsFile(Closing):
             self._mapping.close()
         except BufferError:  # the last array that views it frees it
             return
+
+
+def _shape(name: str, sizes: list[int]) -> tuple[int, ...]:
+    """ValueError for a shape that no array of numpy has, which tensors without elements may have."""
+    if len(sizes) > MAX_DIMS or math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
+        raise ValueError(f"tensor {name} has {len(sizes)} dimensions, or more elements than an array can")
+    return tuple(sizes)

@@ -121,6 +121,8 @@ EIGHT = b'"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
         b"{" + EIGHT + b", " + EIGHT + b"}",
         b"{" + EIGHT + b", " + EIGHT.replace(b'"a"', b'"b"') + b"}",
         b"[" * 200_000,
+        b"{" + EIGHT + b', "b": {"dtype": "F32", "shape": [0, ' + b"1, " * 99 + b'1], "data_offsets": [8, 8]}}',
+        b"{" + EIGHT + b', "b": {"dtype": "F32", "shape": [0, 4611686018427387904], "data_offsets": [8, 8]}}',
         b'{"a": ' + b"[" * 200_000,
         b"{" + EIGHT + b"}" + b" " * (8 << 20),
     ],

@@ -108,7 +108,7 @@ class Fp8Weights(Weights):
             rows = slice(start, min(start + _ROWS_PER_PIECE, num_out))
             if block is not None:
                 scales = stored[np.arange(rows.start, rows.stop) // block[0]]
-                scales = np.repeat(scales, block[1], axis=1)[:, :num_in]
+                scales = np.repeat(scales, min(block[1], num_in), axis=1)[:, :num_in]
             else:
                 scales = stored[rows] if blocks[0] > 1 else stored
             yield rows, NUMBERS[bits[rows]] * scales

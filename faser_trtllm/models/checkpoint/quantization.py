@@ -11,6 +11,7 @@ from faser_trtllm.errors import CheckpointError
 METHODS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
 _BITS = {"awq": (4,), "gptq": (4, 8)}
 _MODELOPT_BLOCKS = {"FP8": None, "FP8_PER_CHANNEL_PER_TOKEN": None, "FP8_PB_WO": (128, 128)}
+_MAX_BLOCK = 1 << 20
 _REMEDY = "take another checkpoint or the unquantised one"
 
 
@@ -96,10 +97,12 @@ def _block(value: Any, source: str, field: str) -> tuple[int, int] | None:
     sizes = value.split("x") if isinstance(value, str) else value
     try:
         num_out, num_in = (int(size) for size in sizes)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         num_out = num_in = 0
-    if min(num_out, num_in) < 1:
-        raise CheckpointError(f"{source}: quantization_config.{field} is {value!r:.80}, it must be two positive sizes")
+    if not 1 <= min(num_out, num_in) <= max(num_out, num_in) <= _MAX_BLOCK:
+        raise CheckpointError(
+            f"{source}: quantization_config.{field} is {value!r:.80}, it must be two sizes of 1 to {_MAX_BLOCK}"
+        )
     return num_out, num_in
 
 

@@ -86,7 +86,9 @@ def groups(**changes: Any) -> dict[str, Any]:
         ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo is 'NVFP4', read is FP8 or "),
         ("modelopt-own-file", {"quant_algo": None}, "hf_quant_config.json: quantization_config.quant_algo is None"),
         ("qwen", {"fmt": "e5m2"}, "fmt is 'e5m2', read is e4m3"),
-        ("qwen", {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], it must be two positive sizes"),
+        ("qwen", {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], it must be two sizes of 1 to"),
+        ("qwen", {"weight_block_size": [1, 2**31]}, r"weight_block_size is \[1, 2147483648\], it must be two sizes"),
+        ("qwen", {"weight_block_size": [1, float("inf")]}, r"weight_block_size is \[1, inf\], it must be two sizes"),
         (
             "qwen",
             {"weight_block_size": [64, 64]},
