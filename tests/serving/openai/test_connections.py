@@ -59,20 +59,27 @@ def test_headers_have_so_much_time(monkeypatch, first):
 
 
 def test_who_reads_nothing_is_disconnected(monkeypatch):
-    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 1.0)
     model = EndlessModel(num_chars=10_000)
     with App(max_connections=100, model=model) as app:
         app.connect(completion(FOREVER, stream=True))
         wait_until(lambda: model.num_open == 1)
         wait_until(lambda: model.num_open == 0)
-        slow = app.connect(completion(2_000, stream=True))
-        answer = b""
-        while data := slow.recv(1 << 20):
-            answer += data
-            time.sleep(0.001)
-            if answer.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
-                break
-        assert b"[DONE]" in answer
+
+
+def test_who_reads_slowly_gets_everything(monkeypatch):
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 1.0)
+    with App(max_connections=100, model=EndlessModel(num_chars=10_000)) as app:
+        client = app.connect(completion(4_000, stream=True))
+        started_s = time.monotonic()
+        num_bytes, end = 0, b""
+        while not end.endswith(b"\r\n0\r\n\r\n"):
+            data = client.recv(1 << 18)
+            assert data, f"closed after {num_bytes} bytes"
+            num_bytes, end = num_bytes + len(data), (end + data)[-100:]
+            time.sleep(0.02)
+        assert time.monotonic() - started_s > 2.0, "several times as long as a client may pause"
+        assert b"[DONE]" in end
 
 
 def test_too_few_files_are_a_sentence(monkeypatch):

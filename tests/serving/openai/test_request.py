@@ -532,17 +532,12 @@ class Counted(Tokenizer):
         return super().encode(text, **how)
 
 
-@pytest.fixture
-def counted(directory):
-    tokenizer = Counted(Tokenizer.load(directory).definition)
-    return tokenizer, ServedModel("faser", tokenizer, ChatTemplate.load(directory, tokenizer), 512)
-
-
 @pytest.mark.parametrize(
     "content", ["ab " * 1_300_000, f"{END_OF_TEXT}" * 300_000, [{"type": "text", "text": "x" * 10**6}] * 3]
 )
-def test_a_message_that_cannot_fit_is_refused_before_it_is_tokenized(counted, content):
-    tokenizer, served = counted
+def test_a_message_that_cannot_fit_is_refused_before_it_is_rendered_and_tokenized(directory, content):
+    tokenizer = Counted(Tokenizer.load(directory).definition)
+    served = ServedModel("faser", tokenizer, ChatTemplate("{{ raise_exception('rendered') }}", tokenizer), 512)
     with pytest.raises(RequestError) as refused:
         chat(served, content)
     assert tokenizer.num_chars == 0
