@@ -21,7 +21,10 @@ from benchmarks.bystander.cases import Case
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 CANARY = Case(
-    "canary", {"text_input": "def read_lines(path):\n", "max_tokens": 12, "end_id": -1, "stream": True}, "grpc"
+    "canary",
+    {"text_input": "def read_lines(path):\n", "max_tokens": 12, "end_id": -1, "stream": True},
+    "grpc",
+    client="canary",
 )
 _PAUSE_S = 0.01
 _PATIENCE_S = 120.0

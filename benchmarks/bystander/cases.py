@@ -13,8 +13,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from benchmarks.bystander.worst import WRITTEN, Fields, worst_of
-from faser_trtllm.serving.client import INPUT_DTYPES, to_tensor
-from faser_trtllm.serving.triton.contract import INPUTS
+from faser_trtllm.serving.client import CLIENT_HEADER, INPUT_DTYPES, to_tensor
+from faser_trtllm.serving.triton.contract import INPUTS, MAX_LISTS
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, MAX_SEQUENCES
 
 BASE: Fields = {"text_input": "def quicksort(items):", "max_tokens": 32, "end_id": -1, "stream": True}
@@ -34,13 +34,16 @@ Body = bytes
 
 @dataclass(frozen=True)
 class Case:
-    """One worst request. batch: prompts in it, over gRPC only. fields: inputs of the model `faser`."""
+    """One worst request. batch: prompts in it, over gRPC only. fields: inputs of the model `faser`. client: who sends
+    it, as a proxy says. is_allowed: it must be served."""
 
     name: str
     fields: Fields
     transport: str = "http"
     batch: int = 1
     request_id: str = "x"
+    client: str = "attacker"
+    is_allowed: bool = False
     num_sequences: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,12 +59,13 @@ class Case:
         """As many sequences of the same prompts and lengths, and nothing else."""
         kept = {name: value for name, value in self.fields.items() if name in SHAPE}
         own = {"end_id": -1, "cache_salt": f"plain {self.name}"}  # no block of the case itself is found again
-        return Case(f"{self.name} (plain)", {**kept, **own}, self.transport, self.batch)
+        return Case(f"{self.name} (plain)", {**kept, **own}, self.transport, self.batch, is_allowed=True)
 
     def body(self) -> Body:
         if self.transport == "http":
-            return json.dumps(self.fields).encode()
+            return json.dumps({**self.fields, CLIENT_HEADER: self.client}).encode()
         request = service_pb2.ModelInferRequest(model_name="faser", id=self.request_id)
+        request.parameters[CLIENT_HEADER].string_param = self.client
         for name, value in self.fields.items():
             tensor = np.repeat(to_tensor(name, value), self.batch, axis=0)
             request.inputs.add(name=name, datatype=INPUT_DTYPES[name], shape=tensor.shape)
@@ -83,7 +87,7 @@ def all_cases() -> list[Case]:
 def at_limits() -> Iterator[Case]:
     """Each input at each of its limits, with as many sequences as may be, over one door and the other in turn."""
     for number, (name, fields) in enumerate((one, found) for one in INPUTS for found in worst_of(one).limits):
-        yield _case(f"{name} at a limit {number}", fields, WHOLE[number % 2])
+        yield _case(f"{name} at a limit {number}", fields, WHOLE[number % 2], is_allowed=True)
 
 
 def beyond() -> Iterator[Case]:
@@ -109,7 +113,7 @@ def large() -> Iterator[Case]:
     yield Case("a request id of 4 MB", {**BASE, "num_return_sequences": 64}, "grpc", request_id="x" * (4 << 20))
 
 
-def _case(name: str, fields: Fields, transport: str) -> Case:
+def _case(name: str, fields: Fields, transport: str, is_allowed: bool = False) -> Case:
     sequences = {} if "num_return_sequences" in fields else {"num_return_sequences": MAX_RETURN_SEQUENCES}
     found = {**BASE, **sequences, **fields}
     if "input_ids" in fields:
@@ -118,7 +122,7 @@ def _case(name: str, fields: Fields, transport: str) -> Case:
         transport = "http"  # only there a client may hang up, and a number may be of no type
     if found["max_tokens"] > 1024:
         found["stream"] = True
-    return Case(name, found, transport)
+    return Case(name, found, transport, is_allowed=is_allowed)
 
 
 def _fits(fields: Mapping[str, Any]) -> bool:
@@ -136,7 +140,7 @@ def in_pairs(seed: int = 0) -> Iterator[Case]:
     factors: dict[str, Sequence[Any]] = {
         name: [{}, *worst_of(name).limits] for name in INPUTS if name not in ("stream", "stop", "num_return_sequences")
     }
-    factors["shape"] = [(1, 1), (MAX_RETURN_SEQUENCES, 1), (4, 16), (1, 64)]  # sequences of a prompt, prompts
+    factors["shape"] = [(1, 1), (MAX_RETURN_SEQUENCES, 1), (16, MAX_LISTS)]  # sequences of a prompt, prompts
     factors["stream"] = [True, False]
     factors["door"] = WHOLE
     for number, chosen in enumerate(covering(list(factors.values()), seed)):
@@ -147,10 +151,14 @@ def in_pairs(seed: int = 0) -> Iterator[Case]:
             fields |= part
         if "input_ids" in fields:
             del fields["text_input"]
+        if "return_generation_logits" in fields:  # of all sequences together
+            fields |= {
+                name: min(BASE["max_tokens"], fields[name]) for name in ("max_tokens", "min_tokens") if name in fields
+            }
         if fields["max_tokens"] > 1024:
             fields["stream"], door = True, "http"
         batch = batch if door == "grpc" else 1
-        yield Case(f"pairs {number}", fields, door, batch)
+        yield Case(f"pairs {number}", fields, door, batch, is_allowed=True)
 
 
 def covering(levels: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ...]]:

@@ -66,6 +66,8 @@ def _run_case(
     trouble = ""
     if engine_pid() != pid:
         trouble = "the engine process was restarted"
+    elif case.is_allowed and sent.is_refused:
+        trouble = f"the request is within the limits, and was refused: {sent.message[:200]}"
     elif wrong:
         trouble = wrong[0].error or f"the canary's text was {wrong[0].text!r}"
     return Outcome(case, sent, heard, alone, trouble)

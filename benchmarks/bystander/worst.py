@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from faser_trtllm.config import ServiceConfig
 from faser_trtllm.core.request_field import MAX_INT32, Row, rows
-from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_SALT_CHARS, MAX_TOP_LOG_PROBS
+from faser_trtllm.core.sampling_params import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_SALT_CHARS, MAX_TOP_LOG_PROBS
 from faser_trtllm.guided.spec import MAX_GUIDE_BYTES
 from faser_trtllm.serving.text.request import (
+    DAY_MS,
     MAX_BAD_TEXTS,
+    MAX_DRAFTERS_CHARS,
     MAX_STOP_CHARS,
     MAX_STOP_WORDS,
     MAX_WORD_CHARS,
@@ -30,6 +33,7 @@ from faser_trtllm.serving.text.request import (
 from faser_trtllm.serving.triton.contract import INPUTS
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES
 
+MAX_PRIORITY = ServiceConfig().max_priority
 MAX_BODY_BYTES = 4 << 20  # that deploy/nginx.conf lets through
 
 Fields = Mapping[str, Any]
@@ -63,13 +67,13 @@ def _word_lists(name: str, number: int, num_chars: int, weights: str = "") -> Wo
     def fields(found: list[str]) -> Fields:
         return {name: found} | ({weights: [0.1] * len(found)} if weights else {})
 
-    many, long = (number, num_chars // number), (num_chars // MAX_WORD_CHARS, MAX_WORD_CHARS)
+    many, long = (number, num_chars // number), (max(1, num_chars // MAX_WORD_CHARS), min(num_chars, MAX_WORD_CHARS))
     return Worst(
         limits=[fields(words(*many)), fields(words(*long))],
         beyond=[
             fields(words(number + 1, 1)),
             fields(words(1, MAX_WORD_CHARS + 1)),
-            fields([*words(*long), "x"]),
+            fields(words(number, MAX_WORDS_CHARS // number + 1)),
             fields(words(8 * number, MAX_WORD_CHARS)[: 2 << 10]),
         ],
         large=[fields(words((MAX_BODY_BYTES >> 10) - 100, MAX_WORD_CHARS - 8)), fields(["x"] * (MAX_BODY_BYTES // 6))],
@@ -85,21 +89,32 @@ def _regex(pattern: str) -> Fields:
 
 
 def _guides() -> Worst:
-    names = [f"p{number}" for number in range(700)]
-    many = {"type": "object", "properties": {name: {"type": "integer", "minimum": 12345} for name in names}}
-    grammar = "start: " + " ".join(["a?"] * 3000) + "\na: /[a-z]+[0-9]{1,50}/"
+
+    def properties(number: int) -> Any:
+        return {f"p{place}": {"type": "integer", "minimum": 12345} for place in range(number)}
+
+    def grammar(number: int) -> Fields:
+        text = "start: " + " ".join(["a?"] * number) + "\na: /[a-z]+[0-9]{1,50}/"
+        return {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": text}
+
+    ends = [{"type": "string", "pattern": f"^.*{chr(97 + i % 26)}.{{{i + 5}}}$"} for i in range(30)]
     return Worst(
         limits=[
-            _schema(type="integer", multipleOf=400009),
-            _schema(**many),
+            _schema(type="object", properties=properties(100)),
             _schema(type="array", items={"type": "string", "maxLength": 2000}, maxItems=1000),
-            _schema(allOf=[{"type": "string", "pattern": f"^.*{chr(97 + i % 26)}.{{{i + 5}}}$"} for i in range(30)]),
             _regex("(a|b)*a(a|b){200}"),
             _regex("(\\p{L}{1,30}\\p{N}{1,30}){1,200}"),
             _regex("|".join(words(1500, 32)).translate(str.maketrans("", "", "().")).replace("|", "[a-z]*|")),
-            {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": grammar},
+            grammar(100),
         ],
-        beyond=[_regex("a" * (MAX_GUIDE_BYTES + 1)), _schema(type="integer", multipleOf=999983), _regex("(" * 5000)],
+        beyond=[
+            _regex("a" * (MAX_GUIDE_BYTES + 1)),
+            _schema(type="integer", multipleOf=400009),
+            _schema(type="object", properties=properties(700)),
+            _schema(allOf=ends),
+            _regex("(" * 5000),
+            grammar(3000),
+        ],
         large=[_regex("(a|b)" * (MAX_BODY_BYTES // 6))],
     )
 
@@ -135,10 +150,16 @@ WRITTEN: Mapping[str, Worst] = {
         limits=[{"num_return_sequences": MAX_RETURN_SEQUENCES}],
         beyond=[{"num_return_sequences": MAX_RETURN_SEQUENCES + 1}, {"num_return_sequences": MAX_INT32}],
     ),
+    "stop": Worst(beyond=[{"stop": True}]),  # of an id that others can guess
+    "priority": Worst(
+        limits=[{"priority": 0.0}, {"priority": MAX_PRIORITY}],
+        beyond=[{"priority": 1.0}, {"priority": 1.001}, {"priority": -0.001}],
+    ),
+    "timeout_ms": Worst(limits=[{"timeout_ms": DAY_MS}], beyond=[{"timeout_ms": 0.0}, {"timeout_ms": 1e-9}]),
     "beam_width": Worst(limits=[{"beam_width": 1}], beyond=[{"beam_width": 2}]),
     "stream": Worst(limits=[{"stream": True}, {"stream": False}]),
     "min_tokens": Worst(
-        limits=[{"min_tokens": 32}, {"min_tokens": MAX_INT32, "max_tokens": MAX_INT32}],
+        limits=[{"min_tokens": 1}, {"min_tokens": MAX_INT32, "max_tokens": MAX_INT32}],
         beyond=[{"min_tokens": -1}, {"min_tokens": 33, "max_tokens": 32}],
     ),
     "cache_salt": Worst(
@@ -147,12 +168,12 @@ WRITTEN: Mapping[str, Worst] = {
         large=[{"cache_salt": "s" * (MAX_BODY_BYTES - 4096)}],
     ),
     "drafters": Worst(
-        limits=[{"drafters": "model"}, {"drafters": ",".join(["model"] * 1000)}],
+        limits=[{"drafters": "model"}, {"drafters": ",".join(["model"] * (MAX_DRAFTERS_CHARS // 6))}],
         beyond=[{"drafters": "x" * 5000}],
         large=[{"drafters": "model," * (MAX_BODY_BYTES // 6 - 1024)}],
     ),
     "stop_words": _word_lists("stop_words", MAX_STOP_WORDS, MAX_STOP_CHARS),
-    "bad_words": _word_lists("bad_words", MAX_BAD_TEXTS, MAX_WORDS_CHARS),
+    "bad_words": _word_lists("bad_words", MAX_BAD_TEXTS, MAX_BAD_TOKENS // 2),  # a character is up to 0.8 tokens, twice
     "embedding_bias_words": _word_lists(
         "embedding_bias_words", MAX_WORDS, MAX_WORDS_CHARS, weights="embedding_bias_weights"
     ),

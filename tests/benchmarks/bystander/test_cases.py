@@ -18,7 +18,7 @@ from faser_trtllm.core.request_field import rows
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.text.request import TextRequest
-from faser_trtllm.serving.triton.contract import FASER, INPUTS
+from faser_trtllm.serving.triton.contract import FASER, INPUTS, MAX_LISTS
 from faser_trtllm.serving.triton.request import parse_request
 from tests.serving.bystander.inputs import tensors_of
 
@@ -29,8 +29,7 @@ ROWS = rows(TextRequest)
 def test_every_input_has_worst_values(name):
     """A new field fails here until benchmarks/bystander/worst.py has its limits."""
     worst = worst_of(name)
-    assert worst.limits
-    assert any(name in fields for fields in worst.limits)
+    assert any(name in fields for fields in (*worst.limits, *worst.beyond))
 
 
 def test_only_inputs_are_written_down():
@@ -43,10 +42,10 @@ def test_a_field_without_limits_is_named(monkeypatch):
         worst_of("new_field")
 
 
-def is_refused(fields):
+def is_refused(fields, batch=1):
     """By the checks that need neither tokenizer nor engine."""
     try:
-        for part in parse_request(tensors_of(Case("", {**BASE, **fields})), FASER):
+        for part in parse_request(tensors_of(Case("", fields, batch=batch)), FASER):
             part.request.validate()
             part.request.guide()
             SamplingParams(**part.request.sampling_fields()).validate(4096)
@@ -61,9 +60,13 @@ CHECKED = [row for row in ROWS if row.bounds is not None or row.is_list or row.n
 @pytest.mark.parametrize("row", CHECKED, ids=lambda row: row.name)
 def test_limits_are_taken_and_what_is_beyond_is_refused(row):
     worst = worst_of(row.name)
-    assert [is_refused(fields) for fields in worst.limits] == [False] * len(worst.limits)
-    fitting = [fields for fields in worst.beyond if row.name != "max_tokens" or fields[row.name] < 2**31]
-    assert [is_refused(fields) for fields in (*fitting, *worst.large)] == [True] * (len(fitting) + len(worst.large))
+    assert [is_refused({**BASE, **fields}) for fields in worst.limits] == [False] * len(worst.limits)
+    # Within its bounds, a value is beyond the server's own limit, or ends the request in the queue.
+    fitting = [fields for fields in worst.beyond if row.bounds is None or not row.bounds.hold(fields[row.name])]
+    fitting = [fields for fields in fitting if row.name != "max_tokens" or fields[row.name] < 2**31]
+    assert [is_refused({**BASE, **fields}) for fields in (*fitting, *worst.large)] == [True] * (
+        len(fitting) + len(worst.large)
+    )
 
 
 def test_the_family_is_large_and_its_names_differ():
@@ -72,9 +75,15 @@ def test_the_family_is_large_and_its_names_differ():
     assert len({case.name for case in cases}) == len(cases)
     assert {case.transport for case in cases} == {"http", "grpc"}
     assert max(case.num_sequences for case in at_limits()) == 64
-    assert max(case.batch for case in in_pairs()) == 64
+    assert max(case.batch for case in in_pairs()) == MAX_LISTS
+    assert max(case.batch for case in cases) == 64
     assert max(len(case.body()) for case in large() if case.batch == 1) > MAX_BODY_BYTES * 3 // 4
     assert {name for name in INPUTS for _ in worst_of(name).beyond} == {case.name.split()[0] for case in beyond()}
+
+
+def test_pairs_of_limits_are_within_the_limits():
+    """Otherwise one refusal would hide what the others do."""
+    assert [case.name for case in in_pairs() if is_refused(case.fields, case.batch)] == []
 
 
 def test_every_two_limits_meet_in_a_request():
