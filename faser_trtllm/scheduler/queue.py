@@ -108,10 +108,14 @@ class WaitingQueue:
         self._rank(client)
 
     def charge(self) -> None:
-        """Count the tokens of output since the last call; once before the admissions of a step."""
+        """Count the tokens of output since the last call; once a step."""
         if self.num_clients > 1:
             for live in self._running.values():
                 self._charge_output(live)
+
+    def served(self, request: Request) -> int:
+        """The counter of the client of a request that has not ended."""
+        return self._live[request.request_id].client.served
 
     def peek(self) -> Request | None:
         """The next request."""

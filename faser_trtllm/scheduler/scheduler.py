@@ -21,14 +21,13 @@ from faser_trtllm.core.plan import (
     VerifyResult,
 )
 from faser_trtllm.core.request import FinishReason, Request, RequestState
-from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
 from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
 from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.deadlines import Deadlines
 from faser_trtllm.scheduler.held_plan import HeldPlan
-from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.limits import SchedulerLimits, check_room
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.roles import Role, assign_roles
@@ -68,25 +67,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raise InvalidArgumentError if the request could never run. Thread-safe."""
-        limits = self._limits
-        if not limits.enable_chunked_context and request.prompt_len > limits.max_num_tokens:
-            raise InvalidArgumentError(
-                f"has {request.prompt_len} tokens, max_num_tokens is {limits.max_num_tokens} and "
-                "enable_chunked_context is off; shorten the prompt or turn it on",
-                "prompt",
-                request.prompt_len,
-                limits.max_num_tokens,
-            )
-        kv = self._kv
-        if kv.num_blocks_for(request.max_num_tokens) > kv.num_blocks:
-            num_tokens, room = request.max_num_tokens, kv.num_blocks * kv.tokens_per_block
-            raise InvalidArgumentError(
-                f"and prompt are {num_tokens} tokens, the KV cache holds {room}; lower max_tokens or raise "
-                "kv_cache_config.max_tokens",
-                "max_tokens",
-                num_tokens,
-                room,
-            )
+        check_room(request, self._limits, self._kv)
 
     def add(self, request: Request) -> None:
         """Queue a request that check() accepted."""

@@ -21,7 +21,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, acceptance, policy="fixed:4", promp
     """-> tokens by request, stats of the executor."""
     made = []
     with_config(monkeypatch, made, synthetic_acceptance=acceptance)
-    result = run(Setup(policy=policy, max_num_tokens=64, **setup), prompts)
+    result = run(Setup(policy=policy, max_num_tokens=64, **setup), prompts, num_clients=1)
     (executor,) = made
     return result, executor.stats()
 

@@ -271,7 +271,7 @@ class Life:
         assert all(r.state is RequestState.RUNNING for r in requests)
         assert len({r.slot for r in requests}) == len(requests) <= self.limits.max_batch_size
         if self.limits.capacity_policy is CapacitySchedulerPolicy.GUARANTEED_NO_EVICT:
-            assert not plan.paused
+            assert len(plan.paused) <= 1, "for another client; never for blocks"
         for request in plan.admitted:
             self.seen["cached_tokens"] += request.num_computed_tokens
             self.seen["cached_without_draft"] += request.num_draft_computed_tokens < request.num_computed_tokens

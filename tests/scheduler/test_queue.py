@@ -2,7 +2,9 @@
 written down once more where there are several, and what a client waits for at most."""
 
 import random
+from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,7 +187,7 @@ def test_clients_share_the_engine_whatever_they_ask_for():
     for _ in range(300):
         plan, _, outputs = bench.step()
         for request in plan.admitted:
-            served[request.params.client_key] += request.prompt_len
+            served[request.params.client_key] += request.prompt_len if request.num_output_tokens < 2 else 0
         for output in outputs:
             served[output.request.params.client_key] += 2 * len(output.new_token_ids)
     largest = 30 + 2 * 60  # of one request
@@ -236,3 +238,45 @@ def test_who_leaves_for_a_moment_does_not_begin_anew():
     queue.push(greedy[1])
     queue.push(make_request("late", client="late"))
     assert [request.request_id for request in queue.first(3)] == ["patient", "late", "1"]
+
+
+def test_a_newcomer_runs_at_once_where_another_client_holds_all_slots():
+    """One request of it; the others wait for slots that are free."""
+    bench = Bench(drafts=0, num_blocks=4000, max_batch_size=8, max_num_tokens=64, max_seq_len=512)
+    greedy = [bench.add(3, max_tokens=400, client_key="greedy", first=7 * number) for number in range(40)]
+    for _ in range(20):
+        bench.step()
+    newcomers = [bench.add(3, max_tokens=400, client_key="newcomer", first=300 + number) for number in range(6)]
+    bench.step()  # both have been served as much so far: the other one's is first
+    plan, _, _ = bench.step()
+    assert plan.admitted == (newcomers[0],)
+    assert plan.paused == (greedy[7],), "the latest of those that run"
+    for _ in range(100):
+        plan, _, _ = bench.step()
+        assert not plan.paused
+    running = Counter(request.params.client_key for request in bench.scheduler.running)
+    assert running == {"greedy": 7, "newcomer": 1}
+
+
+@pytest.mark.parametrize("change", [{"client_key": "greedy"}, {"priority": 0.4}, {"max_tokens": 200}])
+def test_no_slot_is_taken_for_the_client_s_own_or_a_lesser_or_larger_request(change):
+    bench = Bench(drafts=0, num_blocks=4000, max_batch_size=8, max_num_tokens=64, max_seq_len=512)
+    for number in range(8):
+        bench.add(3, max_tokens=100, client_key="greedy", first=7 * number)
+    bench.step()
+    bench.add(3, **{"max_tokens": 100, "client_key": "newcomer"} | change)
+    for _ in range(20):
+        plan, _, _ = bench.step()
+        assert not plan.paused
+        assert not plan.admitted
+
+
+def test_the_slots_of_clients_that_all_have_some_do_not_change_hands():
+    bench = Bench(drafts=0, num_blocks=4000, max_batch_size=8, max_num_tokens=64, max_seq_len=512)
+    for number in range(60):
+        bench.add(3, max_tokens=50, client_key=f"client {number % 3}", first=number)
+    num_paused = 0
+    while bench.scheduler.has_work():
+        plan, _, _ = bench.step()
+        num_paused += len(plan.paused)
+    assert num_paused <= 8, "of 60"

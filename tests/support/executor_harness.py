@@ -252,10 +252,12 @@ def run(
     prompts: list[tuple[list[int], SamplingParams]],
     arrivals: list[int] | None = None,
     cuts: list[tuple[str, int] | None] | None = None,
+    num_clients: int = 3,
 ) -> Collector:
     """Run all requests to their end; arrivals[i] is the step before which request i is submitted.
 
-    cuts[i] is how and after how many steps request i ends early: by its deadline ("timeout") or by "cancel".
+    cuts[i] is how and after how many steps request i ends early: by its deadline ("timeout") or by "cancel". Clients
+    send them in turn, and pause each other's.
     """
     executor, collector = setup.open(), Collector()
     cut = dict(enumerate(cuts or []))
@@ -269,6 +271,7 @@ def run(
                 kind, num_steps = cut.get(index) or ("", 0)
                 # half a step, since the clock's sums are rounded
                 timeout_s = STEP_S * (num_steps + 0.5) if kind == "timeout" else None
+                params = replace(params, client_key=str(index % num_clients))
                 executor.submit(str(index), prompt, params, collector.sink(str(index)), timeout_s=timeout_s)
                 if kind == "cancel":
                     cancels.setdefault(step + num_steps, []).append(str(index))

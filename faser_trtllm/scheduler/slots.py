@@ -1,0 +1,30 @@
+"""Slots between clients: who gives one up when none is free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from faser_trtllm.core.request import Request
+from faser_trtllm.kvcache.base import KVCache
+from faser_trtllm.scheduler.queue import WaitingQueue
+
+
+def slot_to_free(running: Sequence[Request], waiting: WaitingQueue, kv: KVCache) -> Request | None:
+    """The request to pause so that the next of the queue runs, None for none; running: in order of admission.
+
+    It is the latest of the client that holds most slots, two or more, if the other client holds none and has been
+    served less, and its request needs no more blocks. So one client's requests may take all slots, and another one does
+    not wait for their ends. Pausing costs the tokens whose blocks are not found again.
+    """
+    head = waiting.peek()
+    if head is None or waiting.num_clients < 2:
+        return None
+    held = Counter(request.params.client_key for request in running)
+    (key, num_held), *_ = held.most_common(1)
+    if num_held < 2 or head.params.client_key in held:
+        return None
+    latest = next(request for request in reversed(running) if request.params.client_key == key)
+    is_owed = latest.priority <= head.priority and waiting.served(head) < waiting.served(latest)
+    fits = kv.num_blocks_for(head.max_num_tokens) <= kv.num_blocks_for(latest.max_num_tokens)
+    return latest if is_owed and fits else None
