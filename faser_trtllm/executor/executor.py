@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -74,7 +74,8 @@ class Executor(Closing):
         self._slots: dict[str, int] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._live: set[str] = set()  # submitted and not yet ended; guarded by _wake
+        self._live: dict[str, str] = {}  # submitted and not yet ended, and their clients; guarded by _wake
+        self._num_of_client: Counter[str] = Counter()  # of _live
         self._draining = False
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -117,7 +118,7 @@ class Executor(Closing):
         timeout_s: float | None = None,
     ) -> None:
         """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
-        now_s = self._clock.now_s()
+        now_s, key = self._clock.now_s(), params.client_key
         request = self._admission.request(
             request_id,
             prompt_token_ids,
@@ -135,11 +136,18 @@ class Executor(Closing):
                     f"Maximum queue size of {self._max_queue_size} has been reached, please try again later "
                     "(max_queue_size)"
                 )
+            held = self._num_of_client[key] if key else 0
+            if held and held >= self._max_queue_size - len(self._live):
+                raise UnavailableError(
+                    f"the client has {held} requests in the queue of {self._max_queue_size}, which keeps as much room "
+                    "for others; wait for their ends (max_queue_size)"
+                )
             if request_id in self._live:
                 raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")
             if not self._live:
                 self._moved_s = time.monotonic()
-            self._live.add(request_id)
+            self._live[request_id] = key
+            self._num_of_client[key] += 1
             self._inbox.append(lambda: self._add(request, sink))
             self._wake.notify()
 
@@ -291,5 +299,8 @@ class Executor(Closing):
             for watcher in self._watchers:
                 watcher.finished(request)
             with self._wake:
-                self._live.discard(request.request_id)
+                key = self._live.pop(request.request_id)
+                self._num_of_client[key] -= 1
+                if not self._num_of_client[key]:
+                    del self._num_of_client[key]
                 self._wake.notify_all()

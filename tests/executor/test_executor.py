@@ -115,6 +115,33 @@ def test_a_full_queue_is_unavailable_not_an_error_of_the_request():
         executor.submit("c", [1], SamplingParams(), collector.sink("c"))
 
 
+def test_one_client_leaves_room_in_the_queue_for_others():
+    """As much as it takes itself; requests without a client's key may fill it."""
+    executor, collector = start(Setup(max_queue_size=16, max_batch_size=2))
+
+    def submit(key):
+        name = str(len(submitted))
+        params = SamplingParams(max_tokens=3, client_key=key)
+        executor.submit(name, [1, 2], params, collector.sink(name))
+        submitted.append(key)
+
+    submitted = []
+    for key, limit in (("a", 8), ("b", 4), ("c", 2)):
+        for _ in range(limit):
+            submit(key)
+        with pytest.raises(UnavailableError, match=f"the client has {limit} requests in the queue of 16"):
+            submit(key)
+    submit("")
+    submit("")
+    with pytest.raises(UnavailableError, match="Maximum queue size of 16"):
+        submit("")
+    while executor.step():
+        pass
+    submit("a")
+    assert collector.reasons == dict.fromkeys(map(str, range(16)), "length")
+    executor.close()
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 def test_cancel_is_heard_within_a_step_and_frees_the_slot(num_steps):
     executor, collector = start(Setup(policy="fixed:3"))
