@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import PriorityQueue
 
 from faser_trtllm.serving.engine_process.wire import RequestFrame
 
@@ -13,7 +14,7 @@ MAX_INLINE_BYTES = 8 << 10  # of a frame that is read at once: its text takes a 
 
 
 class Intake:
-    """Small requests are read on the caller's thread, others in turn on NUM_THREADS threads.
+    """Small requests are read on the caller's thread, others on NUM_THREADS threads, the smallest that waits first.
 
     put() and cancel() belong to one thread.
     """
@@ -21,7 +22,8 @@ class Intake:
     def __init__(self, read: Callable[[RequestFrame], None]) -> None:
         """read: starts or refuses a request; called on several threads."""
         self._read = read
-        self._work: SimpleQueue[RequestFrame] = SimpleQueue()
+        self._work: PriorityQueue[tuple[int, int, RequestFrame]] = PriorityQueue()
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._waiting: dict[int, bool] = {}  # by handle: whether the client has cancelled it
         self._threads: list[threading.Thread] = []
@@ -37,7 +39,7 @@ class Intake:
             thread = threading.Thread(target=self._run, name="faser-intake", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._work.put(frame)
+        self._work.put((frame.num_bytes, next(self._numbers), frame))
 
     def cancel(self, handle: int) -> bool:
         """Note that a client has cancelled a request that is not read yet; False if none of this handle waits."""
@@ -54,4 +56,4 @@ class Intake:
 
     def _run(self) -> None:
         while True:
-            self._read(self._work.get())
+            self._read(self._work.get()[-1])

@@ -18,10 +18,11 @@ class Reader:
 
     def __init__(self, held=()):
         self.held = {handle: threading.Event() for handle in held}
-        self.read, self.cancelled = [], []
+        self.begun, self.read, self.cancelled = [], [], []
         self.intake = Intake(self)
 
     def __call__(self, frame):
+        self.begun.append(frame.handle)
         if frame.handle in self.held:
             assert self.held[frame.handle].wait(PATIENCE_S)
         self.read.append(frame.handle)
@@ -39,6 +40,21 @@ def test_small_requests_do_not_wait_for_large_ones():
     for event in reader.held.values():
         event.set()
     wait_until(lambda: len(reader.read) == 10 + len(reader.held))
+
+
+def test_a_smaller_request_does_not_wait_for_many_larger_ones():
+    reader = Reader(held=range(NUM_THREADS))
+    for handle in reader.held:
+        reader.intake.put(frame(handle, 100 * LARGE))
+    wait_until(lambda: len(reader.begun) == NUM_THREADS)
+    for handle in (5, 6, 7):
+        reader.intake.put(frame(handle, 100 * LARGE))
+    reader.intake.put(frame(8, LARGE))
+    reader.held[0].set()
+    wait_until(lambda: 7 in reader.read)
+    assert reader.read == [0, 8, 5, 6, 7], "those of one size are read as they came"
+    reader.held[1].set()
+    wait_until(lambda: 1 in reader.read)
 
 
 def test_a_request_that_was_cancelled_before_it_was_read_is_cancelled_after_it():
