@@ -15,7 +15,7 @@ from faser_trtllm.serving.client import CLIENT_HEADER
 from faser_trtllm.serving.text.request import TextRequest
 
 MAX_KEY_CHARS = 256
-_DEFAULT_PRIORITY: float = TextRequest.__dataclass_fields__["priority"].default
+_DEFAULT_PRIORITY = 0.5  # of a request that names none
 _UUID4 = re.compile("[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}", re.IGNORECASE)
 """122 random bits (RFC 9562)."""
 
