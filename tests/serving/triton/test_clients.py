@@ -3,6 +3,7 @@
 import http.client
 import json
 import queue
+import random
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ import tritonclient.grpc as grpcclient
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import CLIENT_HEADER, infer_input
 from tests.support.checkpoints import make_pair
+from tests.support.effort import examples
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -170,3 +172,18 @@ def test_a_client_of_grpc_that_hangs_up_is_noticed(engine_dir, tmp_path):
                 call.cancel()
             client.close()
             wait_until(lambda before=before: server.metric('faser_request_failures_total{code="CANCELLED"') > before)
+
+
+def test_guesses_of_what_other_clients_have_sent_find_nothing(server):
+    """Random clients, prompts and salts; each answer counts its own client's tokens only."""
+    rng, sent, num_found = random.Random(3), set(), 0
+    with Stream(server) as stream:
+        for _ in range(examples(4000)):
+            key, number, salt = rng.choice("stuv"), rng.randrange(4), rng.choice((None, "a", "b"))
+            fields = {"text_input": f"{'a text of many tokens, ' * 4}{number}", "max_tokens": 1, "stream": False}
+            stream.send(parameters={CLIENT_HEADER: key}, **fields | ({"cache_salt": salt} if salt else {}))
+            cached = int(stream.receive()["num_cached_tokens"][0, 0])
+            assert (cached > 0) == ((key, salt) in sent)
+            num_found += cached > 0
+            sent.add((key, salt))
+    assert num_found > 100
