@@ -1,14 +1,18 @@
-"""OpenAI's application in this process, under uvicorn as `faser openai` runs it, over a model that a test makes up."""
+"""OpenAI's application, under uvicorn as `faser openai` runs it, over a model that gives the same text for ever."""
 
 import asyncio
 import contextlib
+import resource
 import socket
+import subprocess
+import sys
 import threading
 
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.app import Service, build_app
 from faser_trtllm.serving.openai.connection import http_server
 from faser_trtllm.serving.openai.served_model import ServedModel
+from tests.support.triton_server import ROOT
 from tests.support.waiting import wait_until
 
 
@@ -36,27 +40,13 @@ class EndlessModel:
             self.num_open -= 1
 
 
-class App:
-    """The application at 127.0.0.1:port, in a thread."""
+class _Clients:
+    """Connections to 127.0.0.1:port."""
 
-    def __init__(self, max_connections, model=None):
-        self.model = model or EndlessModel()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        app = build_app(Service(self.model, ServedModel("faser")))
-        self._server = http_server(app, max_connections)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+    port: int
+
+    def __init__(self):
         self._clients = contextlib.ExitStack()
-
-    def __enter__(self):
-        self._thread.start()
-        wait_until(lambda: self._server.started)
-        return self
-
-    def __exit__(self, *exception):
-        self._clients.close()
-        self._server.should_exit = True
-        self._thread.join()
 
     def connect(self, data=b""):
         """A connection that has sent `data`; it is closed at the end."""
@@ -69,6 +59,50 @@ class App:
         with socket.create_connection(("127.0.0.1", self.port), 20) as client:
             client.sendall(data)
             return read_all(client)
+
+
+class App(_Clients):
+    """The application in a thread."""
+
+    def __init__(self, max_connections, model=None):
+        super().__init__()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        app = build_app(Service(model or EndlessModel(), ServedModel("faser")))
+        self._server = http_server(app, max_connections)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+
+    def __enter__(self):
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *exception):
+        self._clients.close()
+        self._server.should_exit = True
+        self._thread.join()
+
+
+class AppProcess(_Clients):
+    """The application in a process with a limit of open files of its own, and a log."""
+
+    def __init__(self, log, max_connections, num_files):
+        super().__init__()
+        self.log = log
+        with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as file:
+            self.port = listener.getsockname()[1]
+            numbers = (listener.fileno(), max_connections, num_files)
+            command = [sys.executable, "-m", "tests.support.openai_app", *map(str, numbers)]
+            descriptors = {"stdout": file, "stderr": file, "pass_fds": [listener.fileno()]}
+            self._process = subprocess.Popen(command, cwd=ROOT, **descriptors)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._clients.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def read_all(client):
@@ -104,3 +138,14 @@ def completion(max_tokens, stream=False, close=True):
     )
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
     return head % len(body) + (b"Connection: close\r\n\r\n" if close else b"\r\n") + body
+
+
+def main():
+    descriptor, max_connections, num_files = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
+    server = http_server(build_app(Service(EndlessModel(), ServedModel("faser"))), max_connections)
+    server.run(sockets=[socket.socket(fileno=descriptor)])
+
+
+if __name__ == "__main__":
+    main()

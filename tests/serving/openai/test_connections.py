@@ -10,13 +10,14 @@ from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.openai import connection
 from faser_trtllm.serving.openai.log import Sparse
 from tests.support.effort import pick
-from tests.support.openai_app import HEALTH, App, EndlessModel, completion, is_closed
+from tests.support.openai_app import HEALTH, App, AppProcess, EndlessModel, completion, is_closed
 from tests.support.waiting import wait_until
 
 HALF_HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost:"
 HALF_BODY = completion(1)[:-5]
 FOREVER = 10**9
 OK = b"HTTP/1.1 200 OK"
+END = b"[DONE]\n\n\r\n0\r\n\r\n"
 
 
 def test_the_one_that_has_waited_longest_makes_room():
@@ -29,7 +30,7 @@ def test_the_one_that_has_waited_longest_makes_room():
         more = [app.connect() for _ in range(3)]
         wait_until(lambda: is_closed(half) and is_closed(part))
         assert not any(map(is_closed, more))
-        assert app.ask(completion(3)).endswith(b"}}")
+        assert app.ask(completion(3)).endswith(b"}}}")
 
 
 def test_what_runs_is_never_closed_for_room():
@@ -107,18 +108,30 @@ def test_a_kind_of_record_passes_once_a_minute(monkeypatch):
     assert passed == ["client 0 is wrong", "another\nwith lines", "client 1000 is wrong (999 more of this kind)"]
 
 
+def test_more_connections_than_files_stop_nobody(tmp_path):
+    """They were an error without end, and a log that filled the disk."""
+    with AppProcess(tmp_path / "log", max_connections=4096, num_files=400) as app:
+        assert app.ask(HEALTH).startswith(OK)
+        for _ in range(5):
+            for _ in range(200):
+                app.connect()
+            assert app.ask(HEALTH).startswith(OK)
+            assert app.ask(completion(5, stream=True)).endswith(END)
+        assert app.log.read_text() == ""
+
+
 @pytest.mark.slow
-def test_idle_and_slow_connections_stop_nobody(capfd):
+def test_idle_and_slow_connections_stop_nobody(tmp_path):
     """1,500 that send nothing and 200 that send a byte at a time, all opened again when they are closed."""
     num_idle, num_slow = pick((300, 50), (1500, 200))
-    with App(max_connections=pick(200, 1000)) as app:
-        clients = [app.connect() for _ in range(num_idle)]
+    with AppProcess(tmp_path / "log", max_connections=pick(200, 1000), num_files=4096) as app:
+        idle = [app.connect() for _ in range(num_idle)]
         slow = [app.connect(HALF_HEADERS) for _ in range(num_slow)]
         deadline_s = time.monotonic() + pick(4, 20)
         num_asked = 0
         while time.monotonic() < deadline_s:
             assert app.ask(HEALTH).startswith(OK)
-            assert app.ask(completion(5, stream=True)).rstrip().endswith(b"0")
+            assert app.ask(completion(5, stream=True)).endswith(END)
             num_asked += 1
             for i, client in enumerate(slow):
                 with contextlib.suppress(ConnectionError):
@@ -126,10 +139,9 @@ def test_idle_and_slow_connections_stop_nobody(capfd):
                     continue
                 client.close()
                 slow[i] = app.connect(HALF_HEADERS)
-            for i, client in enumerate(clients):
+            for i, client in enumerate(idle):
                 if is_closed(client):
                     client.close()
-                    clients[i] = app.connect()
+                    idle[i] = app.connect()
         assert num_asked > 1
-    written = capfd.readouterr()
-    assert len(written.err) + len(written.out) < 10_000
+        assert len(app.log.read_bytes()) < 1000
