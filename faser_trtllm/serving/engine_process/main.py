@@ -17,7 +17,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +41,7 @@ from faser_trtllm.serving.engine_process.opening import (
     open_engine_dir,
 )
 from faser_trtllm.serving.engine_process.outbox import Outbox
+from faser_trtllm.serving.engine_process.pauses import Pauses
 from faser_trtllm.serving.engine_process.wire import (
     Body,
     FromBackend,
@@ -61,29 +61,11 @@ from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor, open
 
 log = logging.getLogger("faser.engine")
 
-_LATE_PING_S = 2.0  # the backend pings once a second
 _SETTINGS = struct.Struct("<I6d")
 _PONG = struct.Struct("<2d")
 _HELLO = struct.Struct("<2I")
 _HANDLE = struct.Struct("<Q")
 _OPENED = struct.Struct("<IBB")
-
-
-class Pauses:
-    """Times at which this process did not run, seen by pings that are late: they are no stall of the executor."""
-
-    def __init__(self) -> None:
-        self._pinged_s = time.monotonic()
-        self._paused_s = 0.0  # since the executor made progress
-
-    def without(self, stalled_s: float) -> float:
-        """Seconds without progress, less the pauses in them; call it for every ping."""
-        now_s = time.monotonic()
-        since_ping_s, self._pinged_s = now_s - self._pinged_s, now_s
-        if stalled_s < since_ping_s:
-            self._paused_s = 0.0
-        self._paused_s += max(0.0, min(since_ping_s, stalled_s) - _LATE_PING_S)
-        return max(0.0, stalled_s - self._paused_s)
 
 
 class EngineServer:
@@ -170,7 +152,7 @@ class EngineServer:
 
     def _take(self, frame: RequestFrame) -> None:
         try:
-            self._memory.take(frame.handle, BYTES_PER_BODY_BYTE * frame.num_bytes)
+            self._memory.take(frame.handle, BYTES_PER_BODY_BYTE * frame.num_bytes, frame.client_key)
         except UnavailableError as error:
             self._refuse(frame, self._models.get(frame.model), error)
         else:
@@ -214,15 +196,17 @@ class EngineServer:
         if self._is_draining:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
-        assert self._executor is not None
-        sizes = {"vocab_size": self._executor.vocab_size, "max_seq_len": self._executor.max_seq_len}
+        executor = self._executor
+        assert executor is not None
         sequences: list[OpenRequest] = []
         prepared, parts = None, model.parse(tensors, frame.client_key)
         for part in parts:
             prepared = self._generator.prepare(part.request, like=prepared, num_sequences=len(parts))
             prompt_len = len(prepared.prompt)
-            check_log_probs(model.contract, part, min(prepared.params.max_tokens, sizes["max_seq_len"] - prompt_len))
-            self._memory.take(frame.handle, sequence_bytes(prepared.params, prompt_len, **sizes))
+            num_output = min(prepared.params.max_tokens, executor.max_seq_len - prompt_len)
+            check_log_probs(model.contract, part, num_output)
+            num_bytes = sequence_bytes(prepared.params, prompt_len, num_output, executor.vocab_size)
+            self._memory.take(frame.handle, num_bytes, frame.client_key)
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):

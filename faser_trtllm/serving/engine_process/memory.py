@@ -21,33 +21,43 @@ class RequestMemory:
     """How much all open requests may take, by handle. Thread-safe.
 
     It counts what a request is known to take at most, not what it takes: BYTES_PER_BODY_BYTE for each byte of its body
-    from its arrival, and what take() is told later.
+    from its arrival, and what take() is told later. A client may take half of what the others leave, so that those who
+    take much leave room for those who take little; without a key each request counts as a client.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, tuple[str | int, int]] = {}  # by handle: its client, bytes
+        self._of_clients: dict[str | int, int] = {}
         self._num_bytes = 0
         self._highest = 0  # since the memory was given back to the system
 
-    def take(self, handle: int, num_bytes: int) -> None:
-        """Raises UnavailableError, and then takes nothing, if that would be more than the limit."""
+    def take(self, handle: int, num_bytes: int, client_key: str = "") -> None:
+        """Raises UnavailableError, and then takes nothing, if that would be too much."""
+        client = client_key or handle
         with self._lock:
-            left = self.limit - self._num_bytes
+            own = self._of_clients.get(client, 0)
+            left = max(0, (self.limit - self._num_bytes + own) // 2 - own)
             if num_bytes > left:
                 raise UnavailableError(
-                    f"the request takes up to {num_bytes} bytes of memory, {max(0, left)} are left of max_queue_bytes "
-                    f"{self.limit}; try again later, or ask for less"
+                    f"the request takes up to {num_bytes} more bytes of memory, its client may take {left} more of "
+                    f"max_queue_bytes {self.limit}, half of what others leave; try again later, or ask for less"
                 )
-            self._taken[handle] = self._taken.get(handle, 0) + num_bytes
+            self._taken[handle] = client, self._taken.get(handle, (client, 0))[1] + num_bytes
+            self._of_clients[client] = own + num_bytes
             self._num_bytes += num_bytes
             self._highest = max(self._highest, self._num_bytes)
 
     def release(self, handle: int) -> None:
         """The request has ended; nothing happens if it holds none."""
         with self._lock:
-            self._num_bytes -= self._taken.pop(handle, 0)
+            client, num_bytes = self._taken.pop(handle, ("", 0))
+            self._num_bytes -= num_bytes
+            if num_bytes:
+                self._of_clients[client] -= num_bytes
+                if not self._of_clients[client]:
+                    del self._of_clients[client]
 
     def trim(self) -> None:
         """Give free memory back to the system if no request is open, and there was much since the last time."""
@@ -58,9 +68,8 @@ class RequestMemory:
         _trim_heap()
 
 
-def sequence_bytes(params: SamplingParams, prompt_len: int, *, vocab_size: int, max_seq_len: int) -> int:
-    """What a sequence takes at most, with the log probs and logits that are kept to its end."""
-    num_output = min(params.max_tokens, max_seq_len - prompt_len)
+def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, vocab_size: int) -> int:
+    """What a sequence takes at most, with the log probs and logits that are kept to its end. num_output: its tokens."""
     log_prob = BYTES_PER_LOG_PROB + (BYTES_PER_TOPS if params.num_top_log_probs else 0)
     num_log_probs = num_output * params.return_log_probs + prompt_len * params.return_context_log_probs
     num_rows = num_output * params.return_generation_logits

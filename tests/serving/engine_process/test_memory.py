@@ -20,19 +20,38 @@ LIMIT = 1 << 20
 YES = np.array([[True]])
 
 
-def test_what_does_not_fit_is_refused_until_there_is_room():
+def test_a_request_takes_half_of_what_others_leave():
     memory = RequestMemory(100)
-    memory.take(1, 60)
-    memory.take(2, 30)
-    memory.take(2, 10)
-    with pytest.raises(UnavailableError, match="takes up to 1 bytes of memory, 0 are left of max_queue_bytes 100; try"):
-        memory.take(3, 1)
-    memory.release(2)
-    memory.release(2)
-    memory.release(3)
-    memory.take(3, 40)
+    memory.take(1, 20)
+    memory.take(1, 30)
+    expected = (
+        "the request takes up to 26 more bytes of memory, its client may take 25 more of max_queue_bytes 100, half of "
+        "what others leave; try again later, or ask for less"
+    )
+    with pytest.raises(UnavailableError, match=expected):
+        memory.take(2, 26)
+    memory.take(2, 25)
     with pytest.raises(UnavailableError):
-        memory.take(4, 1)
+        memory.take(2, 1)
+    memory.release(1)
+    memory.release(1)
+    memory.release(9)
+    memory.take(2, 25)
+    memory.take(3, 25)
+
+
+def test_the_requests_of_a_client_take_half_of_what_others_leave_together():
+    memory = RequestMemory(100)
+    memory.take(1, 30, "a")
+    memory.take(2, 20, "a")
+    with pytest.raises(UnavailableError):
+        memory.take(3, 1, "a")
+    memory.take(4, 20, "b")
+    with pytest.raises(UnavailableError):
+        memory.take(5, 6, "b")
+    memory.take(6, 5, "c")
+    memory.release(2)
+    memory.take(7, 5, "a")
 
 
 @pytest.fixture
@@ -64,10 +83,10 @@ FOURTHS = {
 def test_requests_that_hold_too_much_together_are_unavailable_and_others_are_served(backend, name):
     for handle in range(8):
         backend.ask(0, handle, **FOURTHS[name])
-    refused = backend.answers(4)
+    refused = backend.answers(5)
     for (error,) in refused.values():
         assert error.code == UNAVAILABLE
-        assert f" are left of max_queue_bytes {LIMIT}; try again later" in error.message
+        assert f" more of max_queue_bytes {LIMIT}, half of what others leave; try again later" in error.message
     backend.ask(0, 100, text_input=b"abc", max_tokens=ints(3))
     assert backend.answers(1)[100][0]["text_output"][2][4:] == b"abcabc"
     running = set(range(8)) - set(refused)

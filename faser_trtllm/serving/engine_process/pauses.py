@@ -1,0 +1,24 @@
+"""Pauses of this process or its machine, which are no stall of the executor."""
+
+from __future__ import annotations
+
+import time
+
+_LATE_PING_S = 2.0  # the backend pings once a second
+
+
+class Pauses:
+    """Times at which this process did not run, seen by pings that are late: they are no stall of the executor."""
+
+    def __init__(self) -> None:
+        self._pinged_s = time.monotonic()
+        self._paused_s = 0.0  # since the executor made progress
+
+    def without(self, stalled_s: float) -> float:
+        """Seconds without progress, less the pauses in them; call it for every ping."""
+        now_s = time.monotonic()
+        since_ping_s, self._pinged_s = now_s - self._pinged_s, now_s
+        if stalled_s < since_ping_s:
+            self._paused_s = 0.0
+        self._paused_s += max(0.0, min(since_ping_s, stalled_s) - _LATE_PING_S)
+        return max(0.0, stalled_s - self._paused_s)
