@@ -171,9 +171,11 @@ class _Head(_Checked):
 
 
 class _Faser(_Checked):
-    eagle3: _Head | None = None
-    mtp: _Head | None = None
-    medusa: dict[str, Any] | None = None
+    """The head that there is; a missing key is no None in the file."""
+
+    eagle3: _Head = _Head(num_features=1)
+    mtp: _Head = _Head(num_features=1)
+    medusa: dict[str, Any] = {}
 
 
 class _EngineConfig(_Checked):

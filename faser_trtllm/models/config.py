@@ -15,6 +15,7 @@ SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", *_OF_QWEN2,
 _MISSING: Any = object()
 MAX_LAYERS = 1000  # each has a dozen tensors, which are named before any is looked for
 _MAX_INTEGER = 2**31 - 1
+_MAX_NUMBER = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,12 @@ class _Fields:
             raise CheckpointError(f"{self.source}: {key} is {value!r:.80}, it must be at most {maximum}")
         return value
 
-    def number(self, key: str, default: Any = _MISSING, above: float | None = 0.0) -> Any:
+    def number(self, key: str, default: Any = _MISSING, above: float = 0.0) -> Any:
         value = self._get(key, default)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or (above is not None and value <= above):
-            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be a number greater than {above:g}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= _MAX_NUMBER:
+            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}, it must be a number greater than {above:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:

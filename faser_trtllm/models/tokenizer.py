@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -105,7 +106,9 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry."""
-        return self._backend.token_to_id(token)  # type: ignore[no-any-return]
+        with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair, which no vocabulary has
+            return self._backend.token_to_id(token)  # type: ignore[no-any-return]
+        return None
 
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""

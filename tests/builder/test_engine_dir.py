@@ -64,6 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (lambda c: c.pop("faser"), "faser"),
         (lambda c: c["faser"].update(eagle3={"num_features": {}}), "faser.eagle3.num_features"),
         (lambda c: c["faser"].update(mtp=5), "faser.mtp"),
+        (lambda c: c["faser"].update(eagle3=None), "faser.eagle3"),
     ],
 )
 @pytest.mark.parametrize("role", ["target", "draft"])

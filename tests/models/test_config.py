@@ -119,6 +119,9 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differ"),
         ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647, it must be at most 1000"),
         ({"vocab_size": 10**4000}, "vocab_size is 1000000"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000000"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, it must be a number greater than 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, it must be a number greater than 0"),
     ],
 )
 def test_what_cannot_be_built_is_named(changes: dict[str, Any], message: str) -> None:

@@ -240,3 +240,9 @@ def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
     tokenizer = Tokenizer(json.dumps(data))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot decode these tokens: "):
         tokenizer.decode([tokenizer.token_id("▁▁"), tokenizer.token_id("▁")])
+
+
+def test_half_a_surrogate_pair_is_no_token(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 300)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
+    assert Tokenizer.load(tmp_path).eos_token_ids == ()

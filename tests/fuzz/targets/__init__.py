@@ -1,0 +1,10 @@
+"""All fuzz targets by name."""
+
+from __future__ import annotations
+
+from tests.fuzz.target import Target
+from tests.fuzz.targets import checkpoints, engines, frames, requests, settings
+
+TARGETS: dict[str, Target] = {
+    target.name: target for module in (checkpoints, engines, settings, frames, requests) for target in module.TARGETS
+}
