@@ -15,6 +15,9 @@ from faser_trtllm.core.plan import ScheduledRequest
 from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.scheduler.limits import SchedulerLimits
 
+MAX_CONTEXT_LOGITS = 64
+"""Rows of a pass whose logits are those of prompts: they take longer than others, and others wait for the pass."""
+
 
 def split_running(running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """The running requests that decode, and the others."""
@@ -51,20 +54,24 @@ class RowsLeft:
         self._limits = limits
         self.num_rows = limits.max_num_tokens - num_taken
         self.num_logits = (limits.max_logit_rows or limits.max_num_tokens) - num_taken
-        self._num_reserved = min(num_others, self.num_logits // 2)
+        self._num_context_logits = min(self.num_logits - min(num_others, self.num_logits // 2), MAX_CONTEXT_LOGITS)
         for item in scheduled:
             self.take(item)
 
     def take(self, item: ScheduledRequest) -> None:
         num_rows = item.num_new_tokens + item.max_verified
         self.num_rows -= num_rows
-        self.num_logits -= num_rows if item.request.lacks_context_log_probs else min(num_rows, 1 + item.max_verified)
+        if item.request.lacks_context_log_probs:
+            self.num_logits -= num_rows
+            self._num_context_logits -= num_rows
+        else:
+            self.num_logits -= min(num_rows, 1 + item.max_verified)
 
     def chunk_length(self, request: Request) -> int:
         """Committed tokens of a context to run in this pass; 0 if it has to wait."""
         if request.lacks_context_log_probs:  # every row has logits, of which a pass has fewer
             remaining = request.num_tokens - request.num_computed_tokens
-            return max(0, min(remaining, self.num_rows, self.num_logits - self._num_reserved))
+            return max(0, min(remaining, self.num_rows, self.num_logits, self._num_context_logits))
         return chunk_length(request, self.num_rows, self._limits) if self.num_logits > 0 else 0
 
 

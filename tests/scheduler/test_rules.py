@@ -15,7 +15,7 @@ from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Decision, StatelessPolicy
-from faser_trtllm.scheduler.rows import chunk_length
+from faser_trtllm.scheduler.rows import MAX_CONTEXT_LOGITS, chunk_length
 from faser_trtllm.scheduler.scheduler import SchedulerLimits
 from tests.scheduler.fake_pass import Bench
 from tests.support.columns import columns
@@ -177,6 +177,17 @@ def test_prompts_with_log_probs_leave_a_row_with_logits_to_a_prompt_that_joins()
     bench.add(3, client_key="another")
     assert bench.step()[1] == [("0", 7, 0), ("1", 1, 0)], "the queue's order holds"
     assert bench.step()[1] == [("0", 7, 0), ("2", 3, 0)]
+
+
+def test_a_pass_holds_few_rows_of_prompts_with_log_probs():
+    """Others wait for the pass, and such a row takes longer than its prompt's alone."""
+    bench = Bench(max_num_tokens=256, max_seq_len=256, num_blocks=256)
+    for first in (0, 10):
+        bench.add(100, first=first, return_context_log_probs=True)
+    bench.add(100, first=20, client_key="another")
+    assert bench.step()[1] == [("0", MAX_CONTEXT_LOGITS, 0), ("2", 100, 0)]
+    left = 100 - MAX_CONTEXT_LOGITS
+    assert bench.step()[1] == [("0", left, 0), ("1", MAX_CONTEXT_LOGITS - left, 0), ("2", 1, 0)]
 
 
 def test_blocks_of_a_request_that_failed_are_not_reused():
