@@ -72,7 +72,7 @@ INPUTS: dict[int, tuple[str, ...] | str] = {
     ),
     31: (_JSON, "tests/serving/triton/test_fuzz.py::test_raw_http"),
     32: (  # 413 comes from the proxy; without one the server lives
-        "tests/serving/test_deploy.py::test_limits_and_control_over_grpc",
+        "tests/serving/test_proxy.py::test_limits_and_control_over_grpc",
         _BAD + "test_a_body_of_64_mb_does_not_end_the_server",
     ),
     33: (_BAD + "test_generate_gives_one_answer_with_all_of_the_text",),

@@ -283,7 +283,7 @@ def test_a_number_that_no_float32_holds(server):
 
 
 def test_a_body_of_64_mb_does_not_end_the_server(server):
-    """The proxy refuses more than 4 MB; see test_deploy.py."""
+    """The proxy refuses more than 4 MB; see test_proxy.py."""
     with pytest.raises(ResponseError, match="shorten the prompt"):
         generate_http(server.http_url, "a" * (5 << 20), max_tokens=2)
     body = b'{"text_input": "%s", "max_tokens": 2}' % (b"a" * (64 << 20))
