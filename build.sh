@@ -50,6 +50,10 @@ mark_done() { echo "$2" >"$VENV/.faser-$1"; }
 
 pip_install() { "$PYTHON" -m pip install --quiet -c constraints.txt "$@"; }
 
+# With FASER_REQUIRE_HASHES=1, as in CI on GitHub, what is installed is checked by the hashes of locks/. Not by default:
+# an index of one's own may have other builds of the same versions.
+pip_install_locked() { "$PYTHON" -m pip install --quiet --require-hashes -r "locks/$1.txt" "${@:2}"; }
+
 setup() {
   if [ ! -x "$PYTHON" ]; then
     local base
@@ -62,9 +66,24 @@ setup() {
   if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
-    pip_install -e ".[serve,openai]"
-    pip_install --no-deps nvidia-pytriton
+    if [ -n "${FASER_REQUIRE_HASHES:-}" ]; then
+      pip_install_locked build
+      pip_install_locked runtime
+      pip_install_locked server --no-deps
+      pip_install --no-deps --no-build-isolation -e .
+    else
+      pip_install -e ".[serve,openai]"
+      pip_install --no-deps nvidia-pytriton
+    fi
     mark_done setup "$sources"
+  fi
+}
+
+install_dynamo() {
+  if [ -n "${FASER_REQUIRE_HASHES:-}" ]; then
+    pip_install_locked dynamo --no-deps # locks/tests.txt has what it needs
+  else
+    pip_install --no-deps ai-dynamo ai-dynamo-runtime && pip_install aiohttp msgspec pyzmq uvloop
   fi
 }
 
@@ -74,10 +93,14 @@ setup_tests() {
   wanted=$(stamp_of pyproject.toml constraints.txt)
   if ! is_done tests "$wanted"; then
     echo "build.sh: installing what the tests need"
-    pip_install torch
-    pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
+    if [ -n "${FASER_REQUIRE_HASHES:-}" ]; then
+      pip_install_locked tests
+    else
+      pip_install torch
+      pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
+    fi
     # Without their dependencies, as docs/dynamo.md says; quietly, since pip lists those that are missing.
-    if ! { pip_install --no-deps ai-dynamo ai-dynamo-runtime && pip_install aiohttp msgspec pyzmq uvloop; } 2>/dev/null; then
+    if ! install_dynamo 2>/dev/null; then
       echo "build.sh: note: NVIDIA Dynamo does not install here; its tests run on a recording of its interface" >&2
     fi
     if "$PYTHON" -m pip list 2>/dev/null | grep -qE '^nvidia-(cublas|cudnn|nccl)'; then
@@ -130,8 +153,8 @@ run_tests() {
 # The sanitized library takes the usual one's place until the tests have ended.
 sanitize() {
   local found
-  trap 'pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=OFF' EXIT
-  pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=ON
+  trap 'pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=' EXIT
+  pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=address,undefined
   found="$("${CXX:-c++}" -print-file-name=libasan.so) $("${CXX:-c++}" -print-file-name=libubsan.so)"
   LD_PRELOAD="$found" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$PYTHON" -m pytest "$@"
