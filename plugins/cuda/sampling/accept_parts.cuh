@@ -13,7 +13,20 @@ namespace faser {
 constexpr double kSlack = 1.0001;  // an estimated mass is nearer than that
 constexpr double kMassUnit = 0x1p-40;
 
+// What a row asks for.
+struct RowAsked {
+  uint64_t key;
+  int32_t slot, position, mode;  // slot -1: it is refused
+  float inv_temperature;
+  bool is_any, has_draft, is_edited;
+  bool cuts;          // by top_k or top_p
+  bool is_plain;      // without filters
+  bool is_estimated;  // an estimate of the mass can decide
+};
+
 struct PartsShared {
+  RowAsked asked;
+  int32_t best_id;
   union {
     RowShared row;
     CutShared cut;
@@ -32,53 +45,51 @@ struct AcceptParts {
   __device__ void scan(int32_t row, int32_t part) {
     if (part >= workspace.num_parts || row >= a.num_rows) return;
     prefetch_part(a.entries(row, false), part);
-    int32_t slot, position;
-    bool has_draft;
-    if (!a.find(row, &slot, &position, &has_draft)) return;
-    RowStatus status = slot < 0 ? kRowRefused : kRowOk;
-    if (status == kRowOk) {
+    if (threadIdx.x == 0) {
+      shared->asked = ask(row);
+      shared->best_id = kMaxPositions;
+    }
+    __syncthreads();
+    const RowAsked asked = shared->asked;
+    if (!asked.is_any) return;
+    RowStatus status = asked.slot < 0 ? kRowRefused : kRowOk;
+    if (asked.is_edited) {
       const int32_t begin = part * kPartEntries;
-      status = a.edit(a.sampling[slot], row, position, begin, part_end(begin, a.vocab_size));
+      status = a.edit(a.sampling[asked.slot], row, asked.position, begin, part_end(begin, a.vocab_size));
     }
     if (status == kRowRefused) {
       if (part == 0) a.write(row, {kRowRefused, -1, 0});
       return;
     }
-    const Sampling& s = a.sampling[slot];
     RowWork& work = workspace.row(row);
     PartRecord* parts = workspace.parts(row);
-    const bool is_edited = has_edits(s, position);
-    const Row<T> logits = a.entries(row, is_edited);
+    if (asked.cuts) clear_histogram(&work, part, workspace.num_parts);
+    const Row<T> logits = a.entries(row, asked.is_edited);
     PartEntries entries(logits, part);
-    bool is_bad = status == kRowNan;
+    const float own = status == kRowNan ? INFINITY : largest_of(entries), top = block_max(own);
+    const bool is_bad = top == INFINITY;
+    if (own == top && !is_bad) atomicMin(&shared->best_id, id_of(entries, top));
+    if (!is_bad && asked.is_estimated) {
+      const float per_logit = asked.inv_temperature * kLog2E;
+      float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kThreadEntries; ++i) is_bad |= !is_finite_logit(entries.value[i]);
-    uint64_t best = block_reduce(is_bad ? kBadRank : best_of(entries), Max());
-    if (threadIdx.x == 0) parts[part].rank[0] = best;
-    const float inv_temperature = inverse_temperature(s.temperature);
-    const bool is_plain = !has_cut(s, a.vocab_size) && !(s.min_p > 0.0f);
-    const bool is_estimated =
-        is_plain && inv_temperature < kMaxInverseTemperature && is_coupled(s, position, has_draft);
-    if (best != kBadRank && s.mode != kGreedy) {
-      const float top = value_of_rank(best);
-      if (is_estimated) {
-        const float per_logit = inv_temperature * kLog2E;
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kThreadEntries; ++i) sum += exp2_approx((entries.value[i] - top) * per_logit);
-        // Of a part that has nothing but -inf, sums are not numbers, and the last block leaves them out.
-        const uint64_t units = block_reduce(static_cast<uint64_t>(sum * static_cast<float>(1 / kMassUnit)), Sum());
-        if (threadIdx.x == 0) parts[part].mass = units;
-      } else if (has_cut(s, a.vocab_size)) {
-        clear_histogram(&work, part, workspace.num_parts);
-      } else if (is_plain && s.mode == kSeeded) {
-        find_racers<false>(entries, top, inv_temperature, s.key, static_cast<uint64_t>(position), &parts[part],
-                           &shared->race);
-      }
+      for (int i = 0; i < kThreadEntries; ++i) sum += exp2_approx((entries.value[i] - top) * per_logit);
+      // Of a part that has nothing but -inf, sums are not numbers, and the last block leaves them out.
+      const uint64_t units = block_reduce(static_cast<uint64_t>(sum * static_cast<float>(1 / kMassUnit)), Sum());
+      if (threadIdx.x == 0) parts[part].mass = units;
+    } else if (!is_bad && asked.is_plain && asked.mode == kSeeded) {
+      find_racers<false>(entries, a.vocab_size, top, asked.inv_temperature, asked.key,
+                         static_cast<uint64_t>(asked.position), &parts[part], &shared->race);
+    } else {
+      __syncthreads();
     }
-    if (!is_last_block(&work.arrived, workspace.num_parts)) return;
+    if (threadIdx.x == 0) parts[part].rank[0] = is_bad ? kBadRank : rank_of(top, shared->best_id);
+    if (!is_last_block<false>(&work.arrived, workspace.num_parts)) return;
 
-    best = 0;
+    const Sampling& s = a.sampling[asked.slot];
+    const int32_t position = asked.position;
+    const bool has_draft = asked.has_draft;
+    uint64_t best = 0;
     for (int32_t i = threadIdx.x; i < workspace.num_parts; i += kThreads) best = Max()(best, parts[i].rank[0]);
     best = block_reduce(best, Max());
     Verdict verdict = {kRowNan, -1, 0};
@@ -86,8 +97,8 @@ struct AcceptParts {
       a.write(row, verdict);
       return;
     }
-    RowProbs probs = {value_of_rank(best), inv_temperature, s.min_p, 0, 1.0f};
-    if (is_plain && s.mode == kSeeded) {
+    RowProbs probs = {value_of_rank(best), asked.inv_temperature, s.min_p, 0, 1.0f};
+    if (asked.is_plain && s.mode == kSeeded) {
       double lead;
       int32_t token = race_winner(s, logits, position, probs, parts, &lead);
       if (!(lead > kSureLead)) {  // once in some million rows
@@ -97,15 +108,15 @@ struct AcceptParts {
       a.write(row, verdict_of(token, has_draft ? s.tokens[position] : -1));
       return;
     }
-    if (is_estimated && surely_accepts(s, logits, position, probs, parts)) {
+    if (asked.is_estimated && surely_accepts(s, logits, position, probs, parts)) {
       a.write(row, {kRowOk, s.tokens[position], 1});
       return;
     }
     if (threadIdx.x != 0) return;
-    work.slot = slot;
+    work.slot = asked.slot;
     work.position = position;
     work.has_draft = has_draft;
-    work.is_edited = is_edited;
+    work.is_edited = asked.is_edited;
     work.probs = probs;
     workspace.list(kWeigh, row);
   }
@@ -147,12 +158,13 @@ struct AcceptParts {
     };
     if (s.mode == kSeeded) {
       drop(probs, &entries);
-      find_racers<false>(entries, probs.max, probs.inv_temperature, s.key, index, &parts[part], &shared->race);
+      find_racers<false>(entries, a.vocab_size, probs.max, probs.inv_temperature, s.key, index, &parts[part],
+                         &shared->race);
     } else {
       const uint64_t sum = part_sum(entries, [&](float x, int32_t v) { return v < a.vocab_size ? mass(x, v) : 0; });
       if (threadIdx.x == 0) parts[part].mass = sum;
     }
-    if (!is_last_block(&work.arrived, num_parts)) return;
+    if (!is_last_block<false>(&work.arrived, num_parts)) return;
 
     if (s.mode == kSeeded) {
       double lead;
@@ -176,6 +188,23 @@ struct AcceptParts {
   }
 
  private:
+  __device__ RowAsked ask(int32_t row) const {
+    RowAsked asked = {};
+    asked.is_any = a.find(row, &asked.slot, &asked.position, &asked.has_draft);
+    if (!asked.is_any || asked.slot < 0) return asked;
+    const Sampling& s = a.sampling[asked.slot];
+    asked.is_edited = has_edits(s, asked.position);
+    if (asked.is_edited && a.edited_logits == nullptr) asked = {0, -1, 0, 0, 0.0f, true};
+    asked.key = s.key;
+    asked.mode = s.mode;
+    asked.inv_temperature = inverse_temperature(s.temperature);
+    asked.cuts = s.mode != kGreedy && has_cut(s, a.vocab_size);
+    asked.is_plain = !asked.cuts && !(s.min_p > 0.0f);
+    asked.is_estimated = asked.is_plain && asked.inv_temperature < kMaxInverseTemperature &&
+                         is_coupled(s, asked.position, asked.has_draft);
+    return asked;
+  }
+
   __device__ int32_t race_winner(const Sampling& s, const Row<T>& logits, int32_t position, const RowProbs& probs,
                                  const PartRecord* parts, double* lead) const {
     const auto p = [&](int32_t v) { return probs.probability(logits[v], v); };

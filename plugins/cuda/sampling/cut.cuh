@@ -46,11 +46,22 @@ __device__ inline void add_histogram(const PartEntries& entries, const RowProbs&
   Histogram& histogram = shared->histogram;
   histogram.clear();
   __syncthreads();
+  // Most entries may be in the last bucket.
+  uint32_t num_last = 0;
+  uint64_t last_mass = 0;
 #pragma unroll
   for (int i = 0; i < kThreadEntries; ++i) {
     const float weight = probs.weight(entries.value[i], entries.id(i));
-    if (weight > 0.0f) histogram.add(bucket_of_depth(probs.depth(entries.value[i])), fixed_of(weight, shift));
+    if (!(weight > 0.0f)) continue;
+    const int32_t bucket = bucket_of_depth(probs.depth(entries.value[i]));
+    if (bucket < kBuckets - 1) {
+      histogram.add(bucket, fixed_of(weight, shift));
+    } else {
+      ++num_last;
+      last_mass += fixed_of(weight, shift);
+    }
   }
+  if (num_last > 0) histogram.add(kBuckets - 1, last_mass, num_last);
   __syncthreads();
   const int bucket = threadIdx.x;
   if (histogram.count[bucket] == 0) return;
@@ -160,7 +171,9 @@ __device__ bool weigh_part(const Workspace& workspace, int32_t row, int32_t part
         part_sum(entries, [&](float x, int32_t id) { return fixed_of(probs->kept_weight(x, id), shift); });
     if (threadIdx.x == 0) parts[part].mass = sum;
   }
-  if (!is_last_block(&work.arrived, workspace.num_parts)) return false;
+  const bool is_last = cuts ? is_last_block<true>(&work.arrived, workspace.num_parts)
+                            : is_last_block<false>(&work.arrived, workspace.num_parts);
+  if (!is_last) return false;
   uint64_t mass = 0;
   if (cuts) {
     const Cut cut = choose_buckets(s, logits.n, &work, shared);
@@ -184,7 +197,7 @@ __device__ inline bool rank_part(const Workspace& workspace, int32_t row, const 
   RowWork& work = workspace.row(row);
   const int shift = weight_shift(n);
   add_members(entries, *probs, shift, &work);
-  if (!is_last_block(&work.arrived, workspace.num_parts)) return false;
+  if (!is_last_block<true>(&work.arrived, workspace.num_parts)) return false;
   probs->scale = scale_of(rank_members(s, work, &probs->cut, shared), shift);
   return true;
 }

@@ -47,7 +47,9 @@ struct DraftParts {
     PartRecord* parts = workspace.parts(request);
 #pragma unroll
     for (int i = 0; i < kThreadEntries; ++i) is_bad |= !is_finite_logit(entries.value[i]);
-    uint64_t own = is_bad ? kBadRank : best_of(entries);
+    const bool cuts = s.mode != kGreedy && has_cut(s, a.vocab_size);
+    if (cuts) clear_histogram(&work, part, workspace.num_parts);
+    uint64_t own = is_bad ? kBadRank : best_below(entries, kBadRank);
 #pragma unroll 1
     for (int i = 0; i < kNumBest; ++i) {
       const uint64_t best = block_reduce(own, Max());
@@ -56,15 +58,11 @@ struct DraftParts {
       if (best == kBadRank) break;
       if (own == best) own = best_below(entries, best);
     }
-    if (ranks[0] != kBadRank && s.mode != kGreedy) {
-      if (has_cut(s, a.vocab_size)) {
-        clear_histogram(&work, part, workspace.num_parts);
-      } else if (is_plain_race(s)) {
-        find_racers<true>(entries, value_of_rank(ranks[0]), inverse_temperature(s.temperature), s.key, index(request),
-                          &parts[part], &shared->race);
-      }
+    if (ranks[0] != kBadRank && is_plain_race(s)) {
+      find_racers<true>(entries, a.vocab_size, value_of_rank(ranks[0]), inverse_temperature(s.temperature), s.key,
+                        index(request), &parts[part], &shared->race);
     }
-    if (!is_last_block(&work.arrived, workspace.num_parts)) return;
+    if (!is_last_block<false>(&work.arrived, workspace.num_parts)) return;
 
     const int32_t num_ranks = workspace.num_parts * kNumBest;
     uint64_t bound = kBadRank;
@@ -127,7 +125,8 @@ struct DraftParts {
     const RowProbs probs = work.probs;
     if (s.mode == kSeeded) {
       drop(probs, &entries);
-      find_racers<true>(entries, probs.max, probs.inv_temperature, s.key, index(request), &parts[part], &shared->race);
+      find_racers<true>(entries, a.vocab_size, probs.max, probs.inv_temperature, s.key, index(request), &parts[part],
+                        &shared->race);
     } else {
       float* kept = a.kept_probs(request);
       const uint64_t sum = part_sum(entries, [&](float x, int32_t v) -> uint64_t {
@@ -138,7 +137,7 @@ struct DraftParts {
       });
       if (threadIdx.x == 0) parts[part].mass = sum;
     }
-    if (!is_last_block(&work.arrived, workspace.num_parts)) return;
+    if (!is_last_block<false>(&work.arrived, workspace.num_parts)) return;
     if (s.mode == kSeeded) {
       end_draft_race(request, s, logits, probs);
       return;

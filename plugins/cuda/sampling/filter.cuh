@@ -26,8 +26,8 @@ struct Histogram {
   __device__ void clear() { count[threadIdx.x] = mass_low[threadIdx.x] = mass_high[threadIdx.x] = 0; }
 
   // Two 32-bit additions with a carry: shared memory has no 64-bit one. The sums are exact in any order.
-  __device__ void add(int bucket, uint64_t mass) {
-    atomicAdd(&count[bucket], 1u);
+  __device__ void add(int bucket, uint64_t mass, uint32_t num_entries = 1) {
+    atomicAdd(&count[bucket], num_entries);
     if (mass == 0) return;
     const uint32_t low = static_cast<uint32_t>(mass);
     const uint32_t before = atomicAdd(&mass_low[bucket], low);

@@ -101,15 +101,34 @@ struct Workspace {
   }
 };
 
-// Whether this block is the last of so many to get here; it then sees what the others wrote before. Each thread vouches
-// for its own writes. All threads of the block must call it.
-__device__ inline bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
-  __threadfence();
-  const bool is_last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(num_blocks) * kThreads;
+// Whether this block is the last of so many to get here; it then sees what the others wrote before. kByAll: each thread
+// vouches for its own writes; else the first does for all that the threads wrote before they last met. All threads of
+// the block must call it.
+template <bool kByAll>
+__device__ bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
+  bool is_last = false;
+  if (kByAll || threadIdx.x == 0) {
+    __threadfence();
+    const uint32_t num_each = kByAll ? kThreads : 1;
+    is_last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(num_blocks) * num_each;
+    if (is_last) __threadfence();
+  }
   if (!__syncthreads_or(is_last)) return false;
   if (is_last) *arrived = 0;
-  __threadfence();
   return true;
+}
+
+// Every thread gets the largest number, not NaN, of all.
+__device__ inline float block_max(float value) {
+  __shared__ float warp_values[kWarps];
+  value = warp_max(value);
+  if (threadIdx.x % kWarpSize == 0) warp_values[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  value = warp_values[0];
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) value = fmaxf(value, warp_values[warp]);
+  __syncthreads();
+  return value;
 }
 
 // Behind the last entry of the part that begins there.
@@ -165,18 +184,26 @@ __device__ inline uint64_t best_below(const PartEntries& entries, uint64_t bound
   return best;
 }
 
-// The same of all, by comparing values alone.
-__device__ inline uint64_t best_of(const PartEntries& entries) {
-  float best = entries.value[0];
-  int32_t id = entries.id(0);
+// The largest of the thread's entries; infinity if one is NaN or +inf.
+__device__ inline float largest_of(const PartEntries& entries) {
+  float largest = entries.value[0];
+  bool finite = true;
 #pragma unroll
-  for (int i = 1; i < kThreadEntries; ++i) {
-    if (entries.value[i] > best) {
-      best = entries.value[i];
-      id = entries.id(i);
-    }
+  for (int i = 0; i < kThreadEntries; ++i) {
+    finite &= entries.value[i] < INFINITY;
+    largest = fmaxf(largest, entries.value[i]);
   }
-  return rank_of(best, id);
+  return finite ? largest : INFINITY;
+}
+
+// The lowest id of an entry with this value, of which the thread has one.
+__device__ inline int32_t id_of(const PartEntries& entries, float value) {
+  int32_t id = 0;
+#pragma unroll
+  for (int i = kThreadEntries - 1; i >= 0; --i) {
+    if (entries.value[i] == value) id = entries.id(i);
+  }
+  return id;
 }
 
 // Sums exact masses over the part's entries into the block's sum. mass: (value, id) -> uint64, 0 for -inf.

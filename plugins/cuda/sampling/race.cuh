@@ -18,13 +18,15 @@ struct RaceShared {
   int32_t racers[kMaxRacers];
 };
 
-// About E / 2^-exponent for the E = -log(1 - u) of any u with these leading bits; 0 if they say too little. Infinite or
-// not a number if the weight is 0.
+// Whether the leading bits of u say little about E = -log(1 - u).
+__host__ __device__ inline bool is_extreme(uint32_t word) { return word + 512u < 1024u; }
+
+// About E / 2^-exponent for the E of any u with these leading bits, which are not extreme; infinite or not a number if
+// the weight is 0.
 __device__ inline float rough_time(uint32_t word, float exponent) {
   const float u = static_cast<float>(word) * 0x1p-32f + 0x1p-33f;
   const float rest = static_cast<float>(~word) * 0x1p-32f + 0x1p-33f;
-  float e = word < (1u << 25) ? u + 0.5f * u * u : -0.69314718f * log2_approx(rest);
-  if (word + 512u < 1024u) e = 0.0f;
+  const float e = word < (1u << 25) ? u + 0.5f * u * u : -0.69314718f * log2_approx(rest);
   return e * exp2_approx(exponent);
 }
 
@@ -37,43 +39,66 @@ __device__ inline void drop(const RowProbs& probs, PartEntries* entries) {
 }
 
 // Writes the tokens of the part that can be first (kLead: or second) among its own, at times E exp((top - value) *
-// inverse temperature), to its record; more than kMaxRacers of them only count. top: at least the part's largest value.
+// inverse temperature), to its record; n: of the row; more than kMaxRacers of them only count. top: at least the part's
+// largest value.
 template <bool kLead>
-__device__ void find_racers(PartEntries& entries, float top, float inv_temperature, uint64_t key, uint64_t position,
-                            PartRecord* record, RaceShared* shared) {
+__device__ void find_racers(PartEntries& entries, int32_t n, float top, float inv_temperature, uint64_t key,
+                            uint64_t position, PartRecord* record, RaceShared* shared) {
   if (threadIdx.x == 0) shared->num_racers = 0;
+  __syncthreads();
   if (!(inv_temperature < kMaxInverseTemperature)) {  // no estimates
     if (threadIdx.x == 0) record->num_racers = kMaxRacers + 1;
     return;
   }
+  const auto add = [&](int32_t token) {
+    const uint32_t place = atomicAdd(&shared->num_racers, 1u);
+    if (place < kMaxRacers) shared->racers[place] = token;
+  };
   const float per_logit = inv_temperature * kLog2E;
   float first = INFINITY, second = INFINITY;
+  bool any_extreme = false;
 #pragma unroll
   for (int i = 0; i < kThreadEntries; i += 4) {
     const PhiloxWords words = gumbel_words(key, position, entries.counter(i));
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
-      const float time = rough_time(words.word[word], (top - entries.value[i + word]) * per_logit);
+      float time = rough_time(words.word[word], (top - entries.value[i + word]) * per_logit);
+      if (is_extreme(words.word[word])) {
+        any_extreme = true;
+        time = INFINITY;
+      }
       entries.value[i + word] = time;
-      if (!(time > 0.0f)) continue;
       if (kLead) second = fminf(second, fmaxf(first, time));
       first = fminf(first, time);
     }
   }
+  if (any_extreme) {  // of one thread in 250,000
+#pragma unroll 1
+    for (int i = 0; i < kThreadEntries; i += 4) {
+      const PhiloxWords words = gumbel_words(key, position, entries.counter(i));
+      for (int word = 0; word < 4; ++word) {
+        const int32_t token = entries.id(i) + word * 16;
+        if (is_extreme(words.word[word]) && token < n) add(token);
+      }
+    }
+  }
+  float own = first;
   if constexpr (kLead) {
     // The thread with the least time leaves it out; if several have it, the bound is looser but valid.
-    if (block_reduce(bits_of(first), Min()) == bits_of(first)) first = second;
+    if (-block_max(-first) == first) own = second;
   }
-  const float bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(first), Min()))) * kRoughness;
+  const float bound = fminf(-block_max(-own) * kRoughness, kLargest);
+  if (first <= bound) {
 #pragma unroll
-  for (int i = 0; i < kThreadEntries; ++i) {
-    if (!(entries.value[i] <= bound) || !(entries.value[i] < INFINITY)) continue;
-    const uint32_t place = atomicAdd(&shared->num_racers, 1u);
-    if (place < kMaxRacers) shared->racers[place] = entries.id(i);
+    for (int i = 0; i < kThreadEntries; ++i) {
+      if (entries.value[i] <= bound) add(entries.id(i));
+    }
   }
   __syncthreads();
-  if (threadIdx.x < kMaxRacers) record->racers[threadIdx.x] = shared->racers[threadIdx.x];
-  if (threadIdx.x == 0) record->num_racers = shared->num_racers;
+  if (threadIdx.x != 0) return;
+  const uint32_t num_racers = shared->num_racers;
+  record->num_racers = num_racers;
+  for (uint32_t i = 0; i < num_racers && i < kMaxRacers; ++i) record->racers[i] = shared->racers[i];
 }
 
 // The winner by the exact times E / p among the racers of all parts, or among all n tokens if a part has more than it

@@ -46,6 +46,7 @@ EXPORT int32_t host_can_win_gumbel_max(uint32_t word, float p, float bound) {
   return faser::can_win_gumbel_max(word, p, bound);
 }
 EXPORT float host_rough_time(uint32_t word, float exponent) { return faser::rough_time(word, exponent); }
+EXPORT int32_t host_is_extreme(uint32_t word) { return faser::is_extreme(word); }
 EXPORT int32_t host_sampling_size() { return sizeof(faser::Sampling); }
 #define OFFSET(field) offsetof(faser::Sampling, field)
 EXPORT void host_sampling_offsets(int32_t* out) {

@@ -97,6 +97,18 @@ def test_two_who_arrive_almost_at_once_are_told_apart(key, step):
     assert_equal(run(SmallBlocks(), slots.array, int32(0), logits[None], *rest, **options), wanted)
 
 
+@pytest.mark.parametrize(("key", "token", "alone"), [(8601, 134, False), (3022, 30, True)])
+def test_whose_noise_has_no_estimate_can_win(key, token, alone):
+    """The leading bits of its number are 469, or 417 from the end: where all are alike, and where nobody else runs."""
+    logits = np.full(600, -np.inf if alone else 1.0, np.float32)
+    logits[token] = 1.0
+    high = np.floor(gumbel_uniforms(key, 1, 600)[token] * 2**32)
+    assert min(high, 2**32 - high) < 512
+    options = {"part_entries": SMALL_PART, "stages": op.Stages.ONE}
+    found = one_row(SmallBlocks(), logits, mode=native.SEEDED, key=key, options=options)
+    assert found[0] == token
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("off", [-1e-3, -1e-5, -1e-7, 0.0, 1e-7, 1e-5, 1e-3])
 def test_a_draft_on_the_edge_of_its_test(key, off):

@@ -133,6 +133,15 @@ T atomicAdd(T* address, T value) {
 }
 
 template <typename T>
+T atomicMin(T* address, T value) {
+  T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (value < seen &&
+         !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return seen;
+}
+
+template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
