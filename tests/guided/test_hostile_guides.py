@@ -43,13 +43,13 @@ class Service:
         self.generator.submit(name, request, collect)
         return outputs, ended
 
-    def first_token_s(self, name, schema):
+    def first_token_s(self, name, schema, finish_reasons=("length",)):
         started_s = time.monotonic()
         outputs, ended = self.submit(name, schema)
         while not ended.wait(0.001):
             self.executor.step()
             assert time.monotonic() < started_s + 2 * PATIENCE_S
-        assert outputs[-1].finish_reason == "length"
+        assert outputs[-1].finish_reason in finish_reasons
         return time.monotonic() - started_s
 
 
@@ -58,18 +58,17 @@ def plain(name):
 
 
 def hostile(i):
-    """41 bytes, for seconds of CPU time."""
+    """41 bytes, for more than a second of CPU time: refused, or compiled where the machine is fast."""
     return {"type": "integer", "multipleOf": 400_009 + 2 * i}
 
 
 def test_a_plain_guide_next_to_hostile_ones():
     service = Service()
     service.first_token_s("first", plain("first"))  # it starts what compiles
-    alone_s = [service.first_token_s(f"alone{i}", plain(f"alone{i}")) for i in range(5)]
+    one_s = service.first_token_s("one", hostile(NUM_HOSTILE), ("length", "error"))
     for i in range(NUM_HOSTILE):
         service.submit(f"hostile{i}", hostile(i))
-    with_others_s = [service.first_token_s(f"plain{i}", plain(f"plain{i}")) for i in range(5)]
+    next_to_them_s = [service.first_token_s(f"plain{i}", plain(f"plain{i}")) for i in range(5)]
     for i in range(NUM_HOSTILE):
         service.generator.cancel(f"hostile{i}")
-    # One try of a hostile guide may be under way: at most 0.1 s of CPU time. All tries of them would be seconds.
-    assert max(with_others_s) < 1.0 + 4 * max(alone_s)
+    assert sum(next_to_them_s) < one_s, "five plain guides, one after the other, and a single hostile one"
