@@ -40,7 +40,16 @@ def soak(engine_dir: Path, output_dir: Path, **options: object) -> subprocess.Po
 
 @ONLY_ALL
 def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.6, storm_minutes=0.5, warmup_s=4, kill_period_s=5) as process:
+    with soak(
+        engine_dir,
+        tmp_path,
+        minutes=0.9,
+        storm_minutes=0.5,
+        warmup_s=4,
+        kill_period_s=5,
+        max_recovery_s=15,
+        max_growth_mib=64,
+    ) as process:
         output, log = process.communicate(timeout=200)
     assert process.returncode == 0, output + log
     report = json.loads((tmp_path / "soak.json").read_text())
@@ -59,11 +68,8 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
     assert ("grpc", "lost to a kill") in endings
     assert report["cancelled_before_first_token"] > 0
     assert ("grpc", "served") in endings
-    assert {growth["role"]: growth["num_lives"] for growth in report["growths"]} == {
-        "launcher": 1,
-        "tritonserver": 1,
-        "engine": 1,
-    }
+    lives = {growth["role"]: growth["num_lives"] for growth in report["growths"]}
+    assert lives["launcher"] == lives["tritonserver"] == 1, "in the calm"
     assert str(engine_dir) not in json.dumps(report)
     assert "**Passed.**" in output
     assert "| memory of tritonserver is flat |" in output
@@ -72,7 +78,7 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
 
 @ONLY_ALL
 def test_a_loss_that_no_kill_explains_is_exit_code_1(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.1, warmup_s=1, kill_period_s=0, kill_server=False) as process:
+    with soak(engine_dir, tmp_path, minutes=0.1, warmup_s=1, kill_period_s=0) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("load for"):
