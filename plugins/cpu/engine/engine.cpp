@@ -11,6 +11,17 @@
 
 namespace faser {
 
+#ifdef FASER_HEAP_MEMORY  // AddressSanitizer watches the ends of what is on the heap
+
+Memory::Memory(size_t num_bytes) : num_bytes_(std::max<size_t>(num_bytes, 1)) {
+  if (posix_memalign(&data_, 64, num_bytes_) != 0) throw std::bad_alloc();
+  std::memset(data_, 0, num_bytes_);
+}
+
+Memory::~Memory() { std::free(data_); }
+
+#else
+
 Memory::Memory(size_t num_bytes) : num_bytes_(std::max<size_t>(num_bytes, 1)) {
   data_ = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data_ == MAP_FAILED) throw std::bad_alloc();
@@ -19,11 +30,13 @@ Memory::Memory(size_t num_bytes) : num_bytes_(std::max<size_t>(num_bytes, 1)) {
 #endif
 }
 
-Memory::Memory(Memory&& other) noexcept : data_(other.data_), num_bytes_(other.num_bytes_) { other.data_ = nullptr; }
-
 Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, num_bytes_);
 }
+
+#endif
+
+Memory::Memory(Memory&& other) noexcept : data_(other.data_), num_bytes_(other.num_bytes_) { other.data_ = nullptr; }
 
 }  // namespace faser
 

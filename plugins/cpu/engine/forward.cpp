@@ -51,8 +51,8 @@ int32_t faser_engine::check(const faser_batch& batch, int first_layer, int last_
     for (int b = first_block; b < num_blocks; b++)
       if (blocks[b] < 0 || blocks[b] >= num_blocks_) return FASER_BAD_BLOCK;
   }
+  if (batch.num_branches < 0 || batch.num_branches > batch.num_requests) return FASER_BAD_ARGUMENT;
   const int num_parents = batch.num_requests - batch.num_branches;
-  if (batch.num_branches < 0 || num_parents < 0) return FASER_BAD_ARGUMENT;
   for (int k = 0; k < batch.num_branches; k++) {
     const int request = num_parents + k;
     if (batch.branch_parents[k] < 0 || batch.branch_parents[k] >= num_parents ||

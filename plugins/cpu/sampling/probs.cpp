@@ -120,7 +120,7 @@ int32_t edited_row(const faser_sampling& s, const float* logits, int32_t vocab_s
   };
   if (!find_max(logits)) return FASER_ROW_NAN;
   row->x = edit_logits(s, logits, vocab_size, num_tokens);
-  if (row->x != logits) find_max(row->x);
+  if (row->x != logits && !find_max(row->x)) return FASER_ROW_NAN;
   return row->max == -kInfinity ? FASER_ROW_EMPTY : FASER_ROW_OK;
 }
 
