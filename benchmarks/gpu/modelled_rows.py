@@ -1,4 +1,4 @@
-"""Model the time of the kernels other than attention by arithmetic.
+"""Model the time of the kernels other than attention, acceptance and draws by arithmetic.
 
 MODELLED, nothing runs. Bytes and blocks are what the kernels' sources say. An SM draws so many bytes per second from
 memory as the cost model says and more from the L2 cache, and all together no more than the memory gives; blocks go to
@@ -18,10 +18,10 @@ from faser_trtllm.ops.cuda import gated_silu
 from faser_trtllm.ops.cuda.append_kv import NUM_THREADS as APPEND_THREADS
 
 L2_GB_PER_MS = 0.1  # that an SM draws from L2, assumed: 64 bytes a clock at 1.6 GHz
-HIDDEN, INNER, VOCAB, NUM_LAYERS = 4096, 14336, 128_256, 32  # Llama-3.1-8B, bf16, logits in fp32
+HIDDEN, INNER, NUM_LAYERS = 4096, 14336, 32  # Llama-3.1-8B, bf16
 HEADS, HEAD_DIM = 32 + 2 * 8, 128  # of q, k and v
 NUM_CANDIDATES = 8
-NUM_DRAFTS = 4  # so a verification has five rows per request, and the draft four draws
+NUM_DRAFTS = 4  # so a verification has five rows per request
 BATCHES = (1, 32, 256)
 
 
@@ -42,7 +42,6 @@ class Kernel:
     blocks_per_row: int
     once_bytes: float
     per_step: int
-    is_per_request: bool = False  # else of each row of a verification
 
 
 def append_kv() -> Kernel:
@@ -82,17 +81,6 @@ def compact_rows() -> Kernel:
     return Kernel(Block(2.0 * HIDDEN, 0.0, 2.0 * HIDDEN), 1, 4.0 * HIDDEN, 1)
 
 
-def accept(num_reads: int) -> Kernel:
-    row = 4.0 * VOCAB
-    return Kernel(Block(row, row * (num_reads - 1), 0.0), 1, row, 1)
-
-
-def sample_rows(num_reads: int, keeps_probs: bool) -> Kernel:
-    row = 4.0 * VOCAB
-    block = Block(row, row * (num_reads - 1), row * keeps_probs)
-    return Kernel(block, 1, row * (1 + keeps_probs), NUM_DRAFTS, is_per_request=True)
-
-
 KERNELS: Mapping[str, Callable[[], Kernel]] = {
     "append_kv": append_kv,
     "gated_silu": silu,
@@ -101,11 +89,6 @@ KERNELS: Mapping[str, Callable[[], Kernel]] = {
     "add_quantize_rows, fp8": add_quantize_rows,
     "early_exit": early_exit,
     "compact_rows": compact_rows,
-    "accept, greedy": lambda: accept(1),  # the greatest
-    "accept, sampled": lambda: accept(3),  # the greatest, the sum, the draw of a rejected or last row
-    "accept, sampled with top_p": lambda: accept(6),  # and two levels of digits and the ranked rest
-    "sample_rows, greedy": lambda: sample_rows(1, False),
-    "sample_rows, unseeded": lambda: sample_rows(4, True),  # and its distribution is kept
 }
 
 
@@ -136,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, make in KERNELS.items():
         kernel, cells = make(), []
         for num_requests in BATCHES:
-            num_rows = num_requests * (1 if kernel.is_per_request else NUM_DRAFTS + 1)
+            num_rows = num_requests * (NUM_DRAFTS + 1)
             found = modelled_us(kernel, num_rows, gpu)
             cells.append(f"{found:.1f}, {once_us(kernel, num_rows, gpu) / found:.2f}")
             if num_requests == BATCHES[1]:
