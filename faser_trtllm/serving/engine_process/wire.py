@@ -86,6 +86,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 FINAL, ERROR, OUTPUTS = 1, 2, 4  # flags of a response
 
+_LARGE_BYTES = 64 << 10  # of an output
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<IB")
 _REQUEST = struct.Struct("<IQ")
@@ -243,8 +244,7 @@ _U64 = struct.Struct("<Q")
 
 def frame(kind: ToBackend, *parts: bytes) -> bytes:
     """A whole frame of these parts of a body."""
-    body = b"".join(parts)
-    return _FRAME.pack(len(body) + 1, kind) + body
+    return b"".join((_FRAME.pack(sum(map(len, parts)) + 1, kind), *parts))
 
 
 def text(value: str) -> bytes:
@@ -255,11 +255,14 @@ def text(value: str) -> bytes:
 
 def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
     """An output within a response."""
+    content: bytes | memoryview
     if array.dtype == np.object_:
         number, content = BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
     else:
-        number, content = _NUMBERS[array.dtype], array.tobytes()
-    return _heading(name, number, array.shape) + _U32.pack(len(content)) + content
+        number = _NUMBERS[array.dtype]
+        # Logits have tens of MiB, and copying them holds Python's lock.
+        content = array.tobytes() if array.nbytes < _LARGE_BYTES else array.reshape(-1).view(np.uint8).data
+    return b"".join((_heading(name, number, array.shape), _U32.pack(len(content)), content))
 
 
 @functools.lru_cache(maxsize=4096)  # a step's responses have few shapes

@@ -177,7 +177,7 @@ class TextStream:
             self.taken_log_probs.extend(kept["log_probs"])
             self.cum_log_prob = sum(kept["log_probs"], self.cum_log_prob)
             kept["tops"] = _tops(request.output_tops[first:end])
-            kept["logits"] = b"".join(row.tobytes() for row in request.output_logits[first:end])
+            kept["logits"] = b"".join(row.data for row in request.output_logits[first:end])
         if self._lacks_context and not request.lacks_context_log_probs:
             self._lacks_context = False
             prompt: list[int] = request.tokens[: request.prompt_len].tolist()
