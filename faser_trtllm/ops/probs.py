@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import itertools
 
 import numpy as np
 import numpy.typing as npt
@@ -104,10 +103,13 @@ def edited_logits(
     _penalise(entry, history, x)
     bias_ids = int32_at(int(entry["bias_ids"]), int(entry["num_bias"]))
     bias_values = float32_at(int(entry["bias_values"]), int(entry["num_bias"]))
+    inside = (bias_ids >= 0) & (bias_ids < x.size)
+    bias_ids, bias_values = bias_ids[inside], bias_values[inside]
     with np.errstate(over="ignore"):
-        for token, value in zip(bias_ids, bias_values, strict=True):
-            if 0 <= token < x.size:
-                x[token] = _clamp(x[token], x[token] + value)
+        while bias_ids.size:  # once, unless a token comes again
+            tokens, first = np.unique(bias_ids, return_index=True)
+            x[tokens] = _clamp(x[tokens], x[tokens] + bias_values[first])
+            bias_ids, bias_values = np.delete(bias_ids, first), np.delete(bias_values, first)
     _ban_bad_words(entry, history, x)
     if num_tokens - entry["prompt_len"] < entry["min_tokens"]:
         end_ids = int32_at(int(entry["end_ids"]), int(entry["num_end_ids"]))
@@ -162,7 +164,11 @@ def _ban_bad_words(entry: np.void, history: Int32Array, x: Float32Array) -> None
     num_words = int(entry["num_bad_words"])
     cu = int32_at(int(entry["cu_bad_words"]), num_words + 1 if num_words else 0)
     ids = int32_at(int(entry["bad_words"]), int(cu[-1]) if num_words else 0)
-    for begin, end in itertools.pairwise(cu.tolist()):
+    if not num_words:
+        return
+    before_last = ids[cu[1:] - 2] if ids.size > 1 else ids
+    may_fit = (np.diff(cu) == 1) | (before_last == (history[-1] if history.size else -1))
+    for begin, end in np.stack([cu[:-1], cu[1:]], axis=1)[may_fit].tolist():
         *prefix, last = ids[begin:end].tolist()
         fits = len(prefix) <= history.size
         if fits and 0 <= last < x.size and history[history.size - len(prefix) :].tolist() == prefix:
