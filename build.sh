@@ -114,8 +114,9 @@ check_style() {
   "$PYTHON" -m ruff check .
   "$PYTHON" -m ruff format --check .
   local sources
-  sources=$(git ls-files 'plugins/*.cpp' 'plugins/*.h' 'plugins/*.inl' 'plugins/*.cu' 'plugins/*.cuh' 2>/dev/null ||
-    find plugins -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+  sources=$(git ls-files 'plugins/*.cpp' 'plugins/*.h' 'plugins/*.inl' 'plugins/*.cu' 'plugins/*.cuh' \
+    'tests/native/*.cpp' 'tests/native/*.h' 2>/dev/null ||
+    find plugins tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
   # shellcheck disable=SC2086
   "$VENV/bin/clang-format" --dry-run --Werror $sources
 }
