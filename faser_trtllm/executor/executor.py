@@ -97,6 +97,8 @@ class Executor(Closing):
         drafting = self._draft_worker.draft(plan)
         result = self._verifier.verify(plan, drafting)
         verified_s, drafts = self._clock.now_s(), drafting.result()
+        if self._sampling.guided.slots:
+            self._scheduler.note_guides(plan, self._sampling.guided.take_costs())
         outputs = self._scheduler.update(plan, drafts, result)
         self._deliver(plan, outputs)
         record = StepRecord.of(plan, drafts, result, (begun_s, scheduled_s, verified_s, self._clock.now_s()))

@@ -223,7 +223,9 @@ def assemble(
     if sampler is None:
         draft_probs = HostDraftProbs(spec.max_batch_size, 0 if draft is None else max_draft_len, spec.vocab_size)
         sampler = CpuRejectionSampler(spec.vocab_size, max_draft_len, draft_probs)
-    sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len, draft_probs=sampler.draft_probs)
+    sampling = SamplingTable(
+        spec.max_batch_size, spec.vocab_size, max_draft_len, draft_probs=sampler.draft_probs, clock=clock
+    )
     drafters: list[Drafter] = []
     if max_draft_len and DrafterName.SUFFIX in (config.drafters or ()):
         drafters.append(SuffixDrafter(sampling, max_seq_len, has_model=draft is not None, resources=resources))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.guide import Guide, GuideError, GuideState
 from faser_trtllm.core.request import Request
 
@@ -29,7 +30,8 @@ class GuidedMasks:
     one at a time per slot.
     """
 
-    def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int) -> None:
+    def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int, clock: Clock) -> None:
+        self._clock = clock
         self._num_words = -(-vocab_size // 32)
         self._num_rows = max_draft_len + 1  # positions of the pending drafts and the next one
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
@@ -67,7 +69,20 @@ class GuidedMasks:
             raise error
         guided = self._slots[slot]
         if guided is not None:
-            guided.prepare(position, num_rows)
+            begun_s = self._clock.now_s()
+            guided.num_masks += guided.prepare(position, num_rows)
+            guided.ms += 1e3 * (self._clock.now_s() - begun_s)
+
+    def take_costs(self) -> dict[int, tuple[float, int]]:
+        """Slot -> ms that masks took since the last call, and their number, where there are any; no other thread may
+        call anything meanwhile."""
+        costs = {}
+        for slot in self.slots:
+            guided = self._slots[slot]
+            if guided is not None and guided.num_masks:
+                costs[slot] = guided.ms, guided.num_masks
+                guided.ms, guided.num_masks = 0.0, 0
+        return costs
 
     def num_allowed(self, slot: int, position: int, num_drafts: int) -> int:
         """How many of a slot's drafts from this position on its guide allows, up to the first that it does not: for
@@ -109,17 +124,22 @@ class _GuidedSlot:
         self._errors: dict[int, str] = {}  # by position; a mask that could not be computed allows nothing
         self._state: GuideState = guide.start(request.params.end_ids)
         self._seen: list[int] = []  # output tokens that the state has consumed
+        self.ms, self.num_masks = 0.0, 0  # time of masks, since they were asked for last
         self._num_committed = 0  # of these, the ones that can no longer be rolled back
 
-    def prepare(self, position: int, num_rows: int) -> None:
+    def prepare(self, position: int, num_rows: int) -> int:
+        """-> the masks that were not written yet."""
+        num_written = 0
         self._sync(position + num_rows - 1)
         for p in range(position, position + num_rows):
             if p > position and not self._allows(p - 1):
                 break
             row = p % len(self._masks)
             if self._positions[row] != p:
+                num_written += 1
                 self._positions[row] = p if self._write(p, self._masks[row]) else -1
         self._num_committed = min(self._request.num_output_tokens, len(self._seen))
+        return num_written
 
     def _allows(self, position: int) -> bool:
         """Whether the position's mask, which is written, allows its token."""

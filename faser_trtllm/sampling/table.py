@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of
@@ -47,8 +48,8 @@ class SamplingTable:
 
     A slot is bound when its request is admitted and released when the request leaves. new_key: source of keys for
     requests without a seed; each bind draws a new key, so that no random number is reused when a request resumes after
-    preemption. draft_probs: where the distributions of unseeded drafts are; None: in the host's memory. `guided`: masks
-    of the slots whose requests have a guide.
+    preemption. draft_probs: where the distributions of unseeded drafts are; None: in the host's memory. clock: of the
+    time that masks take; None: the system's. `guided`: masks of the slots whose requests have a guide.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class SamplingTable:
         *,
         new_key: Callable[[], int] = random_key,
         draft_probs: DraftProbs | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.array: SamplingArray = np.zeros(max_batch_size, SAMPLING_DTYPE)
-        self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len)
+        self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len, clock or MonotonicClock())
         self.draft_probs = draft_probs or HostDraftProbs(max_batch_size, max_draft_len, vocab_size)
         self._new_key = new_key
         self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by id

@@ -17,7 +17,11 @@ class Role(enum.Enum):
     NONE = "none"  # wait for the turn of its half
 
 
-def assign_roles(decoding: Sequence[Request], mode: Mode) -> dict[int, Role]:
+Roles = dict[int, Role]
+"""By slot."""
+
+
+def assign_roles(decoding: Sequence[Request], mode: Mode) -> Roles:
     """Slot -> role. In ping_pong a request alternates: drafted in one step, verified in the next.
 
     Requests with pending drafts are verified, the others are drafted. If all are on one side, only half of them

@@ -6,7 +6,7 @@ one rule covers prompt chunks, prefix hits, resumption after preemption and veri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
@@ -26,11 +26,12 @@ from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
 from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.deadlines import Deadlines
+from faser_trtllm.scheduler.guide_budget import GuideBudget
 from faser_trtllm.scheduler.held_plan import HeldPlan
 from faser_trtllm.scheduler.limits import SchedulerLimits, check_room
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
-from faser_trtllm.scheduler.roles import Role, assign_roles
+from faser_trtllm.scheduler.roles import Role, Roles
 from faser_trtllm.scheduler.rows import RowsLeft, context_reserve, share_draft_rows, split_running
 from faser_trtllm.scheduler.slots import slot_to_free
 from faser_trtllm.scheduler.update import apply_results
@@ -57,6 +58,7 @@ class Scheduler:
         self._price = 0.0  # tokens per ms that the policy expects
         self._meter = PlanMeter()  # of the steps since the last plan
         self._deadlines = Deadlines()
+        self._guides = GuideBudget()
         self._num_held = 0  # steps that need no new plan, unless requests join or leave
         self._held: HeldPlan | None = None
 
@@ -141,7 +143,9 @@ class Scheduler:
         decoding, contexts = split_running(self._running)
         view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
         decision = self._decide(view)
-        if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
+        roles = self._guides.assign_roles(self._running, decoding, decision)
+        is_whole = Role.NONE not in roles.values() and not contexts and not self._waiting
+        if is_whole and decision.mode is Mode.SERIAL and self._has_ample_blocks():
             self._num_held = decision.num_held
             self._held = HeldPlan(view, decision)
             for request in decoding:
@@ -149,7 +153,7 @@ class Scheduler:
             return self._steady_step(self._held, finished)
         self._num_held = 0
         paused = list(shared)
-        scheduled = self._schedule_running(decoding, contexts, decision, paused)
+        scheduled = self._schedule_running(decoding, contexts, decision, roles, paused)
         admitted = self._admit(scheduled) if paused == shared else []
         return self._mixed_step(scheduled, decision, admitted, paused, finished)
 
@@ -205,6 +209,11 @@ class Scheduler:
         if not self._requests:
             self._meter.rest()
 
+    def note_guides(self, plan: SchedulerOutput, costs: Mapping[int, tuple[float, int]]) -> None:
+        """What the masks of a step took, before its update: slot -> ms and their number."""
+        if self._guides.note(plan.scheduled, costs):
+            self._num_held = 0
+
     def _rewind(self, rows: ScheduledRequests, spare: Sequence[Request]) -> None:
         """Free the blocks of rejected rows. spare: the requests that have empty blocks."""
         for request in spare:
@@ -246,12 +255,11 @@ class Scheduler:
         return SchedulerOutput(rows, held.view, held.decision, is_drafting=held.is_drafting, finished=finished)
 
     def _schedule_running(
-        self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]
+        self, decoding: list[Request], contexts: list[Request], decision: Decision, roles: Roles, paused: list[Request]
     ) -> list[ScheduledRequest]:
         """Rows and blocks for requests with slots; preempts the latest requests if blocks run out."""
         joining = self._waiting.first(1) if self._free_slots else []
         shares = self._draft_shares(decoding, contexts or joining, decision)
-        roles = assign_roles(decoding, decision.mode)
         num_others = sum(not context.lacks_context_log_probs for context in contexts) + len(joining)
         left = RowsLeft(self._limits, len(decoding) + sum(shares.values()), num_others=num_others)
         scheduled: list[ScheduledRequest] = []
@@ -262,7 +270,7 @@ class Scheduler:
                 item = self._place_decoding(request, shares[request.slot], roles[request.slot], paused)
                 if item is not None:
                     scheduled.append(item)
-            else:
+            elif roles.get(request.slot) is not Role.NONE:
                 item = self._place_context(request, left, paused)
                 if item is not None:
                     left.take(item)
@@ -353,8 +361,8 @@ class Scheduler:
             prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up, request.params.salt)
             request.num_computed_tokens = prefix.num_cached_tokens
             request.num_draft_computed_tokens = prefix.num_draft_cached_tokens
-            length = left.chunk_length(request)
-            if length == 0 or not kv.allocate(slot, request.num_computed_tokens + length):
+            length = left.chunk_length(request) if (runs := self._guides.admits(request)) else 0
+            if runs and (length == 0 or not kv.allocate(slot, request.num_computed_tokens + length)):
                 kv.free(slot)
                 request.num_computed_tokens = request.num_draft_computed_tokens = 0
                 break
@@ -367,8 +375,9 @@ class Scheduler:
                 request.stats.num_cached_tokens = prefix.num_cached_tokens
             self._running.append(request)
             admitted.append(request)
-            scheduled.append(ScheduledRequest(request, length, 0, 0))
-            left.take(scheduled[-1])
+            if runs:
+                scheduled.append(ScheduledRequest(request, length, 0, 0))
+                left.take(scheduled[-1])
         return admitted
 
     def _fits(self, request: Request, admitted: Sequence[Request]) -> bool:

@@ -26,7 +26,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.queue import WaitingQueue
-from faser_trtllm.scheduler.roles import Role, assign_roles
+from faser_trtllm.scheduler.roles import Role, Roles
 from faser_trtllm.scheduler.scheduler import Scheduler
 from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
 
@@ -107,7 +107,7 @@ class TrtllmScheduler(Scheduler):
         decoding = [request for request in self._running if not self._in_context(request)]
         started = [request for request in contexts if request.state is RequestState.RUNNING]
         decision = self._decide(self._view(decoding, started))
-        roles = assign_roles(decoding, decision.mode)
+        roles = self._guides.assign_roles(self._running, decoding, decision)
         shares = self._draft_shares(decoding, contexts, decision)
         choice = self._ask(candidates, shares, roles)
         for request in choice.paused:
@@ -134,7 +134,7 @@ class TrtllmScheduler(Scheduler):
             held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
             request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
 
-    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: dict[int, Role]) -> _Choice:
+    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: Roles) -> _Choice:
         """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""
         requests = {self._llm_request(request).request_id: request for request in candidates}
         for request in candidates:
@@ -149,7 +149,7 @@ class TrtllmScheduler(Scheduler):
             [requests[p.request_id] for p in paused],
         )
 
-    def _resting(self, roles: dict[int, Role]) -> Any:
+    def _resting(self, roles: Roles) -> Any:
         """Ids that TensorRT-LLM takes to be in another micro batch: the half that waits for its turn."""
         resting = self._bindings.ReqIdsSet()
         for request in self._running:
@@ -157,7 +157,7 @@ class TrtllmScheduler(Scheduler):
                 resting.insert(self._llm_request(request).request_id)
         return resting
 
-    def _place_chosen(self, choice: _Choice, shares: dict[int, int], roles: dict[int, Role]) -> list[ScheduledRequest]:
+    def _place_chosen(self, choice: _Choice, shares: dict[int, int], roles: Roles) -> list[ScheduledRequest]:
         scheduled: list[ScheduledRequest] = []
         for request in self._running:
             request.was_drafted = False
