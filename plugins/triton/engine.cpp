@@ -20,7 +20,7 @@ constexpr double kPingPeriodS = 1.0;
 constexpr double kStartCheckPeriodS = 0.25;
 constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this multiple of a slow step's time
 constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
-constexpr double kMaxTimeS = 1e6;
+constexpr double kMaxTimeS = 1e9;   // more than faser.yaml allows, and no overflow of the clock
 constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
 constexpr char kShuttingDown[] = "the server is shutting down; send the request to another one";
 
