@@ -1,10 +1,10 @@
 // Attention of ragged frontiers over a paged KV cache.
 //
-// The rows of a request times the query heads of one KV head are packed into tiles of 16, 32 or 64: a frontier
+// The rows of a request times the query heads of one KV head are packed into tiles of 16 or 64: a frontier
 // of n rows with groups of G heads fills n * G of them, so K and V are read from memory once per request and KV head as
 // long as n * G fits the tile. That is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request
-// and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Up to 32 rows
-// a row's bits do not depend on how many rows there are. Speed: docs/gpu_kernels.md.
+// and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Speed:
+// docs/gpu_kernels.md.
 //
 // Work is found on the device (attention/work.cuh), so the host only needs bounds of it. A block takes the next item
 // and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block
@@ -19,8 +19,6 @@
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 49152
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 128, shared_bytes <= 49152
 // limits of *_h80_m64: registers <= 168, spill_bytes <= 48, shared_bytes <= 49152
-// limits of *_h128_m32: registers <= 255, spill_bytes <= 96, shared_bytes <= 49152
-// limits of *_m32: registers <= 255, spill_bytes <= 0, shared_bytes <= 49152
 // limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 49152
 // limits of *_h128_m64: registers <= 248, spill_bytes <= 0, shared_bytes <= 49152
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
@@ -40,7 +38,7 @@ namespace faser {
 template <typename T, typename Kv, typename Tiles>
 __device__ void attend(const AttentionArguments& args, const Work& mine) {
   constexpr int kHeadDim = Tiles::kHeadDim, kStride = Tiles::kStride, kNumSlots = Tiles::kNumSlots;
-  constexpr int kKSteps = kHeadDim / 16, kScoreTiles = Tiles::kWarpTokens / 8, kRowTiles = Tiles::kRowTiles;
+  constexpr int kKSteps = kHeadDim / 16, kScoreTiles = Tiles::kWarpTokens / 8;
   __shared__ __align__(16) char pool[Tiles::kPoolBytes];
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -110,54 +108,48 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
 #pragma unroll
   for (int half = 0; half < kNumSlots - 1; half++) fetch(half);
 
-  // This lane's two rows of each 16: lane / 4 and 8 rows further.
-  const float scale = args.scale * 1.4426950408889634f;
-  int limit[kRowTiles][2];
-  uint32_t q[kRowTiles][kKSteps][4];
-  float out[kRowTiles][kHeadDim / 8][4] = {};
-  float top[kRowTiles][2], sum[kRowTiles][2];
-  // Every row of a row tile sees [all_from, all_to) without a mask, and none sees none_from.
-  int all_from[kRowTiles], all_to[kRowTiles], none_from[kRowTiles];
+  // This lane's two rows of the tile: lane / 4 and 8 rows further.
+  const bool warp_has_rows = first_packed + row_warp * 16 < num_packed;
+  int limit[2];
+  const T* q_row[2];
 #pragma unroll
-  for (int rt = 0; rt < kRowTiles; rt++) {
-    const int first_of_tile = first_packed + (row_warp + rt) * 16;
-    const T* q_row[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int packed = first_of_tile + lane / 4 + 8 * i;
-      const bool exists = packed < num_packed;
-      const int row = mine.first_row + packed / group, head = kv_head * group + packed % group;
-      limit[rt][i] = exists ? past + packed / group : -1;
-      q_row[i] = exists ? static_cast<const T*>(args.q) +
-                              (static_cast<int64_t>(row) * args.num_heads + head) * kHeadDim + 2 * (lane % 4)
-                        : nullptr;
-      top[rt][i] = -INFINITY;
-      sum[rt][i] = 0.0f;
-    }
-#pragma unroll
-    for (int k = 0; k < kKSteps; k++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const T* source = q_row[i % 2];
-        q[rt][k][i] = source != nullptr ? *reinterpret_cast<const uint32_t*>(source + 16 * k + 8 * (i / 2)) : 0;
-      }
-    }
-    const int first_row = first_of_tile / group, last_row = clamp(first_of_tile + 15, 0, num_packed - 1) / group;
-    all_to[rt] = past + first_row + 1;
-    all_from[rt] = args.window > 0 ? past + last_row + 1 - args.window : args.window < 0 ? 1 : 0;
-    none_from[rt] = first_of_tile < num_packed ? past + last_row + 1 : 0;
+  for (int i = 0; i < 2; i++) {
+    const int packed = first_packed + row_warp * 16 + lane / 4 + 8 * i;
+    const bool exists = packed < num_packed;
+    const int row = mine.first_row + packed / group, head = kv_head * group + packed % group;
+    limit[i] = exists ? past + packed / group : -1;
+    q_row[i] = exists ? static_cast<const T*>(args.q) + (static_cast<int64_t>(row) * args.num_heads + head) * kHeadDim +
+                            2 * (lane % 4)
+                      : nullptr;
   }
+  uint32_t q[kKSteps][4];
+#pragma unroll
+  for (int k = 0; k < kKSteps; k++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const T* source = q_row[i % 2];
+      q[k][i] = source != nullptr ? *reinterpret_cast<const uint32_t*>(source + 16 * k + 8 * (i / 2)) : 0;
+    }
+  }
+
+  const float scale = args.scale * 1.4426950408889634f;
+  float out[kHeadDim / 8][4] = {};
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+  // Every row of the warp sees [all_from, all_to) without a mask.
+  const int warp_first = (first_packed + row_warp * 16) / group;
+  const int warp_last = clamp(first_packed + row_warp * 16 + 15, 0, num_packed - 1) / group;
+  const int all_to = past + warp_first + 1;
+  const int all_from = args.window > 0 ? past + warp_last + 1 - args.window : args.window < 0 ? 1 : 0;
+  const int none_from = past + warp_last + 1;
 
   for (int t = 0; t < num_tiles; t++) {
     const int first = (first_tile + t) * Tiles::kTileTokens + kv_warp * Tiles::kWarpTokens;
-    bool computes[kRowTiles];
-#pragma unroll
-    for (int rt = 0; rt < kRowTiles; rt++) computes[rt] = first < none_from[rt] && first < kv_end;
-    uint32_t weights[kRowTiles][kScoreTiles / 2][4];
+    const bool computes = warp_has_rows && first < none_from && first < kv_end;
+    uint32_t weights[kScoreTiles / 2][4];
 
     const T* keys = arrive(2 * t);
-    if (computes[kRowTiles - 1] || computes[0]) {
-      float score[kRowTiles][kScoreTiles][4] = {};
+    if (computes) {
+      float score[kScoreTiles][4] = {};
       const T* key = keys + (lane / 16 * 8 + lane % 8) * kStride;
 #pragma unroll
       for (int k = 0; k < kKSteps; k++) {
@@ -165,67 +157,59 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
         for (int n = 0; n < kScoreTiles / 2; n++) {
           uint32_t b[4];
           ldmatrix_x4(b, key + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 8 % 2));
+          mma_m16n8k16<T>(score[2 * n], q[k], b[0], b[1]);
+          mma_m16n8k16<T>(score[2 * n + 1], q[k], b[2], b[3]);
+        }
+      }
+      if (first < all_from || first + Tiles::kWarpTokens > all_to || first + Tiles::kWarpTokens > kv_end) {
 #pragma unroll
-          for (int rt = 0; rt < kRowTiles; rt++) {
-            mma_m16n8k16<T>(score[rt][2 * n], q[rt][k], b[0], b[1]);
-            mma_m16n8k16<T>(score[rt][2 * n + 1], q[rt][k], b[2], b[3]);
+        for (int n = 0; n < kScoreTiles; n++) {
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[i / 2];
+            const bool in_window = args.window <= 0 || position > last - args.window;
+            const bool is_first = args.window < 0 && position == 0 && last > 0;
+            if (position > last || position >= kv_end || !in_window || is_first) score[n][i] = -INFINITY;
           }
         }
       }
 #pragma unroll
-      for (int rt = 0; rt < kRowTiles; rt++) {
-        if (first < all_from[rt] || first + Tiles::kWarpTokens > all_to[rt] || first + Tiles::kWarpTokens > kv_end) {
+      for (int i = 0; i < 2; i++) {
+        float highest = top[i];
 #pragma unroll
-          for (int n = 0; n < kScoreTiles; n++) {
+        for (int n = 0; n < kScoreTiles; n++) highest = fmaxf(highest, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 2));
+        // A row that has seen nothing yet has weights 0 rather than exp2(-inf + inf).
+        const float shift = highest == -INFINITY ? 0.0f : highest * scale;
+        const float keep = exp2_approx(top[i] * scale - shift);
+        top[i] = highest;
+        sum[i] *= keep;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-              const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[rt][i / 2];
-              const bool in_window = args.window <= 0 || position > last - args.window;
-              const bool is_first = args.window < 0 && position == 0 && last > 0;
-              if (position > last || position >= kv_end || !in_window || is_first) score[rt][n][i] = -INFINITY;
-            }
-          }
+        for (int n = 0; n < kHeadDim / 8; n++) {
+          out[n][2 * i] *= keep;
+          out[n][2 * i + 1] *= keep;
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-          float highest = top[rt][i];
+        for (int n = 0; n < kScoreTiles; n++) {
 #pragma unroll
-          for (int n = 0; n < kScoreTiles; n++) {
-            highest = fmaxf(highest, fmaxf(score[rt][n][2 * i], score[rt][n][2 * i + 1]));
-          }
-          highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 1));
-          highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 2));
-          // A row that has seen nothing yet has weights 0 rather than exp2(-inf + inf).
-          const float shift = highest == -INFINITY ? 0.0f : highest * scale;
-          const float keep = exp2_approx(top[rt][i] * scale - shift);
-          top[rt][i] = highest;
-          sum[rt][i] *= keep;
-#pragma unroll
-          for (int n = 0; n < kHeadDim / 8; n++) {
-            out[rt][n][2 * i] *= keep;
-            out[rt][n][2 * i + 1] *= keep;
-          }
-#pragma unroll
-          for (int n = 0; n < kScoreTiles; n++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-              score[rt][n][2 * i + j] = exp2_approx(score[rt][n][2 * i + j] * scale - shift);
-              sum[rt][i] += score[rt][n][2 * i + j];
-            }
+          for (int j = 0; j < 2; j++) {
+            score[n][2 * i + j] = exp2_approx(score[n][2 * i + j] * scale - shift);
+            sum[i] += score[n][2 * i + j];
           }
         }
+      }
 #pragma unroll
-        for (int n = 0; n < kScoreTiles / 2; n++) {
-          weights[rt][n][0] = pack2<T>(score[rt][2 * n][0], score[rt][2 * n][1]);
-          weights[rt][n][1] = pack2<T>(score[rt][2 * n][2], score[rt][2 * n][3]);
-          weights[rt][n][2] = pack2<T>(score[rt][2 * n + 1][0], score[rt][2 * n + 1][1]);
-          weights[rt][n][3] = pack2<T>(score[rt][2 * n + 1][2], score[rt][2 * n + 1][3]);
-        }
+      for (int n = 0; n < kScoreTiles / 2; n++) {
+        weights[n][0] = pack2<T>(score[2 * n][0], score[2 * n][1]);
+        weights[n][1] = pack2<T>(score[2 * n][2], score[2 * n][3]);
+        weights[n][2] = pack2<T>(score[2 * n + 1][0], score[2 * n + 1][1]);
+        weights[n][3] = pack2<T>(score[2 * n + 1][2], score[2 * n + 1][3]);
       }
     }
 
     const T* values = arrive(2 * t + 1);
-    if (computes[kRowTiles - 1] || computes[0]) {
+    if (computes) {
       const T* value = values + lane % 16 * kStride;
 #pragma unroll
       for (int n = 0; n < kScoreTiles / 2; n++) {
@@ -233,23 +217,17 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
         for (int k = 0; k < kKSteps; k++) {
           uint32_t b[4];
           ldmatrix_x4_trans(b, value + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 16));
-#pragma unroll
-          for (int rt = 0; rt < kRowTiles; rt++) {
-            mma_m16n8k16<T>(out[rt][2 * k], weights[rt][n], b[0], b[1]);
-            mma_m16n8k16<T>(out[rt][2 * k + 1], weights[rt][n], b[2], b[3]);
-          }
+          mma_m16n8k16<T>(out[2 * k], weights[n], b[0], b[1]);
+          mma_m16n8k16<T>(out[2 * k + 1], weights[n], b[2], b[3]);
         }
       }
     }
   }
 
 #pragma unroll
-  for (int rt = 0; rt < kRowTiles; rt++) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      sum[rt][i] += __shfl_xor_sync(kFullMask, sum[rt][i], 1);
-      sum[rt][i] += __shfl_xor_sync(kFullMask, sum[rt][i], 2);
-    }
+  for (int i = 0; i < 2; i++) {
+    sum[i] += __shfl_xor_sync(kFullMask, sum[i], 1);
+    sum[i] += __shfl_xor_sync(kFullMask, sum[i], 2);
   }
   if constexpr (!Tiles::kByPositions) {
 #pragma unroll
@@ -257,59 +235,56 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
       const int packed = first_packed + row_warp * 16 + lane / 4 + 8 * i;
       if (packed >= num_packed) continue;
       const int row = mine.first_row + packed / group, head = kv_head * group + packed % group;
-      const float total = sum[0][i], normalise = total == 0.0f ? 0.0f : args.v_scale / total;
-      if (lane % 4 == 0) writer.log2_sum(row, head, total == 0.0f ? -INFINITY : top[0][i] * scale + log2f(total));
+      const float normalise = sum[i] == 0.0f ? 0.0f : args.v_scale / sum[i];
+      if (lane % 4 == 0) writer.log2_sum(row, head, sum[i] == 0.0f ? -INFINITY : top[i] * scale + log2f(sum[i]));
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; n++) {
-        writer.pair(row, head, 8 * n + 2 * (lane % 4), out[0][n][2 * i] * normalise, out[0][n][2 * i + 1] * normalise);
+        writer.pair(row, head, 8 * n + 2 * (lane % 4), out[n][2 * i] * normalise, out[n][2 * i + 1] * normalise);
       }
     }
   } else {
-    // The warps' results become one, 16 rows at a time. The copies are read by nobody any more.
+    // The warps' results become one; the copies are read by nobody any more.
     float* partial = reinterpret_cast<float*>(pool);
     float* tops = partial + Tiles::kKvWarps * 16 * kHeadDim;
     float* sums = tops + Tiles::kKvWarps * 16;
+    __syncthreads();
 #pragma unroll
-    for (int rt = 0; rt < kRowTiles; rt++) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int r = kv_warp * 16 + lane / 4 + 8 * i;
-        if (lane % 4 == 0) {
-          tops[r] = top[rt][i];
-          sums[r] = sum[rt][i];
-        }
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; n++) {
-          *reinterpret_cast<float2*>(partial + r * kHeadDim + 8 * n + 2 * (lane % 4)) =
-              make_float2(out[rt][n][2 * i], out[rt][n][2 * i + 1]);
-        }
+    for (int i = 0; i < 2; i++) {
+      const int r = lane / 4 + 8 * i;
+      if (lane % 4 == 0) {
+        tops[kv_warp * 16 + r] = top[i];
+        sums[kv_warp * 16 + r] = sum[i];
       }
-      __syncthreads();
-      for (int r = warp; r < 16 && first_packed + rt * 16 + r < num_packed; r += Tiles::kKvWarps) {
-        float highest = -INFINITY, total = 0.0f, weight[Tiles::kKvWarps];
 #pragma unroll
-        for (int w = 0; w < Tiles::kKvWarps; w++) highest = fmaxf(highest, tops[w * 16 + r]);
-        const float shift = highest == -INFINITY ? 0.0f : highest * scale;
+      for (int n = 0; n < kHeadDim / 8; n++) {
+        *reinterpret_cast<float2*>(partial + (kv_warp * 16 + r) * kHeadDim + 8 * n + 2 * (lane % 4)) =
+            make_float2(out[n][2 * i], out[n][2 * i + 1]);
+      }
+    }
+    __syncthreads();
+    for (int r = warp; r < 16 && first_packed + r < num_packed; r += Tiles::kKvWarps) {
+      float highest = -INFINITY, total = 0.0f, weight[Tiles::kKvWarps];
+#pragma unroll
+      for (int w = 0; w < Tiles::kKvWarps; w++) highest = fmaxf(highest, tops[w * 16 + r]);
+      const float shift = highest == -INFINITY ? 0.0f : highest * scale;
+#pragma unroll
+      for (int w = 0; w < Tiles::kKvWarps; w++) {
+        weight[w] = exp2_approx(tops[w * 16 + r] * scale - shift);
+        total += sums[w * 16 + r] * weight[w];
+      }
+      const float normalise = total == 0.0f ? 0.0f : args.v_scale / total;
+      const int packed = first_packed + r, out_row = mine.first_row + packed / group;
+      const int out_head = kv_head * group + packed % group;
+      if (lane == 0) writer.log2_sum(out_row, out_head, total == 0.0f ? -INFINITY : shift + log2f(total));
+      for (int column = 2 * lane; column < kHeadDim; column += 2 * kWarpSize) {
+        float low = 0.0f, high = 0.0f;
 #pragma unroll
         for (int w = 0; w < Tiles::kKvWarps; w++) {
-          weight[w] = exp2_approx(tops[w * 16 + r] * scale - shift);
-          total += sums[w * 16 + r] * weight[w];
+          const float2 pair = *reinterpret_cast<const float2*>(partial + (w * 16 + r) * kHeadDim + column);
+          low += pair.x * weight[w];
+          high += pair.y * weight[w];
         }
-        const float normalise = total == 0.0f ? 0.0f : args.v_scale / total;
-        const int packed = first_packed + rt * 16 + r, out_row = mine.first_row + packed / group;
-        const int out_head = kv_head * group + packed % group;
-        if (lane == 0) writer.log2_sum(out_row, out_head, total == 0.0f ? -INFINITY : shift + log2f(total));
-        for (int column = 2 * lane; column < kHeadDim; column += 2 * kWarpSize) {
-          float low = 0.0f, high = 0.0f;
-#pragma unroll
-          for (int w = 0; w < Tiles::kKvWarps; w++) {
-            const float2 pair = *reinterpret_cast<const float2*>(partial + (w * 16 + r) * kHeadDim + column);
-            low += pair.x * weight[w];
-            high += pair.y * weight[w];
-          }
-          writer.pair(out_row, out_head, column, low * normalise, high * normalise);
-        }
+        writer.pair(out_row, out_head, column, low * normalise, high * normalise);
       }
     }
   }
@@ -373,27 +348,17 @@ __device__ void attend_all(const AttentionArguments& args) {
   FASER_VERIFY_ATTENTION(fp16_e4m3, faser::fp16, faser::e4m3, HEAD_DIM, 16) \
   FASER_VERIFY_ATTENTION(fp16_e4m3, faser::fp16, faser::e4m3, HEAD_DIM, 64)
 
-#define FASER_VERIFY_ATTENTION_OF_32_ROWS(HEAD_DIM)                         \
-  FASER_VERIFY_ATTENTION(bf16, faser::bf16, faser::bf16, HEAD_DIM, 32)      \
-  FASER_VERIFY_ATTENTION(bf16_e4m3, faser::bf16, faser::e4m3, HEAD_DIM, 32) \
-  FASER_VERIFY_ATTENTION(fp16, faser::fp16, faser::fp16, HEAD_DIM, 32)      \
-  FASER_VERIFY_ATTENTION(fp16_e4m3, faser::fp16, faser::e4m3, HEAD_DIM, 32)
-
 #if FASER_HEAD_DIM == 0 || FASER_HEAD_DIM == 64
 FASER_VERIFY_ATTENTION_OF_HEAD(64)
-FASER_VERIFY_ATTENTION_OF_32_ROWS(64)
 #endif
 #if FASER_HEAD_DIM == 0 || FASER_HEAD_DIM == 80
 FASER_VERIFY_ATTENTION_OF_HEAD(80)
-FASER_VERIFY_ATTENTION_OF_32_ROWS(80)
 #endif
 #if FASER_HEAD_DIM == 0 || FASER_HEAD_DIM == 96
 FASER_VERIFY_ATTENTION_OF_HEAD(96)
-FASER_VERIFY_ATTENTION_OF_32_ROWS(96)
 #endif
 #if FASER_HEAD_DIM == 0 || FASER_HEAD_DIM == 128
 FASER_VERIFY_ATTENTION_OF_HEAD(128)
-FASER_VERIFY_ATTENTION_OF_32_ROWS(128)
 #endif
 #if FASER_HEAD_DIM == 0 || FASER_HEAD_DIM == 256
 FASER_VERIFY_ATTENTION_OF_HEAD(256)

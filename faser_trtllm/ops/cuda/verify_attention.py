@@ -2,7 +2,7 @@
 
 Row i of a request's n rows is at position kv_lens[b] - n + i and sees itself and everything before it, within the
 window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits
-a tile of 16, 32 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
+a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
 Speed: docs/gpu_kernels.md.
 """
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 BUT_FIRST = -1
 """In place of a window: rows see all positions but the first, which only its own row sees."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
-TILE_ROWS = (16, 32, 64)
-MAX_HEAD_DIM_OF_32_ROWS = 128  # with larger heads the registers hold no tile of 32 rows
+TILE_ROWS = (16, 64)
 SPLIT_TOKENS = 512  # positions of a chunk of a long context; fixed, so that a row's sums do not depend on its batch
 SPLIT_MULTIPLE = 64  # that those of any launch are a multiple of
 MAX_SPLIT_ROWS = 256  # rows times group of a request that is split: kMaxSplitRows
@@ -46,18 +45,9 @@ class AttentionShape(PagedShape):
         return self.num_heads // self.num_kv_heads
 
 
-def tile_rows_of(head_dim: int) -> tuple[int, ...]:
-    """The tiles that there are for a head size."""
-    return TILE_ROWS if head_dim <= MAX_HEAD_DIM_OF_32_ROWS else (16, 64)
-
-
 def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int) -> int:
-    """The smallest tile that the rows of every request fit, or the largest. max_rows_per_request is the host's bound.
-
-    Tiles of 16 and 32 rows give a row the same bits; the one of 64 adds up positions in another order.
-    """
-    packed = max_rows_per_request * shape.group
-    return next((rows for rows in tile_rows_of(shape.head_dim) if packed <= rows), TILE_ROWS[-1])
+    """16 if the frontier of every request fits such a tile, else 64. max_rows_per_request is the host's bound."""
+    return 16 if max_rows_per_request * shape.group <= 16 else 64
 
 
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
@@ -102,7 +92,7 @@ def combine_name(shape: AttentionShape) -> str:
 
 def block_threads(shape: AttentionShape, tile_rows: int) -> int:
     """Threads per block of kernel_name()."""
-    return 64 if tile_rows == 16 and shape.head_dim > MAX_HEAD_DIM_OF_32_ROWS else 128
+    return 64 if tile_rows == 16 and shape.head_dim > 128 else 128
 
 
 def grid(shape: AttentionShape, tile_rows: int, max_slots: int = 0, num_sms: int = 132) -> Dim3:
@@ -166,8 +156,8 @@ def launch(
     for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
         if not (value > 0 and math.isfinite(value)):
             raise InvalidArgumentError(f"{name} is {value}; it must be finite and above 0")
-    if tile_rows not in tile_rows_of(shape.head_dim):
-        raise InvalidArgumentError(f"tile_rows is {tile_rows}; it must be one of {tile_rows_of(shape.head_dim)}")
+    if tile_rows not in TILE_ROWS:
+        raise InvalidArgumentError(f"tile_rows is {tile_rows}; it must be one of {TILE_ROWS}")
     if split_tokens <= 0 or split_tokens % SPLIT_MULTIPLE:
         raise InvalidArgumentError(f"split_tokens is {split_tokens}; it must be a multiple of {SPLIT_MULTIPLE}")
     needed = workspace_bytes(shape, max_slots)

@@ -21,20 +21,20 @@ struct FastDivision {
 };
 
 // How a head size is tiled. A tile of 64 rows has a warp per 16 packed rows, and all of them read the same positions.
-// Of a smaller tile each warp has all rows and 16 of the kTileTokens positions: it copies those itself and waits for no
-// other warp, and a row's sums do not depend on how many such rows there are.
+// Of a tile of 16 rows each warp has all rows and 16 of the kTileTokens positions: it copies those itself and waits for
+// no other warp.
 template <typename Kv, int kHeadDimension, int kTile>
 struct Tiling {
   static constexpr int kHeadDim = kHeadDimension, kTileRows = kTile;
-  static constexpr bool kIsFp8 = sizeof(Kv) == 1, kByPositions = kTileRows <= 32;
+  static constexpr bool kIsFp8 = sizeof(Kv) == 1, kByPositions = kTileRows == 16;
   static constexpr int kTileTokens = kHeadDim > 128 ? 32 : 64;
-  static constexpr int kRowWarps = kByPositions ? 1 : kTileRows / 16, kRowTiles = kByPositions ? kTileRows / 16 : 1;
+  static constexpr int kRowWarps = kTileRows / 16;
   static constexpr int kKvWarps = kByPositions ? kTileTokens / 16 : 1;
   static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
   static constexpr int kWarpTokens = kTileTokens / kKvWarps;
   static constexpr int kCopyThreads = kByPositions ? kWarpSize : kNumThreads;
   // Blocks per SM: three keep enough copies in flight. With larger heads the registers allow fewer.
-  static constexpr int kMinBlocks = kRowTiles > 1 ? 2 : kHeadDim* kTileRows < 96 * 64 ? 3 : 1;
+  static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
   // The eight rows that ldmatrix reads are in different banks: 16 bytes of a row change places with its number where
   // that stays within 128 bytes, else rows are padded by 16 bytes.
   static constexpr bool kIsSwizzled = kHeadDim % 64 == 0;

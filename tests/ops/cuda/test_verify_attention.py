@@ -79,9 +79,8 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window)
     torch.testing.assert_close(found.double(), dense(case, window), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(  # a compile for each head size
-    ("head_dim", "tile_rows"), [(dim, rows) for dim in pick((64, 80), op.HEAD_DIMS) for rows in op.tile_rows_of(dim)]
-)
+@pytest.mark.parametrize("head_dim", pick((64, 80), op.HEAD_DIMS))  # a compile each
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
 @pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
 def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     generator = torch.Generator().manual_seed(head_dim + tile_rows)
@@ -131,31 +130,6 @@ def test_any_batch_on_the_cpu(
     slots = {} if max_slots is None else {"max_slots": max_slots}
     found = run(module, case, tile_rows, split_tokens, window=window, num_sms=num_sms, **slots)
     assert_close(found, wanted, dtype, 2.0)
-
-
-@settings(max_examples=examples(15))
-@given(
-    rows=st.integers(2, 8),
-    past=st.integers(0, 300),
-    seed=st.integers(0, 2**31),
-    split_tokens=st.sampled_from([NEVER, 64, 128]),
-    window=st.sampled_from([0, 0, 33, op.BUT_FIRST]),
-    kv_dtype=st.sampled_from(["bf16", "e4m3"]),
-)
-def test_a_row_has_the_bits_that_it_has_alone(rows, past, seed, split_tokens, window, kv_dtype):
-    """Up to 32 packed rows: what a request verifies next to a row changes none of its sums."""
-    generator, module = torch.Generator().manual_seed(seed), emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    case = paged_case(generator, [rows], [past + rows], num_heads=4, num_kv_heads=1, kv_dtype=kv_dtype)
-    together = run(module, case, 32, split_tokens, window=window)
-    for row in range(rows):
-        alone = PagedCase(
-            case.q[row : row + 1].contiguous(),
-            *case.tensors()[1:4],
-            torch.tensor([0, 1], dtype=torch.int32),
-            torch.tensor([past + row + 1], dtype=torch.int32),
-        )
-        found = run(module, alone, 16, split_tokens, window=window)
-        assert torch.equal(found[0].view(torch.int16), together[row].view(torch.int16)), row
 
 
 @pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
@@ -217,7 +191,7 @@ def test_broken_kernels_are_found(breakage, tmp_path):
         path.write_text(path.read_text().replace(right, wrong))
     some_kernels = r"^  FASER_VERIFY_ATTENTION\((fp16|\w+_e4m3),.*\n"
     broken, num_left_out = re.subn(some_kernels, "\n", kernel.read_text(), flags=re.MULTILINE)
-    assert num_left_out == 9, "what is not run here need not be compiled"
+    assert num_left_out == 6, "what is not run here need not be compiled"
     kernel.write_text(broken)
     case = paged_case(torch.Generator().manual_seed(4), *split_batch(BATCHES[1]))
     long = paged_case(torch.Generator().manual_seed(5), [3, 2, 0, 5], [40, 700, 7, 5])
@@ -302,8 +276,7 @@ def test_slots_are_for_every_row_and_chunk_as_far_as_the_workspace_goes():
     assert op.workspace_bytes(many, op.choose_max_slots(many, 100_000)) == pytest.approx(64 << 20, rel=1e-3)
     assert op.workspace_bytes(few, 2) == 2 * 32 * 129 * 4
     assert op.choose_tile_rows(few, 4) == 16
-    assert op.choose_tile_rows(few, 5) == op.choose_tile_rows(few, 8) == 32
-    assert op.choose_tile_rows(few, 9) == op.choose_tile_rows(_shape(head_dim=256), 5) == 64
+    assert op.choose_tile_rows(few, 5) == 64
 
 
 def _shape(**changes) -> op.AttentionShape:
@@ -326,7 +299,7 @@ def test_wrong_arguments_are_named():
         ("block_table has shape", {"block_table": case.block_table.repeat(2, 1)}, {}),
         ("scale is 0", {}, {"scale": 0.0}),
         ("v_scale is nan", {}, {"v_scale": math.nan}),
-        ("tile_rows is 48", {}, {"tile_rows": 48}),
+        ("tile_rows is 32", {}, {"tile_rows": 32}),
         ("split_tokens is 96", {}, {"split_tokens": 96}),
         ("max_slots is 1000000; it must be 0 to 64527", {}, {"max_slots": 1_000_000}),
         ("window is -2", {}, {"window": -2}),
@@ -347,11 +320,10 @@ def gpu_module(on_gpu):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("head_dim", "tile_rows"), [(dim, rows) for dim in op.HEAD_DIMS for rows in op.tile_rows_of(dim)]
-)
+@pytest.mark.parametrize("head_dim", op.HEAD_DIMS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
 def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     batches = [*BATCHES, [(5, 900), (1, 2000), (0, 3), (8, 8)], [(300, 700), (33, 33), (1, 5000)]]
