@@ -227,6 +227,8 @@ def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
 def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -> int:
     data, source = fields.data, fields.source
     layer_types = data.get("layer_types") or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise CheckpointError(f"{source}: layer_types is {layer_types!r:.80}, it must be a list of names")
     if len(set(layer_types)) > 1:
         raise CheckpointError(f"{source}: layer_types differ, only one kind of attention for all layers is supported")
     if architecture == "MistralForCausalLM":

@@ -23,6 +23,7 @@ from tests.fuzz.targets import TARGETS
 PACKAGE = Path(__file__).parents[2] / "faser_trtllm"
 MAX_KEPT_BYTES = 24 << 10  # of an input
 MAX_CORPUS_BYTES = 44 << 10  # of a target
+MAX_SEEDS = 12  # of a target, whose neighbours are made
 NUM_MUTATIONS = 3000
 
 Step = tuple[str, int, int]
@@ -71,7 +72,7 @@ def keep(target: Target, work_dir: Path | None) -> None:
     rng = random.Random(0)
     inputs = target.inputs()
     known = set().union(*(steps_of(target, data) for data in inputs))
-    found = [other for data in target.seeds() for other in neighbours(target, data)]
+    found = [other for data in target.seeds()[:MAX_SEEDS] for other in neighbours(target, data)]
     found += [mutated(target, rng.choice(inputs), rng) for _ in range(NUM_MUTATIONS)]
     if work_dir is not None:
         found += [

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.fuzz.target import Target
 
+MAX_LENGTH = 1 << 20  # of texts, bytes and lists
 MAX_NODES = 150  # of an input, whose neighbours are made
 _DROPPED = object()
 Bytes = Callable[[bytes], bytes]
@@ -171,11 +172,11 @@ def _new(old: Any, root: Any, rng: random.Random, words: Sequence[str], of_bytes
     if isinstance(old, float):
         return rng.choice((old * 2, -old, old + 1, *_FLOATS))
     if isinstance(old, bytes):
-        return of_bytes(old) if rng.random() < 0.9 else old * rng.choice((2, 100))
+        return of_bytes(old) if rng.random() < 0.9 else _repeated(old, rng.choice((2, 100)))
     if isinstance(old, str):
         return _text(old, rng, words)
     if isinstance(old, list):
-        return old * rng.choice((0, 2, 50)) if rng.random() < 0.7 else old[: rng.randrange(len(old) + 1)]
+        return _repeated(old, rng.choice((0, 2, 50))) if rng.random() < 0.7 else old[: rng.randrange(len(old) + 1)]
     return {} if rng.random() < 0.3 else {**old, _text("", rng, words): _other(root, rng, words)}
 
 
@@ -190,8 +191,12 @@ def _text(old: str, rng: random.Random, words: Sequence[str]) -> str:
     if kind == 3:
         return old[:place] + old[place + 1 :]
     if kind == 4:
-        return old * rng.choice((2, 2, 100, 10_000))
+        return _repeated(old, rng.choice((2, 2, 100, 10_000)))
     return old[:place] + chr(rng.choice((rng.randrange(128), rng.randrange(0xD800)))) + old[place + 1 :]
+
+
+def _repeated(old: Any, times: int) -> Any:
+    return old * (times if len(old) * times <= MAX_LENGTH else 1)
 
 
 def _other(root: Any, rng: random.Random, words: Sequence[str]) -> Any:

@@ -117,6 +117,8 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
             "max_window_layers 2 gives a sliding window to a part of the 4 layers",
         ),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differ"),
+        ({"layer_types": 5}, "layer_types is 5, it must be a list of names"),
+        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']], it must be a list of names"),
         ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647, it must be at most 1000"),
         ({"vocab_size": 10**4000}, "vocab_size is 1000000"),
         ({"rope_theta": 10**400}, "rope_theta is 1000000"),

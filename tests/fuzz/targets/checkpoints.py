@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import shutil
 import struct
 import zipfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from faser_trtllm.errors import FaserError
@@ -23,7 +25,7 @@ from faser_trtllm.models.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_con
 from faser_trtllm.models.eagle3 import expected_shapes as eagle3_shapes
 from faser_trtllm.models.medusa import MedusaWeights, is_medusa, load_medusa_config
 from faser_trtllm.models.medusa import expected_shapes as medusa_shapes
-from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.models.torch_file import open_head_files
 from faser_trtllm.models.weights import CheckpointWeights, Weights, expected_shapes
 from tests.fuzz.scratch import JSON, folder, from_json, headed, put, to_json
@@ -78,12 +80,13 @@ def read_all(weights: Weights, shapes: dict[str, tuple[int, ...]]) -> None:
 
 def run_safetensors(data: bytes) -> None:
     put("safetensors/model.safetensors", data)
+    held = []
     with CheckpointWeights(folder("safetensors")) as weights:
         for name in weights:
             shape = weights.shape(name)
             for read in (weights.float32, weights.bfloat16, weights.integers):
                 with contextlib.suppress(FaserError):
-                    read(name, shape)
+                    held.append(read(name, shape))  # views outlive the weights
             for other in (weights.int32, weights.fp8):
                 with contextlib.suppress(FaserError):
                     other(name)
@@ -128,6 +131,13 @@ def folder_seeds() -> list[bytes]:
     config = found[0]["config.json"]
     for rope in (LLAMA3_ROPE, YARN_ROPE, {"rope_type": "linear", "factor": 2.0}):
         found.append({"config.json": config | {"rope_parameters": rope | {"rope_theta": 1e4}}})
+    qwen2 = found[1]["config.json"] | {"use_sliding_window": True, "sliding_window": 16}
+    for layers in (
+        {"max_window_layers": 0},
+        {"layer_types": ["sliding_attention"]},
+        {"layer_types": ["full_attention"]},
+    ):
+        found.append({"base": "qwen2", "config.json": qwen2 | layers})
     found.append({"config.json": config, "tokenizer_config.json": {"eos_token": {"content": "a"}, "bos_token": "b"}})
     found.append({"tokenizer.json": "{", "config.json": config})
     return [json.dumps(entry).encode() for entry in found]
@@ -141,6 +151,7 @@ def run_gguf(data: bytes) -> None:
     with ExitStack() as stack:
         checkpoint = open_checkpoint(path, stack)
         read_all(checkpoint.weights, expected_shapes(checkpoint.config))
+        open_checkpoint(path, stack, base("llama"))  # with another tokenizer
 
 
 # tokenizers
@@ -154,6 +165,8 @@ def run_tokenizer(data: bytes) -> None:
         ids = tokenizer.encode(text, parse_special_tokens=parse)
         tokenizer.decode(ids)
     tokenizer.decode(range(min(64, tokenizer.vocab_size)), skip_special_tokens=False)
+    for i in range(min(64, tokenizer.vocab_size)):
+        IncrementalDetokenizer(tokenizer, before=[i]).peek(i)
     tokenizer.fingerprint()
     tokenizer.first_difference(Tokenizer(tokenizer.definition))
 
@@ -174,8 +187,15 @@ def tokenizer_seeds() -> list[bytes]:
         for model in kinds
     ]
     others[2] |= {"decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}}
+    two = json.dumps(small | {"decoder": {"type": "Sequence", "decoders": [small["decoder"], {"type": "Fuse"}]}})
     sentencepiece = [sentencepiece_backend(metaspace).to_str().encode() for metaspace in (False, True)]
-    return [byte_level, json.dumps(small).encode(), *sentencepiece, *(json.dumps(other).encode() for other in others)]
+    return [
+        byte_level,
+        json.dumps(small).encode(),
+        *sentencepiece,
+        two.encode(),
+        *(json.dumps(other).encode() for other in others),
+    ]
 
 
 # draft heads
@@ -240,34 +260,59 @@ def _zipped(value: Any) -> bytes:
 
 
 def run_head_config(data: bytes) -> None:
-    """config.json of draft heads whose tensors are safetensors."""
+    """[kind, config.json, shapes of tensors by name]."""
     given = from_json(data, list)
-    if len(given) != 2:
+    if len(given) != 3 or not isinstance(given[2], dict):
         return
     target = base("llama")
     target_config = load_model_config(target)
     is_eagle = given[0] == "eagle3"
     path = folder("head-eagle3" if is_eagle else "head-medusa")
-    if not (path / "model.safetensors").exists():
-        make_head(path, target, layers=(0, 1)) if is_eagle else make_medusa(path, target)
+    tensors = {}
+    for name, shape in list(given[2].items())[:100]:
+        kind = np.int64 if name == "d2t" else np.float32
+        with contextlib.suppress(ValueError, TypeError, MemoryError, UnicodeError):
+            name.encode()
+            is_small = all(type(size) is int for size in shape) and math.prod(shape) < 10_000
+            tensors[name] = np.zeros(shape if is_small else (), kind)
+    (path / "model.safetensors").write_bytes(save(tensors))
     (path / "config.json").write_bytes(to_json(given[1]))
     with ExitStack() as stack:
         files = open_head_files(path, stack)
         if is_eagle and is_eagle3(path):
             weights = Eagle3Weights(files, stack.enter_context(CheckpointWeights(target)))
-            load_eagle3_config(path, weights, target_config)
+            config3 = load_eagle3_config(path, weights, target_config)
+            read_all(weights, eagle3_shapes(config3))
+            weights.target_ids(config3.draft_vocab_size, target_config.vocab_size)
         elif is_medusa(path):
-            load_medusa_config(path, MedusaWeights(files), target_config)
+            heads = MedusaWeights(files)
+            read_all(heads, medusa_shapes(load_medusa_config(path, heads, target_config)))
+
+
+def _described(head: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, and the tensors' shapes."""
+    with safe_open(head / "model.safetensors", "numpy") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return json.loads((head / "config.json").read_text()), shapes
 
 
 def head_config_seeds() -> list[bytes]:
     target = base("llama")
-    eagle3 = json.loads((make_head(folder("config-eagle3"), target, layers=(0, 1)) / "config.json").read_text())
-    medusa = json.loads((make_medusa(folder("config-medusa"), target) / "config.json").read_text())
+    (eagle3, names3), (medusa, names), (other, other_names), (whole, whole_names) = (
+        _described(path)
+        for path in (
+            make_head(folder("config-eagle3"), target, layers=(0, 1)),
+            make_medusa(folder("config-medusa"), target),
+            make_medusa(folder("config-vllm"), target, layout="vllm", num_layers=2, biases=False),
+            make_head(folder("config-whole"), target, layers=(0, 1), draft_vocab_size=None, naming="layers.0"),
+        )
+    )
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 1]}
     speculators = {"speculators_model_type": "eagle3", "transformer_layer_config": eagle3, "draft_vocab_size": 96}
-    found = [["eagle3", eagle3], ["eagle3", eagle3 | layers], ["eagle3", speculators | layers], ["medusa", medusa]]
-    found += [["eagle3", eagle3 | {"eagle_config": layers}], ["medusa", {"architectures": ["MedusaModel"]}]]
+    found = [["eagle3", config, names3] for config in (eagle3, eagle3 | layers, speculators | layers)]
+    found += [["eagle3", eagle3 | {"eagle_config": layers}, names3], ["eagle3", whole | layers, whole_names]]
+    found += [["medusa", medusa, names], ["medusa", other, other_names]]
+    found += [["medusa", {"architectures": ["MedusaModel"]}, names]]
     return [json.dumps(entry).encode() for entry in found]
 
 

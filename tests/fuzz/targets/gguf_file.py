@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ def _sentencepiece(metadata: dict[str, Any], num_tokens: int) -> dict[str, Any]:
 
 
 def _checkpoint(name: str, **options: Any) -> Path:
-    sizes = {"vocab_size": 280, "hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    sizes = {"vocab_size": 280, "hidden_size": 4, "intermediate_size": 4, "num_layers": 1, "num_heads": 2}
     return make_checkpoint(folder(f"gguf-base/{name}"), name, num_kv_heads=1, **sizes | options)
 
 
@@ -145,10 +144,52 @@ def gguf_seeds() -> list[bytes]:
         "general.alignment": (writer.U32, 32),
     }
     found.append(writer.gguf_bytes(metadata | rope, tensors))
-    factors = {"rope_freqs.weight": ((2,), writer.TYPE_F32, np.array([1, 8], "<f4").tobytes())}
+    factors = {"rope_freqs.weight": ((1,), writer.TYPE_F32, np.array([8], "<f4").tobytes())}
     pre = {"tokenizer.ggml.pre": (writer.STRING, "llama-bpe")}
     found.append(writer.gguf_bytes(metadata | pre, tensors | factors))
     metadata, tensors = writer.gguf_of(_checkpoint("llama", hidden_size=32, intermediate_size=32), writer.TYPE_Q8_0)
     found.append(writer.gguf_bytes(metadata | {"tokenizer.ggml.pre": (writer.STRING, "smollm")}, tensors))
-    assert json.dumps(_decode(found[0])[1])
-    return found
+    return found + _damaged(found[0])
+
+
+def _damaged(good: bytes) -> list[bytes]:
+    """One for each refusal of the reader that a change of one node does not lead to."""
+    found = []
+    settings = (
+        {"split.count": 2},
+        {"general.alignment": 3},
+        {"llama.expert_count": 2},
+        {"llama.attention.value_length": 3},
+    )
+    settings += ({"llama.attention.head_count": 0}, {"llama.block_count": 1000}, {"llama.rope.scaling.factor": 2})
+    for more in settings:
+        version, metadata, tensors, data = _decode(good)
+        metadata |= {key: [writer.U32, value] for key, value in more.items()}
+        found.append(_encode([version, metadata, tensors, data]))
+    for name, kind in (("linear", 8), ("yarn", 8), ("none", 8), ("longrope", 8)):
+        version, metadata, tensors, data = _decode(good)
+        metadata |= {"llama.rope.scaling.type": [kind, name], "llama.rope.scaling.factor": [writer.F32, 2.0]}
+        metadata |= {"llama.rope.scaling.extra": [writer.U32, 1]} if name == "none" else {}
+        metadata |= {
+            "llama.rope.scaling.attn_factor": [writer.F32, 1.0],
+            "a.scores": [9, [6, [0.5]]],
+            "b": [9, [9 if name == "longrope" else 6, []]],
+        }
+        found.append(_encode([version, metadata, tensors, data]))
+    for place, change in ((0, "again"), (1, [0, 4]), (1, []), (1, [2**40, 2**40]), (2, 99), (3, 2**50), (3, 1)):
+        version, metadata, tensors, data = _decode(good)
+        tensors[0][place] = tensors[1][0] if place == 0 else change
+        found.append(_encode([version, metadata, tensors, data]))
+    keys = writer.string("k") + struct.pack("<II", writer.U32, 1)
+    for version, body in ((1, b""), (3 << 24, b""), (3, 2 * keys), (3, writer.string("k") + struct.pack("<I", 77))):
+        found.append(b"GGUF" + struct.pack("<IQQ", version, 0, 2) + body + bytes(64))
+    many = struct.pack("<IIQ", writer.ARRAY, writer.STRING, 2**40)
+    for value in (many, struct.pack("<IQ", writer.STRING, 2**40), struct.pack("<IQ", writer.STRING, 1) + b"\xff"):
+        found.append(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + writer.string("k") + value + bytes(64))
+    return [
+        *found,
+        b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40),
+        b"GGUF",
+        b"x" * 40,
+    ]

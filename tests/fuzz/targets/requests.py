@@ -133,6 +133,8 @@ def guide_seeds() -> list[bytes]:
 
 def run_dynamo(data: bytes) -> None:
     given = from_json(data, dict)
+    if isinstance(given.get("token_ids"), str):
+        given["token_ids"] = given["token_ids"].encode(errors="replace")
     read_token_ids(given)
     read_params(given, 512, (0,))
 
@@ -153,7 +155,10 @@ def dynamo_seeds() -> list[bytes]:
         "extra_args": {"num_draft_tokens": 2},
         "eos_token_ids": [0],
     }
-    return [json.dumps(entry).encode() for entry in (whole, {"token_ids": [5]}, {"token_ids": [5], "cache_salt_id": 4})]
+    return [
+        json.dumps(entry).encode()
+        for entry in (whole, {"token_ids": [5]}, {"token_ids": "abcd"}, {"token_ids": [5], "cache_salt_id": 4})
+    ]
 
 
 # the client
