@@ -97,7 +97,7 @@ struct AcceptParts {
       a.write(row, verdict);
       return;
     }
-    RowProbs probs = {value_of_rank(best), asked.inv_temperature, s.min_p, 0, 1.0f};
+    RowProbs probs = {value_of_rank(best), asked.inv_temperature, s.floor(), 0, 1.0f};
     if (asked.is_plain && s.mode == kSeeded) {
       double lead;
       int32_t token = race_winner(s, logits, position, probs, parts, &lead);
@@ -199,7 +199,7 @@ struct AcceptParts {
     asked.mode = s.mode;
     asked.inv_temperature = inverse_temperature(s.temperature);
     asked.cuts = s.mode != kGreedy && has_cut(s, a.vocab_size);
-    asked.is_plain = !asked.cuts && !(s.min_p > 0.0f);
+    asked.is_plain = !asked.cuts && !s.has_floor();
     asked.is_estimated = asked.is_plain && asked.inv_temperature < kMaxInverseTemperature &&
                          is_coupled(s, asked.position, asked.has_draft);
     return asked;

@@ -177,9 +177,9 @@ __device__ bool weigh_part(const Workspace& workspace, int32_t row, int32_t part
   uint64_t mass = 0;
   if (cuts) {
     const Cut cut = choose_buckets(s, logits.n, &work, shared);
-    if (cut != kNoCut || s.min_p > 0.0f) {
-      // min_p takes one more look at the row than there are stages.
-      if (threadIdx.x == 0) workspace.list(cut == kManyMembers || s.min_p > 0.0f ? kWhole : kRank, row);
+    if (cut != kNoCut || s.has_floor()) {
+      // A floor takes one more look at the row than there are stages.
+      if (threadIdx.x == 0) workspace.list(cut == kManyMembers || s.has_floor() ? kWhole : kRank, row);
       return false;
     }
     mass = work.whole_mass;

@@ -39,7 +39,7 @@ __device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs
   probs->cut = 0;
   if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, probs, &shared->filter);
   if (s.top_p < 1.0f) tighten(row, 0, s.top_p, probs, &shared->filter);
-  probs->floor = s.min_p;  // the largest weight is exactly 1
+  probs->floor = s.floor();  // the largest weight is exactly 1
   probs->scale = scale_of(row, *probs);
 }
 

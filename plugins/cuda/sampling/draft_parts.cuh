@@ -89,7 +89,7 @@ struct DraftParts {
 #pragma unroll
     for (int i = 0; i < kNumBest; ++i) work.best[i] = ranks[i];
     work.is_edited = is_edited;
-    work.probs = {value_of_rank(ranks[0]), inverse_temperature(s.temperature), s.min_p, 0, 1.0f};
+    work.probs = {value_of_rank(ranks[0]), inverse_temperature(s.temperature), s.floor(), 0, 1.0f};
     workspace.list(kWeigh, request);
   }
 
@@ -162,7 +162,7 @@ struct DraftParts {
 
   // Whether the first stage finds the racers of such a row.
   __device__ bool is_plain_race(const Sampling& s) const {
-    return s.mode == kSeeded && !has_cut(s, a.vocab_size) && !(s.min_p > 0.0f);
+    return s.mode == kSeeded && !has_cut(s, a.vocab_size) && !s.has_floor();
   }
 
   __device__ void draw_next(int32_t request, const RowProbs& probs) const {
