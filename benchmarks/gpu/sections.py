@@ -25,20 +25,19 @@ def _ours(name: str, what: str, place: str, typical_s: float, limit_s: float) ->
     return Section(name, what, f"benchmarks.gpu.{place}", limit_s, typical_s)
 
 
-# Times of 2026-11-26, but for what has changed since: steps, breakdown, timeline, policies and kernels measure more
-# now, and row_counts, host_profile, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer have not run. Theirs
-# are estimates.
+# Times of an H200, 2026-11-26, or of an H100 that day. steps, kernels, other_policies, tensorrt, tensorrt_rtx, peers and
+# sanitizer measure more now or have not run: theirs are estimates.
 SECTIONS = (
     _ours("environment", "versions, the device, its bandwidth and arithmetic ceilings", "environment:run", 8, 40),
     _ours("cuda", "an engine directory: built, run, timed, its memory watched", "backends.section:run_cuda", 36, 90),
     _ours("exactness", "tokens with speculation against without, distributions", "engines.exactness:run", 27, 70),
     _ours("steps", "decode and verification against the memory roofline", "engines.steps:run", 35, 80),
-    _ours("row_counts", "passes of a number of rows that is seen first", "engines.row_counts:run", 12, 40),
-    _ours("breakdown", "the kernels of a pass, by time", "engines.breakdown:run", 45, 90),
-    _ours("costs", "cost tables, as policies read them", "engines.costs:run", 30, 120),
-    _ours("policies", "off, fixed lengths and price by concurrency", "engines.policies:run", 100, 400),
-    _ours("timeline", "where a step's time goes, with prompts in it and without", "engines.timeline:run", 65, 150),
-    _ours("host_profile", "what the executor's thread does in a step", "engines.host_profile:run", 20, 60),
+    _ours("row_counts", "passes of a number of rows that is seen first", "engines.row_counts:run", 11, 40),
+    _ours("breakdown", "the kernels of a pass, by time", "engines.breakdown:run", 31, 90),
+    _ours("costs", "cost tables, as policies read them", "engines.costs:run", 32, 120),
+    _ours("policies", "off, fixed lengths and price by concurrency", "engines.policies:run", 96, 400),
+    _ours("timeline", "where a step's time goes, with prompts in it and without", "engines.timeline:run", 53, 150),
+    _ours("host_profile", "what the executor's thread does in a step", "engines.host_profile:run", 22, 60),
     _ours("kernels", "our kernels against references, rooflines and torch's attention", "kernels.checks:run", 36, 110),
     _ours("gemms", "the matrix products of a pass by rows: the floor of a step", "kernels.gemms:run", 5, 25),
     _ours("fp8", "products, passes, memory and tokens in fp8 against bf16", "engines.fp8:run", 23, 60),
