@@ -25,8 +25,8 @@ def _ours(name: str, what: str, place: str, typical_s: float, limit_s: float) ->
     return Section(name, what, f"benchmarks.gpu.{place}", limit_s, typical_s)
 
 
-# Times of an H200, 2026-11-26, or of an H100 that day. steps, kernels, other_policies, tensorrt, tensorrt_rtx, peers and
-# sanitizer measure more now or have not run: theirs are estimates.
+# Times of an H200 or H100, 2026-11-26. steps, kernels, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer
+# measure more now or have not run: theirs are estimates.
 SECTIONS = (
     _ours("environment", "versions, the device, its bandwidth and arithmetic ceilings", "environment:run", 8, 40),
     _ours("cuda", "an engine directory: built, run, timed, its memory watched", "backends.section:run_cuda", 36, 90),

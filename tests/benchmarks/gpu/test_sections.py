@@ -26,11 +26,12 @@ def test_sections_walk_their_plan(options: GpuBenchOptions, name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(ENTRIES))
 def test_on_a_gpu(options: GpuBenchOptions, name: str) -> None:
-    """Every section as it is meant, on a form that is quick. How well a cost curve fits depends on who else uses the GPU."""
+    """Every section as it is meant, on a form that is quick; how well a cost curve fits depends on who else runs."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     given = dataclasses.replace(options, dry_run=False, concurrency=(1, 4), prompt_len=16, max_tokens=16)
     record = Record()
     run_entry(ENTRIES[name], given, record, 100.0)
-    errors = [error for error in record.data["errors"] if "more than 15 %" not in error]
-    assert record.data["status"].startswith(("ok", "skipped: ")) or record.data["errors"] and not errors, record.data
+    others = [error for error in record.data["errors"] if "more than 15 %" not in error]
+    if others or not record.data["errors"]:
+        assert record.data["status"].startswith(("ok", "skipped: ")), record.data["errors"]
