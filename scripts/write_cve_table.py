@@ -95,7 +95,7 @@ def _objects(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def csaf_vulnerabilities(document: dict[str, Any]) -> Iterator[Vulnerability]:
-    """Those of PRODUCT in a CSAF advisory, one per set of versions; nothing for other JSON files."""
+    """Yield the vulnerabilities of PRODUCT in a CSAF advisory, one per set of versions; none for other JSON files."""
     if "csaf_version" not in document.get("document", {}):
         return
     names = dict(_products(document["product_tree"].get("branches", [])))
@@ -145,7 +145,7 @@ def _versions(text: str) -> list[Version]:
 
 
 def osv_vulnerabilities(document: dict[str, Any]) -> Iterator[Vulnerability]:
-    """Those of PyPI's packages in an OSV record that has not been withdrawn; nothing for other JSON files."""
+    """Yield the vulnerabilities of PyPI packages in an OSV record that is not withdrawn; none for other JSON files."""
     if "affected" not in document or "id" not in document or "withdrawn" in document:
         return
     day = datetime.date.fromisoformat(document.get("published", document.get("modified", "1970-01-01"))[:10])
@@ -216,7 +216,7 @@ def table(vulnerabilities: list[Vulnerability], day: datetime.date) -> str:
 
 
 def findings(vulnerabilities: list[Vulnerability], image: Version, pins: set[tuple[str, Version]]) -> list[str]:
-    """What is in the image or in a locked package, a line each, the worst first."""
+    """Return a line for each vulnerability in the image or in a locked package, the worst first."""
     found = []
     for item in sorted(vulnerabilities, key=lambda item: -item.score):
         pinned = [(f"{name} {pin}", pin) for name, pin in sorted(pins) if name == item.product]

@@ -19,7 +19,7 @@ _ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse
 
 @dataclass
 class Sent:
-    """What became of an attack's requests. refused_ms: how long each took that was refused; message: the last error."""
+    """Outcome of an attack's requests. refused_ms: the time of each refused request; message: the last error."""
 
     num_served: int = 0
     refused_ms: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Sent:
 
 
 class Attacker:
-    """A client of both doors. ports: HTTP's and gRPC's."""
+    """A client of the server's HTTP and gRPC ports."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._http_port = http_port
@@ -51,7 +51,7 @@ class Attacker:
         self._channel.close()
 
     def run(self, case: Case, seconds: float) -> Sent:
-        """Send the case, one request after the other, none after so many seconds. An endless one is hung up then."""
+        """Send the case again and again for so many seconds. A request without an end is hung up then."""
         body, sent, end_s = case.body(), Sent(), time.monotonic() + seconds
         while time.monotonic() < end_s:
             begun_s = time.monotonic()
@@ -65,7 +65,7 @@ class Attacker:
         return sent
 
     def _ask(self, case: Case, body: bytes, end_s: float) -> str | None:
-        """The error, None if it was served."""
+        """Send one request; return its error, or None if it was served."""
         answers = self._http(body, end_s) if case.transport == "http" else self._grpc(body)
         try:
             return next((answer for answer in answers if answer), None)
@@ -73,7 +73,7 @@ class Attacker:
             return f"{type(error).__name__}: {error}"
 
     def _http(self, body: bytes, end_s: float) -> Iterator[str]:
-        """Errors, and "" for other answers."""
+        """Yield errors, and "" for other answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_PATIENCE_S)
         try:
             connection.request("POST", "/v2/models/faser/generate_stream", body)

@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Heard:
-    """What the canary saw in a time: ms to its first tokens, and ms between tokens."""
+    """Delays that the canary saw in a period: ms to its first tokens, and ms between tokens."""
 
     first_ms: tuple[float, ...]
     gaps_ms: tuple[float, ...]
@@ -51,7 +51,7 @@ class Heard:
 
 
 class Canary:
-    """Runs the process, and remembers what it says. Use as a context manager. asked: all requests that have ended."""
+    """Runs the process and collects its reports. Use as a context manager. asked: all requests that have ended."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -83,7 +83,7 @@ class Canary:
         return Heard(tuple(first), tuple(gaps))
 
     def wait(self, sent_s: float) -> None:
-        """Until a request that was sent after this time has ended."""
+        """Wait until a request sent after this time has ended; raises TimeoutError."""
         with self._more:
             found = self._more.wait_for(lambda: self.asked and self.asked[-1].times_s[0] > sent_s, _PATIENCE_S)
         if not found:

@@ -26,7 +26,7 @@ HEAVY: Fields = {
     **WRITTEN["bad_words"].limits[1],
     **WRITTEN["embedding_bias_words"].limits[1],
 }
-"""What a request that is refused for something else carries along."""
+"""Costly inputs that a request carries when another input must get it refused."""
 
 WHOLE = ("http", "grpc")
 Body = bytes
@@ -52,11 +52,11 @@ class Case:
 
     @property
     def is_endless(self) -> bool:
-        """It runs for as long as its client reads."""
+        """True if the request runs for as long as its client reads."""
         return int(self.fields.get("max_tokens", 16)) > 1024
 
     def plain(self) -> Case:
-        """As many sequences of the same prompts and lengths, and nothing else."""
+        """Return a case with as many sequences of the same prompts and lengths, and no other inputs."""
         kept = {name: value for name, value in self.fields.items() if name in SHAPE}
         own = {"end_id": -1, "cache_salt": f"plain {self.name}"}  # no block of the case itself is found again
         return Case(f"{self.name} (plain)", {**kept, **own}, self.transport, self.batch, is_allowed=True)
@@ -85,13 +85,13 @@ def all_cases() -> list[Case]:
 
 
 def at_limits() -> Iterator[Case]:
-    """Each input at each of its limits, with as many sequences as may be, over one door and the other in turn."""
+    """Each input at each of its limits, with as many sequences as are allowed, over HTTP and gRPC in turn."""
     for number, (name, fields) in enumerate((one, found) for one in INPUTS for found in worst_of(one).limits):
         yield _case(f"{name} at a limit {number}", fields, WHOLE[number % 2], is_allowed=True)
 
 
 def beyond() -> Iterator[Case]:
-    """Each input just beyond a limit, in a request that would be work."""
+    """Each input just beyond a limit, in a request that would be costly to serve."""
     number = 0
     for name in INPUTS:
         for fields in worst_of(name).beyond:

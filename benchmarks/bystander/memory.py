@@ -1,4 +1,4 @@
-"""What a request holds while it waits, and what the engine process holds when all is over."""
+"""Memory that a request holds while it waits, and that the engine process holds when all requests have ended."""
 
 from __future__ import annotations
 

@@ -29,15 +29,15 @@ class Delay:
         return Delay(statistics.quantiles(times_ms, n=100, method="inclusive")[98], max(times_ms))
 
     def is_within(self, alone: Delay) -> bool:
-        """Whether it keeps the rule, against the same without the attacker; a pause of the machine that hits the run
-        without it too is not the attacker's."""
+        """Return True if this delay keeps the rule compared with `alone`, the run without the attacker. A pause of the
+        machine that hits that run as well is not the attacker's fault."""
         return self.p99 <= max(RATIO * alone.p99, alone.p99 + SLACK_MS) and self.max <= max(MAX_MS, RATIO * alone.max)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case: what its requests became, what the canary heard next to them, and next to as many plain sequences
-    (next to nothing if the case is refused)."""
+    """Result of one case. sent: what became of its requests. heard: the canary's delays next to them; alone: next to
+    as many plain sequences, or to nothing if the case is refused."""
 
     case: Case
     sent: Sent
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def delays(self) -> dict[str, tuple[Delay, Delay]]:
-        """By what is waited for: next to the attack, without it."""
+        """Delays of the first token and between tokens, each as (next to the attack, without it)."""
         return {
             "first token": (Delay.of(self.heard.first_ms), Delay.of(self.alone.first_ms)),
             "gap": (Delay.of(self.heard.gaps_ms), Delay.of(self.alone.gaps_ms)),

@@ -13,14 +13,14 @@ from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids
 
 NUM_KV_TOKENS = 96 << 10
-"""For the largest case at once: 64 sequences of a thousand tokens, and their plain twin's cached blocks."""
+"""Room for the largest case: 64 sequences of a thousand tokens, and the cached blocks of its plain case."""
 
 
 class Service:
-    """Use as a context manager; raises FaserError if the server does not start."""
+    """The server under attack. Use as a context manager; raises FaserError if the server does not start."""
 
     def __init__(self, engine_dir: Path, log_file: Path, **settings: Any) -> None:
-        """settings: of faser.yaml."""
+        """settings: keys of faser.yaml."""
         self.http_port, self.grpc_port, metrics_port = free_ports(3)
         self._launcher = Launcher(
             ServeOptions(
@@ -56,7 +56,7 @@ class Service:
         return f"127.0.0.1:{self.grpc_port}"
 
     def engine_pid(self) -> int | None:
-        """None while there is none."""
+        """Return the pid of the engine process, or None while there is none."""
         assert self._launcher.pid is not None
         pids = session_pids(self._launcher.pid)
         found = (pid for pid in pids if any(PARENT_OPTION in argument for argument in command_line(pid) or ()))

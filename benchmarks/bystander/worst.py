@@ -188,7 +188,7 @@ WRITTEN: Mapping[str, Worst] = {
         beyond=[{"num_top_log_probs": MAX_TOP_LOG_PROBS + 1, "return_log_probs": True}, {"num_top_log_probs": 1}],
     ),
 }
-"""Of the inputs whose limits are no number of the table, or that need another input."""
+"""Worst values of inputs whose limits are not numbers in the table, or that need another input."""
 
 
 def worst_of(name: str) -> Worst:

@@ -1,4 +1,4 @@
-"""Clients that wish no good: worst requests of the bystander family, unary clients that hang up, idle connections."""
+"""Hostile clients: worst requests of the bystander family, unary clients that hang up, idle connections."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class HostileClients:
         return answer
 
     def _http(self, case: Case, body: bytes, answer: Answer) -> Iterator[str]:
-        """Errors, and "" for other lines."""
+        """Yield the errors among the lines, and "" for other lines."""
         connection = http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
         try:
             connection.request("POST", "/v2/models/faser/generate_stream", body)

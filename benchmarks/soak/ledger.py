@@ -181,12 +181,12 @@ class Ledger:
         kill.dead_s = time.monotonic()
 
     def has_recovered(self) -> bool:
-        """From the last kill."""
+        """Return True if the service has recovered from the last kill, or has not been killed."""
         with self._lock:
             return not self.kills or self.kills[-1].recovered_s is not None
 
     def share_of_hostile(self) -> float:
-        """Of the requests that have ended."""
+        """Return the share of hostile requests among those that have ended."""
         with self._lock:
             return self.num_hostile / max(1, sum(self.counts.values()))
 

@@ -14,8 +14,8 @@ class SoakOptions:
     """Options of `faser bench soak`.
 
     minutes: duration of the load after the warm-up, which takes warmup_s and includes one kill.
-    storm_minutes: of these, the first, in which processes are killed and paused (storm.py); 0: a third. Memory is
-    judged in the calm that follows.
+    storm_minutes: the first part of these, in which processes are killed and paused (storm.py); 0: a third. Memory
+    is judged in the rest.
     url, http_url, metrics_url: of a running service over the same engines; None starts one over engine_dir. For a
     service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
     serve`.
@@ -26,7 +26,7 @@ class SoakOptions:
     kill_period_s: time between kills of the engine child; 0: no kills. kill_server: kill tritonserver, too. pause_s:
     how long all processes are stopped at once; 0: no pauses.
     max_growth_mib: limit for the growth of a process' resident memory over the run, by its slope.
-    max_slope_mib_per_hour: of resident memory in the calm, by a linear fit over each minute's least sample.
+    max_slope_mib_per_hour: of resident memory after storm_minutes, by a linear fit over each minute's least sample.
     max_log_mib_per_hour: that the service's log may grow by.
     max_recovery_s: from a kill of the engine child to the first token of a request sent after it;
     max_server_recovery_s: of the server, which loads its engines anew.

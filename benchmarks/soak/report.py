@@ -160,7 +160,7 @@ def _notes(report: SoakReport) -> str:
         "their text. lost to a kill: UNAVAILABLE, or a cut connection, between a kill and the recovery, and until "
         "clients of a killed server have connected again. failed: anything else.",
         f"Cancelled before their first token, so in the queue or the prefill: {report.ledger.cancelled_early}.",
-        "Memory is judged in the calm after the storm of kills and pauses, its first third left out. Growth by slope: "
+        "Memory is judged in the calm after all kills and pauses, its first third left out. Growth by slope: "
         "the median slope between all pairs of samples, times the time. MiB/h: least squares over the least sample of "
         "each minute, which is what is left when the memory of single requests is free.",
         "Descriptors and threads: at rest after the load against at rest after the warm-up.",

@@ -1,4 +1,4 @@
-"""What happens to the service in the first part of a soak: kills and pauses, one after the other."""
+"""Kills and pauses of the service's processes in the first part of a soak, one after the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan_events(options: SoakOptions) -> list[Event]:
 
 
 class Storm:
-    """Brings the events about, in one thread. num_pauses: that were ended."""
+    """Runs the events in one thread; notes kills, and pauses that have ended, in the ledger."""
 
     def __init__(
         self, events: list[Event], processes: ServiceProcesses, ledger: Ledger, log: Callable[[str], None]
@@ -59,7 +59,7 @@ class Storm:
         self._begun_s = time.monotonic()
 
     def step(self, stop: threading.Event) -> None:
-        """The next event if it is due and the service has recovered from the last kill."""
+        """Run the next event if it is due and the service has recovered from the last kill."""
         now_s = time.monotonic() - self._begun_s
         if not self._events or now_s < self._events[0].at_s or not self._ledger.has_recovered():
             return

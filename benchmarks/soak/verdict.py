@@ -119,7 +119,7 @@ def _recovery_of(role: str, times: Sequence[float | None], bound_s: float) -> Co
 
 
 def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
-    """A new server counts from 0."""
+    """Check that the metrics count the restarts; a new server counts from 0."""
     roles = [kill.role for kill in ledger.kills]
     first = len(roles) - roles[::-1].index(SERVER) if SERVER in roles else 0
     before = 0.0 if first else baseline.gauges.get(RESTARTS, 0.0)
@@ -128,7 +128,7 @@ def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
 
 
 def _lives(ledger: Ledger, lives: Mapping[str, int]) -> list[Condition]:
-    """Whether only our kills ended a process: no pause, no load and no hostile request."""
+    """Check that only our kills ended a process: no pause, no load and no hostile request did."""
     server = sum(kill.role == SERVER for kill in ledger.kills)
     wanted = {ENGINE: 1 + len(ledger.kills), SERVER: 1 + server}
     return [
