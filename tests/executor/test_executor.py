@@ -116,7 +116,7 @@ def test_a_full_queue_is_unavailable_not_an_error_of_the_request():
 
 
 def test_one_client_leaves_room_in_the_queue_for_others():
-    """As much as it takes itself; requests without a client's key may fill it."""
+    """A client may take half of what the others leave; requests without a client key may fill the queue."""
     executor, collector = start(Setup(max_queue_size=16, max_batch_size=2))
 
     def submit(key):

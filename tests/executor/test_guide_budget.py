@@ -58,7 +58,7 @@ def costly(setup, seed, ms):
 
 
 def run(setup, requests, arrivals=None):
-    """-> texts and reasons, the ids of each step's requests, and the clock's ms of each step."""
+    """Run the requests; return texts and reasons, the ids of each step's requests, and the clock's ms of each step."""
     collector, steps, times_ms = Collector(), Steps(), []
     with setup.open() as executor:
         executor.watch(steps)

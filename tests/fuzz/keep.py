@@ -59,7 +59,7 @@ class Steps:
 
 
 def steps_of(target: Target, data: bytes) -> set[Step]:
-    """Also of an input that is a finding: it is one to keep."""
+    """Return the steps that an input takes. A finding takes steps too, and is an input to keep."""
     with Steps({str(PACKAGE / module) for module in target.modules}) as steps:
         try:
             target.check(data)

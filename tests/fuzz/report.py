@@ -1,4 +1,4 @@
-"""What the corpora reach: python -m tests.fuzz.report [--target T] [--work_dir DIR].
+"""Report how much of the parsers the corpora reach: python -m tests.fuzz.report [--target T] [--work_dir DIR].
 
 Runs seeds with their neighbours, the kept corpus and that of DIR, and prints for each target executions, CPU minutes
 and findings, and for each of its modules the share of lines that were run. Status 1 with findings.
@@ -23,7 +23,7 @@ NO_PARSER = (
     r"def (write_\w+|pack_\w+|unpack_\w+|to_json|save|fit|make_chunk|named|sequences|infer_input)\(",
     r"def (frame|text|response|error_response|final_flag|check_measured|from_acceptance|_check_tools)\(",
 )
-"""Writers, and what calls no parser, in the modules of parsers: these blocks do not count."""
+"""Functions in the modules of parsers that write, or call no parser: their lines do not count."""
 MAX_SEEDS, MAX_NEIGHBOURS = 12, 1500  # of a target: seeds whose neighbours are made, and how many of these are run
 PACKAGE = Path(__file__).parents[2] / "faser_trtllm"
 

@@ -71,7 +71,7 @@ JSON = Codec(json.loads, to_json)
 
 
 def headed(prefix: struct.Struct, constants: tuple[Any, ...]) -> Codec:
-    """Of files that begin with constants, the length of a JSON header and the header: [header, rest]."""
+    """Codec of files that begin with constants, the length of a JSON header and the header: [header, rest]."""
 
     def decode(data: bytes) -> Any:
         *_, length = prefix.unpack_from(data)

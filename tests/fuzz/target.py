@@ -23,7 +23,7 @@ _NOW = re.compile(r"VmRSS:\s+(\d+) kB")
 
 
 class FindingError(Exception):
-    """What an input did that no input may do. key: equal for findings that are likely the same fault."""
+    """Raised for an input that breaks a rule of the oracle. key: equal for findings that likely have one cause."""
 
     def __init__(self, what: str, key: str) -> None:
         super().__init__(what)

@@ -153,7 +153,7 @@ def test_the_next_client_is_that_of_the_virtual_token_counter(seed):
     seed=st.integers(0, 99),
 )
 def test_a_newcomer_waits_for_less_than_one_more_request_of_each_other_client(num_slots, others, prompt_len, seed):
-    """However many requests the others have in the queue."""
+    """The number of requests that the others have in the queue does not matter."""
     rng = random.Random(seed)
     bench = Bench(drafts=0, num_blocks=4000, max_batch_size=num_slots, max_num_tokens=64, max_seq_len=128)
     for place, (count, length, max_tokens) in enumerate(others):
@@ -241,7 +241,7 @@ def test_who_leaves_for_a_moment_does_not_begin_anew():
 
 
 def test_a_newcomer_runs_at_once_where_another_client_holds_all_slots():
-    """One request of it; the others wait for slots that are free."""
+    """One of its requests runs; its others wait for free slots."""
     bench = Bench(drafts=0, num_blocks=4000, max_batch_size=8, max_num_tokens=64, max_seq_len=512)
     greedy = [bench.add(3, max_tokens=400, client_key="greedy", first=7 * number) for number in range(40)]
     for _ in range(20):

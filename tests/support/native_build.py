@@ -37,7 +37,7 @@ _ISA_FLAGS = {
     "kernels_avx512bf16": _AVX512,
     "kernels_amxbf16": ["-mamx-tile", "-mamx-bf16", *_AVX512],
 }
-"""As plugins/CMakeLists.txt has them."""
+"""Compiler flags of the kernels' instruction sets, as in plugins/CMakeLists.txt."""
 
 _TRITON = ["plugins/triton/*.cpp", "tests/native/triton/stub_triton.cpp"]
 _CPU = ["plugins/cpu/**/*.cpp"]
@@ -71,7 +71,7 @@ class NativeBuild:
     coverage: bool = False
 
     def why_not(self) -> str:
-        """Why nothing can be compiled so here; empty if it can."""
+        """Return why nothing can be compiled so here, or an empty string if it can."""
         if shutil.which(self.compiler) is None:
             return f"no C++ compiler ({self.compiler})"
         program = "int main() {}"

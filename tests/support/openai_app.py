@@ -106,7 +106,7 @@ class AppProcess(_Clients):
 
 
 def read_all(client):
-    """What comes until the server closes the connection; b"" if that is at once, or with an error."""
+    """Return what the server sends until it closes or resets the connection."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         while data := client.recv(1 << 16):

@@ -43,7 +43,7 @@ def test_a_field_without_limits_is_named(monkeypatch):
 
 
 def is_refused(fields, batch=1):
-    """By the checks that need neither tokenizer nor engine."""
+    """Return True if the checks that need neither tokenizer nor engine refuse the request."""
     try:
         for part in parse_request(tensors_of(Case("", fields, batch=batch)), FASER):
             part.request.validate()
@@ -82,7 +82,7 @@ def test_the_family_is_large_and_its_names_differ():
 
 
 def test_pairs_of_limits_are_within_the_limits():
-    """Otherwise one refusal would hide what the others do."""
+    """A refusal for one input would hide what the other one does."""
     assert [case.name for case in in_pairs() if is_refused(case.fields, case.batch)] == []
 
 

@@ -51,7 +51,7 @@ class Pair {
   faser_pool* pool_;
 };
 
-// What a run commits: tokens, and the bits of logits and scores.
+// The committed output of a run: tokens, and the bits of logits and scores.
 using Trace = std::vector<uint32_t>;
 
 void add(Trace& trace, const std::vector<float>& numbers) {

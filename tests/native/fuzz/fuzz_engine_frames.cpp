@@ -1,6 +1,6 @@
-// What an engine process may write to its socket, in any pieces, read by the whole engine of the backend while requests
-// are open. The process is made up: functions of the system that start, end and await it are replaced when this is
-// linked (--wrap).
+// Bytes that an engine process may write to its socket, in any pieces. The backend's whole engine reads them while
+// requests are open. The process is simulated: functions of the system that start it, end it and wait for it are
+// replaced at link time (--wrap).
 #include <spawn.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -72,7 +72,7 @@ class SamplingRequest {
   faser_sampling sampling;
 
  private:
-  // What the checks of requests let through: the usual number, an end, a fraction, or any float between the ends.
+  // A number that the checks of requests let through: the usual one, an end, a fraction, or any float between the ends.
   static float number(FuzzInput& input, float least, float most, float usual) {
     switch (input.in(0, 5)) {
       case 0:

@@ -45,7 +45,7 @@ Pointer asking(const std::string& script) {
   return request;
 }
 
-// Whether the outputs are those of the stub engine's k-th response to a request.
+// Returns true if the outputs are those of the stub engine's k-th response to a request.
 bool is_right(const stub::Response& response, size_t k) {
   if (response.outputs.size() != 2 || response.outputs[0].name != "text" || response.outputs[1].name != "index")
     return false;
@@ -79,7 +79,7 @@ std::string answer(Model& model, const std::string& script) {
   return ended(request);
 }
 
-// Until the engine process answers again, after a crash.
+// Waits until the engine process answers again after a crash.
 void await_service(Model& model) {
   for (int i = 0; i < 600; ++i) {
     if (answer(model, "R3").empty()) return;

@@ -327,7 +327,7 @@ class Engine {
     }
   }
 
-  // Whether the request goes on.
+  // Returns true if the request goes on.
   bool advance(uint64_t handle, Script& script) {
     char letter;
     int number;
@@ -343,7 +343,7 @@ class Engine {
     return true;
   }
 
-  // Whether the request goes on.
+  // Returns true if the request goes on.
   bool step(uint64_t handle, Script& script, char letter, int number) {
     switch (letter) {
       case 'r':

@@ -15,7 +15,7 @@ using stub::broken;
 std::atomic<int> held{0};
 std::atomic<size_t> log_lines{0};
 
-// What every object of Triton begins with: whether it lives, and what the backend holds.
+// The first member of every Triton object: marks the object as alive and counts the objects that the backend holds.
 class Marked {
  public:
   explicit Marked(uint32_t kind) : mark_(kind) { held.fetch_add(1, std::memory_order_relaxed); }
@@ -96,7 +96,7 @@ class User {
   TRITONBACKEND_Model* model_;
 };
 
-// What the factory of a request shares with its responses.
+// State that the response factory of a request shares with its responses.
 struct Stream {
   std::shared_ptr<stub::Request> client;
   std::atomic<bool> is_final{false};
@@ -574,7 +574,7 @@ TRITONSERVER_Error* TRITONBACKEND_RequestParameter(TRITONBACKEND_Request* reques
 TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request, uint32_t flags) {
   client_of(request);
   if (flags != TRITONSERVER_REQUEST_RELEASE_ALL) broken("a request is not released for good");
-  // Not a rule, but then nobody would ever answer it.
+  // This is not a rule of Triton's, but nobody could ever answer such a request.
   if (!request->has_factory && !request->stream->is_final.load(std::memory_order_relaxed))
     broken("a request is released that nobody can answer");
   delete request;
@@ -642,7 +642,7 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response* respons
                                                  uint32_t num_dims) {
   response->marked.check(kResponse, "a response");
   const InUse use(response->stream->in_use, "two threads answer one request at once");
-  // As Triton does, which looks at it before it finds out that the model has no output of that name.
+  // Triton, too, adds the output before it finds out that the model has no output of that name.
   response->outputs.push_back(std::make_unique<TRITONBACKEND_Output>());
   TRITONBACKEND_Output& added = *response->outputs.back();
   added.response = response;

@@ -38,7 +38,7 @@ def module_of(stem: str, order: int = 0) -> EmulatedModule:
 
 
 def accept(module: EmulatedModule) -> Results:
-    # A row by one block, and by three.
+    # One block works on a row, then three.
     for sizes in ({"vocab_size": 300}, {"vocab_size": 600, "part_entries": SMALL_PART}):
         found = run_every_mode(module, 3, **sizes)
         yield from (getattr(found, name) for name in ACCEPT_FIELDS)
@@ -108,7 +108,7 @@ def quantize(module: EmulatedModule) -> Results:
 
 def sample(module: EmulatedModule) -> Results:
     greedy = {"mode": native.GREEDY}
-    # More requests than sample_advance has threads, beside few with all modes and filters, by one block and by three.
+    # More requests than sample_advance has threads, and a few with all modes and filters, by one block and by three.
     few, cut = SampleCase(FIELDS, 300, 2, 1), SampleCase(FIELDS, 600, 2, 1, part_entries=SMALL_PART)
     for case in (few, cut, SampleCase([greedy] * 260, 2, 1, 2, max_requests=260)):
         case.run(module)

@@ -53,7 +53,7 @@ def assert_equal(found, wanted):
 @pytest.mark.parametrize("num_blocks", [1, 7])
 @pytest.mark.parametrize("seed", range(pick(3, 30)))
 def test_any_number_of_parts_and_blocks_gives_the_same(monkeypatch, seed, num_blocks):
-    """Launch after launch in one workspace, whatever the number of rows; few blocks for the parts of later stages."""
+    """All launches use one workspace, whatever their number of rows; few blocks work on the parts of later stages."""
     monkeypatch.setattr(op, "MAX_STAGE_BLOCKS", num_blocks)
     rng, module, vocab_size = np.random.default_rng(seed), SmallBlocks(order=seed % 4), 256 * (seed % 3 + 1) + 5
     space = torch.zeros(op.workspace_bytes(40, vocab_size, SMALL_PART), dtype=torch.uint8)
@@ -81,7 +81,7 @@ def test_few_stages_are_enough(fields):
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("step", [-2, -1, 0, 1, 2])
 def test_two_who_arrive_almost_at_once_are_told_apart(key, step):
-    """In different parts, their times as equal as logits can make them: nearer than the rounding of probabilities."""
+    """Times in different parts are as equal as logits can make them: closer than the rounding of probabilities."""
     first, second, size = 7, 470, 600
     times = -np.log1p(-gumbel_uniforms(key, 1, size))
     logits = np.full(size, -60, np.float32)
@@ -112,7 +112,7 @@ def test_whose_noise_has_no_estimate_can_win(key, token, alone):
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("off", [-1e-3, -1e-5, -1e-7, 0.0, 1e-7, 1e-5, 1e-3])
 def test_a_draft_on_the_edge_of_its_test(key, off):
-    """u q is as near to p as estimates are, on either side."""
+    """u q is as close to p as the error of estimates, on either side."""
     rng, size, draft = np.random.default_rng(key), 600, 333
     logits = rng.standard_normal(size).astype(np.float32) * 3
     weights = np.exp(logits.astype(np.float64) - logits.max())

@@ -165,7 +165,7 @@ def test_the_gumbel_bounds_hold(host):
 
 
 def test_estimated_times_are_near(host):
-    """Within 0.2 % of the true time of any number that begins with the word, unless that is extreme."""
+    """Estimates are within 0.2 % of the true time of any number that begins with a word that is not extreme."""
     rng = np.random.default_rng(8)
     edges = [512, 513, 1000, 2**25 - 1, 2**25, 2**25 + 1, 2**31, 2**32 - 514, 2**32 - 513]
     for word in [*edges, *rng.integers(512, 2**32 - 512, 3000).tolist(), *rng.integers(512, 2**20, 500).tolist()]:

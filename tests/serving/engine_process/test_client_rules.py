@@ -1,4 +1,4 @@
-"""What one client may do to another: nothing, unless the operator says so."""
+"""A client may do nothing to another client's requests unless the operator allows it."""
 
 import random
 import struct
@@ -31,7 +31,7 @@ def salt_of(applied):
     [(0.5, 0.5, 0.5), (0.5, 0.1, 0.1), (1.0, 0.9, 0.9), (0.2, 0.5, 0.2), (0.2, 0.1, 0.1), (0.5, 0.51, None)],
 )
 def test_no_client_raises_its_priority_above_what_the_operator_allows(limit, asked, given):
-    """0.5 is that of requests that name none, so it is never refused."""
+    """Requests that name no priority have 0.5, so 0.5 is never refused."""
     request = TextRequest(text="a", priority=asked)
     if given is not None:
         assert rules(max_priority=limit).applied(request, "").priority == given
@@ -51,7 +51,7 @@ def test_requests_whose_clients_may_be_gone_have_a_deadline():
 
 
 def test_each_client_has_its_own_cache_if_the_operator_wants_that():
-    """Whatever salts clients send, also one that is the salt of another's request."""
+    """The salts that clients send do not matter, not even one that equals the salt of another's request."""
     asked = [(None, None), ("a", None), ("b", None), (None, 5), ("a", 5), ("", None)]
     requests = [TextRequest(text="a", cache_salt=text, cache_salt_id=number) for text, number in asked]
     apart, shared = rules(cache_salt="client"), rules()
@@ -87,7 +87,7 @@ def test_a_random_id_may_stop_its_request(shape):
 
 
 def test_a_hundred_thousand_stops_of_others_have_no_effect(fake_engine_dir, monkeypatch):
-    """By ids that they guess, by ids that they know of clients with other keys, and by random ones."""
+    """Clients send ids that they guess, that they know from clients with other keys, and random ones."""
     monkeypatch.setenv("FASER_FAKE_STEP_S", "0.5")
     rng = random.Random(7)
     secret = str(uuid.UUID(int=rng.getrandbits(128), version=4))

@@ -1,4 +1,4 @@
-"""What open requests take together is bounded, and the engine process gives it back."""
+"""All open requests together take a bounded amount of memory, which the engine process gives back."""
 
 import struct
 from pathlib import Path

@@ -97,7 +97,7 @@ def test_the_sequences_of_a_request_share_the_limit_of_logits(backend):
 
 
 def test_a_stream_that_sends_all_log_probs_again_and_again_is_bounded(backend):
-    """At TensorRT-LLM's models only; 100,000 tokens would be 20 GB."""
+    """Only TensorRT-LLM's models send all log probs so far with each response; 100,000 tokens would be 20 GB."""
     backend.open(1, "ensemble")
     assert backend.opened()[:2] == (1, OpenStatus.OPENED)
     yes = np.array([[True]])

@@ -72,7 +72,7 @@ def listener():
 
 
 def look(watch, until_s):
-    """What the watch says at last, asked as often as a launcher does."""
+    """Ask the watch for its silence as often as a launcher does, until until_s; return the last answer in seconds."""
     while time.monotonic() < until_s:
         silent_s = watch.silent_s()
         time.sleep(0.05)
@@ -99,7 +99,7 @@ def test_silence_is_counted_and_any_answer_ends_it(listener):
 
 
 def test_time_in_which_nobody_looked_is_no_silence(listener):
-    """The machine, or this process with the server, was paused."""
+    """Then the machine, or this process together with the server, was paused."""
     watch = HangWatch(*listener.getsockname())
     time.sleep(6)
     assert 0 < watch.silent_s() <= 2

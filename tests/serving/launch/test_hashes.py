@@ -73,7 +73,7 @@ def test_a_restart_does_not_read_the_engines_again(engine_dir, tmp_path):
 
 
 def test_the_first_sigterm_ends_the_hashing(engine_dir, tmp_path):
-    """The hash is wrong: had it been compared, the status would be another."""
+    """The manifest's hash is wrong, so the exit status would differ if it had been compared."""
     add_file(engine_dir, 1 << 40, "0" * 64)
     with Server(engine_dir, log=tmp_path / "log") as server:
         wait_until(lambda: bytes_read(server.process.pid) > LARGE_BYTES)

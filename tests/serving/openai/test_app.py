@@ -289,7 +289,7 @@ def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(monkeypatch):
 
 
 def test_all_bodies_together_have_a_limit(monkeypatch):
-    """Large ones are refused beyond it, small ones never; what was read or left gives its room back."""
+    """Large bodies are refused beyond the limit, small ones never; a body that was read or abandoned frees its room."""
     monkeypatch.setattr(intake, "MAX_BODIES_BYTES", 2 * SLOW_BODY)
 
     async def scenario():
@@ -321,7 +321,7 @@ def test_all_bodies_together_have_a_limit(monkeypatch):
     ],
 )
 def test_events_are_padded_where_that_is_asked_for(options, server_s, multiple):
-    """The size of an event tells then neither how long its text is nor how many drafts were accepted."""
+    """The size of a padded event tells neither how long its text is nor how many drafts were accepted."""
     body = ASK | {"stream": True, "n": 2} | ({"stream_options": options} if options else {})
     client = ask(FakeModel(num_deltas=20), body, stream_padding=server_s)
     *events, last = client.body.removesuffix(b"\n\n").split(b"\n\n")

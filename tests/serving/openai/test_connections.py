@@ -46,7 +46,7 @@ def test_what_runs_is_never_closed_for_room():
 
 @pytest.mark.parametrize("first", [b"", HALF_HEADERS, completion(1, close=False), completion(1, close=False) + b"POST"])
 def test_headers_have_so_much_time(monkeypatch, first):
-    """Also those of a later request, and if they trickle."""
+    """The limit holds for a later request as well, and for headers that trickle in."""
     monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", 0.5)
     with App(max_connections=100) as app:
         stream = app.connect(completion(FOREVER, stream=True))
@@ -109,7 +109,7 @@ def test_a_kind_of_record_passes_once_a_minute(monkeypatch):
 
 
 def test_more_connections_than_files_stop_nobody(tmp_path):
-    """They were an error without end, and a log that filled the disk."""
+    """They used to cause an endless error, and a log that filled the disk."""
     with AppProcess(tmp_path / "log", max_connections=4096, num_files=400) as app:
         assert app.ask(HEALTH).startswith(OK)
         for _ in range(5):
@@ -122,7 +122,7 @@ def test_more_connections_than_files_stop_nobody(tmp_path):
 
 @pytest.mark.slow
 def test_idle_and_slow_connections_stop_nobody(tmp_path):
-    """1,500 that send nothing and 200 that send a byte at a time, all opened again when they are closed."""
+    """1,500 connections send nothing and 200 send a byte at a time; all are opened again when they are closed."""
     num_idle, num_slow = pick((300, 50), (1500, 200))
     with AppProcess(tmp_path / "log", max_connections=pick(200, 1000), num_files=4096) as app:
         idle = [app.connect() for _ in range(num_idle)]

@@ -38,7 +38,7 @@ def test_where_it_may_listen_the_next_thing_is_triton(options):
 
 
 def test_the_key_is_not_left_in_the_environment(monkeypatch):
-    """Triton and the engine process inherit that."""
+    """Triton and the engine process inherit the environment."""
     monkeypatch.setenv("FASER_API_KEY", "secret-key")
     with pytest.raises(UnavailableError):
         serve_openai(OpenAIOptions(url="grpc://127.0.0.1:1", port=free_ports(1)[0], api_key="secret-key"))

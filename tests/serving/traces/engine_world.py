@@ -82,13 +82,13 @@ class EngineWorld:
         return trace
 
     def alone(self, ask: Ask) -> Result:
-        """What the request gets while nothing else runs."""
+        """Return the result that the request gets while nothing else runs."""
         (result,) = self.run((Ask(0.0, {**ask.alone, "stream": True}),))
         assert result.is_ended, ask
         return result
 
     def check_idle(self) -> None:
-        """Nothing runs or waits, and every block has come back."""
+        """Wait until nothing runs or waits and every block is free."""
         wait_until(self._is_idle)
 
     def _is_idle(self) -> bool:

@@ -54,7 +54,7 @@ def reference(engine_dir, tmp_path_factory):
 
 
 class Oracle:
-    """What requests get alone, without speculation and without what the cache has of others."""
+    """Returns the result that a request gets alone, without speculation and without cached blocks of others."""
 
     def __init__(self, world):
         self._world = world
@@ -67,7 +67,7 @@ class Oracle:
 
 
 def faults(world, trace, oracle):
-    """What is wrong with a run of the trace, in words."""
+    """Run the trace; return a description of each fault."""
     expected = [oracle(ask) for ask in trace]
     results = world.run(trace)
     found = [

@@ -71,7 +71,7 @@ class Ask:
         return f"Ask({self.at_ms:.1f}, {fields}, {self.end!r}, {self.after_ms:.1f}, {self.door!r}, {self.client})"
 
     def plain(self) -> Ask:
-        """As long a request of nothing else, that is read to its end."""
+        """Return a request of the same length without other fields, whose client reads it to its end."""
         kept = ("text_input", "max_tokens", "stream", "num_return_sequences", "exclude_input_in_output")
         fields = {name: value for name, value in self.fields.items() if name in kept}
         return replace(self, fields={**fields, "end_id": -1}, end=READ)
@@ -82,7 +82,7 @@ Trace = tuple[Ask, ...]
 
 @dataclass
 class Result:
-    """What a client got. texts, reasons: by sequence. error: the sentence that ended the request."""
+    """The result that a client got. texts, reasons: by sequence. error: the sentence that ended the request."""
 
     texts: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Result:
 
 
 def judge(ask: Ask, result: Result, alone: Result) -> str | None:
-    """What is wrong, None if nothing is. A stop or a hang-up may come too late."""
+    """Return a description of what is wrong, or None. A stop or a hang-up may come too late."""
     if not result.is_ended:
         return "it did not end"
     if alone.error is not None:

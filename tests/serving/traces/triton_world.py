@@ -64,7 +64,7 @@ class TritonWorld:
         )
 
     def check_idle(self) -> None:
-        """Nothing runs or waits, and every block has come back."""
+        """Wait until nothing runs or waits and every block is free."""
         wait_until(self._is_idle, poll_s=0.2)
 
     def _is_idle(self) -> bool:

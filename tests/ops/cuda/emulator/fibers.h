@@ -252,7 +252,7 @@ inline int barrier(int predicate) {
   return block->barrier_result;
 }
 
-// Of all lanes of a warp. Two places: a lane may reach the next barrier while others have not left this one.
+// Barrier of all lanes of a warp. It has two places: a lane may reach the next barrier before others leave this one.
 inline char warp_barrier_order[1024 / kLanes][2];
 
 inline void warp_barrier(unsigned mask) {

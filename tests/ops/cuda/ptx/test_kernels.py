@@ -179,7 +179,7 @@ def test_copy_kv(memory, arch, order, dtype):
 
 @every_way
 def test_sample(memory, arch, order):
-    """Bit for bit but for two logarithms, over two steps in all modes; a row by one block and by two."""
+    """All but two logarithms are equal bit for bit, over two steps in all modes, with one and two blocks a row."""
     program = program_of("sample", arch, **SMALL_BLOCK)
     module = SmallLaunches(InterpretedModule(program, memory, warps_apart=order))
     for vocab_size, part_entries in ((150, PART_ENTRIES), (300, accept_batches.SMALL_PART)):
@@ -194,7 +194,7 @@ def test_sample(memory, arch, order):
 @pytest.mark.parametrize("dtype", pick([torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize(("vocab_size", "part_entries"), [(150, PART_ENTRIES), (300, accept_batches.SMALL_PART)])
 def test_accept(memory, arch, order, dtype, vocab_size, part_entries):
-    """Bit for bit, in all modes, of the draft model's drafts and of the text's; a row by one block and by two."""
+    """All results are equal bit for bit in all modes, for drafts of model and text, with one and two blocks a row."""
     program = program_of("accept", arch, **SMALL_BLOCK)
     module = SmallLaunches(InterpretedModule(program, memory, warps_apart=order))
     rng = np.random.default_rng(3)
