@@ -1,11 +1,11 @@
 // Rejection sampling: every live row tests the draft that follows it, or draws where none does.
 //
-// Rows first, all at once, since a row's verdict depends only on its own distribution, its draft and the noise of its
-// position: of small vocabularies by accept_rows_*, a block per row; of larger ones by several blocks per row in
-// stages, a launch each, of which the later ones only look at rows that need them. Then accept: one thread per request
-// walks its rows up to the first that does not accept, so rows after a rejection are ignored. An unseeded draft of the
-// draft model is coupled with the q that it was drawn from; one of the text was not drawn, so the target's own draw
-// tests it.
+// All rows are judged first and in parallel, since a row's verdict depends only on its own distribution, its draft and
+// the noise of its position. For small vocabularies accept_rows_* runs a block per row. For larger ones several blocks
+// process a row in stages; each stage is a launch, and the later ones read only the rows that need them. Then accept
+// runs one thread per request, which walks its rows up to the first that does not accept, so rows after a rejection are
+// ignored. An unseeded draft of the draft model is coupled with the q that it was drawn from; a draft found in the text
+// was not drawn, so the target's own draw tests it.
 //
 // limits of accept_rows_*: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
 // limits of accept_whole_*: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
@@ -33,7 +33,7 @@ __device__ void accept_row(const AcceptRows<T>& a) {
   a.write(row, verdict);
 }
 
-// A stage of the rows of a larger vocabulary.
+// A stage for the rows of a larger vocabulary.
 template <Stage kStage, typename T>
 __device__ void accept_parts(const AcceptRows<T>& a, void* memory) {
   __shared__ PartsShared shared;
@@ -65,8 +65,8 @@ __device__ void accept_parts(const AcceptRows<T>& a, void* memory) {
         logits_stride, max_draft_len, edited_logits, verdicts                                                      \
   }
 
-// accept_rows_*: grid (num_rows). The stages: one after the other, accept_scan_* with grid (parts of a row, num_rows),
-// the others with any number of blocks; workspace (parts.cuh): of num_rows rows.
+// accept_rows_*: grid (num_rows). The stages are launched one after the other: accept_scan_* with grid (parts of a row,
+// num_rows), the others with any number of blocks. workspace (parts.cuh): memory for num_rows rows.
 #define FASER_ACCEPT_STAGE(STAGE, NAME, T, BLOCKS)                                                \
   extern "C" __global__ void __launch_bounds__(faser::kThreads, BLOCKS)                           \
       NAME(FASER_ACCEPT_ARGUMENTS(T), float* edited_logits, void* workspace, int32_t* verdicts) { \
@@ -86,7 +86,7 @@ FASER_ACCEPT(fp32, float)
 FASER_ACCEPT(bf16, faser::bf16)
 FASER_ACCEPT(fp16, faser::fp16)
 
-// token_ids [num_requests, max_draft_len + 1], zero behind the num_committed first; the others [num_requests].
+// token_ids [num_requests, max_draft_len + 1], zero after the first num_committed; the others [num_requests].
 extern "C" __global__ void accept(const faser::Sampling* sampling, const int32_t* slots, const int32_t* cu_logit_rows,
                                   const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* verdicts,
                                   int32_t num_slots, int32_t num_requests, int32_t num_rows, int32_t max_draft_len,

@@ -1,8 +1,8 @@
-// Draft tokens: sample_rows draws one per request and keeps what it was drawn from, by a block per row of logits; of
-// larger vocabularies by several blocks per row in stages, a launch each, as in accept.cu. Then sample_advance, one
-// block, counts what was drawn and decides who drafts on.
+// Draft tokens: sample_rows draws one per request with a block per row of logits, and keeps the distribution that it
+// was drawn from. For larger vocabularies several blocks process a row in stages, as in accept.cu. Then sample_advance,
+// one block, counts the drawn tokens and decides which requests draft on.
 //
-// The same arithmetic as the native library's, so the same tokens.
+// The arithmetic is that of the native library, so the tokens are the same.
 //
 // limits of sample_rows: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
 // limits of sample_whole: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
@@ -25,7 +25,7 @@ __device__ inline double sigmoid(double z) {
   return (z < 0.0 ? e : 1.0) / (1.0 + e);
 }
 
-// A stage of the rows of a larger vocabulary.
+// A stage for the rows of a larger vocabulary.
 template <Stage kStage>
 __device__ void sample_parts(const SampleRows& a, void* memory) {
   __shared__ DraftShared shared;
@@ -49,7 +49,7 @@ __device__ void sample_parts(const SampleRows& a, void* memory) {
 // still wanted, 0 for none; slots: rows of draft_probs [num_slots, max_draft_len, vocab_size]; step: how many draws
 // there were before in this call. edited_logits as in accept.cu. tokens, margins [max_draft_len, max_requests] and
 // candidates [max_draft_len, max_requests, 8] are written at the step, and so is runners_up [max_draft_len,
-// max_requests] unless null. Stages and their workspace, of num_requests rows, as in accept.cu.
+// max_requests] unless null. Stages and their workspace, for num_requests rows, are as in accept.cu.
 #define FASER_SAMPLE_ARGUMENTS                                                                                   \
   const faser::Sampling *sampling, const float *logits, const int32_t *known, const int32_t *remaining,          \
       const int32_t *slots, const int32_t *step, int32_t num_requests, int32_t max_requests, int32_t vocab_size, \
@@ -89,7 +89,7 @@ FASER_SAMPLE_STAGE(kWhole, sample_whole, 1)
 
 // After sample_rows, by one block. tables: slope, intercept, prior and spread [4, 3 modes, width], row_price [width],
 // step_price [max_requests + 1] of core/decision.py DraftStop. newest: the drawn tokens. history: whether a drawn token
-// is written behind the known ones of its entry of sampling. known, remaining, pending drafts, survival and step go on;
+// is written after the known ones of its entry of sampling. known, remaining, pending drafts, survival and step go on;
 // num_going: how many requests draft on.
 extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
     sample_advance(const faser::Sampling* sampling, const int32_t* tokens, const float* margins, const int32_t* modes,

@@ -1,4 +1,4 @@
-// How a head size is tiled, and how tiles of K and V come to shared memory.
+// Tile sizes for each head size, and copies of K and V tiles to shared memory.
 #ifndef FASER_CUDA_ATTENTION_TILING_CUH_
 #define FASER_CUDA_ATTENTION_TILING_CUH_
 
@@ -20,9 +20,9 @@ struct FastDivision {
   }
 };
 
-// How a head size is tiled. A tile of 64 rows has a warp per 16 packed rows, and all of them read the same positions.
-// Of a tile of 16 rows each warp has all rows and 16 of the kTileTokens positions: it copies those itself and waits for
-// no other warp.
+// Tile sizes for a head size. In a tile of 64 rows, each warp has 16 packed rows, and all warps read the same
+// positions. In a tile of 16 rows, each warp has all rows and 16 of the kTileTokens positions; it copies those itself
+// and waits for no other warp.
 template <typename Kv, int kHeadDimension, int kTile>
 struct Tiling {
   static constexpr int kHeadDim = kHeadDimension, kTileRows = kTile;
@@ -33,16 +33,17 @@ struct Tiling {
   static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
   static constexpr int kWarpTokens = kTileTokens / kKvWarps;
   static constexpr int kCopyThreads = kByPositions ? kWarpSize : kNumThreads;
-  // Blocks per SM: three keep enough copies in flight. With larger heads the registers allow fewer.
+  // Blocks per SM. Three keep enough copies in flight; with larger heads the registers allow fewer.
   static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
-  // The eight rows that ldmatrix reads are in different banks: 16 bytes of a row change places with its number where
-  // that stays within 128 bytes, else rows are padded by 16 bytes.
+  // The eight rows that ldmatrix reads are in different banks: the row number permutes the 16-byte chunks of a row
+  // where that stays within 128 bytes; otherwise rows are padded by 16 bytes.
   static constexpr bool kIsSwizzled = kHeadDim % 64 == 0;
   static constexpr int kStride = kIsSwizzled ? kHeadDim : kHeadDim + 8;
   static constexpr int kTileBytes = kWarpTokens * kStride * 2;
   static constexpr int kSlotBytes = kIsFp8 ? kWarpTokens * kHeadDim : kTileBytes;
   static constexpr int kConvertedBytes = kIsFp8 ? kTileBytes : 0;
-  // A warp's share of 48 KB, or all of it. More than six halves of a tile in flight bring nothing.
+  // Slots in a warp's share of 48 KB, or in all of it if the warps share copies. More than six halves of a tile (its K
+  // or its V) in flight gain nothing.
   static constexpr int kSlotsThatFit = (48 * 1024 / kKvWarps - kConvertedBytes) / kSlotBytes;
   static constexpr int kNumSlots = kSlotsThatFit < 6 ? kSlotsThatFit : 6;
   static constexpr int kCopyBytes = kConvertedBytes + kNumSlots * kSlotBytes;
@@ -52,12 +53,12 @@ struct Tiling {
   static_assert(kHeadDim % 16 == 0 && kNumSlots >= 2 && kPoolBytes <= 48 * 1024);
   static_assert(kIsSwizzled || (kStride / 8) % 2 == 1);
 
-  // Where the eight values `chunk` of row `row` are, in values from the row's begin.
+  // The offset of the eight values `chunk` of row `row`, in values from the start of the row.
   __device__ static int place(int row, int chunk) { return 8 * (kIsSwizzled ? chunk ^ (row % 8) : chunk); }
 };
 
-// Addresses of a tile's K and V. Positions outside [kv_begin, kv_end) and those in blocks that do not exist read as
-// zeros.
+// Copies K or V of a tile from the paged cache. Positions outside [kv_begin, kv_end) and positions in blocks that do
+// not exist read as zeros.
 template <typename Kv, typename Tiles>
 struct KvReader {
   static constexpr int kChunkValues = 16 / sizeof(Kv), kChunks = Tiles::kHeadDim / kChunkValues;
@@ -66,11 +67,12 @@ struct KvReader {
   int tokens_per_block, num_blocks, kv_begin, kv_end;
   int64_t block_stride, head_offset;
 
-  // Start copying kWarpTokens positions from `first`, a multiple of 16, on into a slot, by kCopyThreads threads.
+  // Starts to copy kWarpTokens positions, of which the first is `first`, a multiple of 16, to a slot. kCopyThreads
+  // threads call it.
   __device__ void copy(const Kv* cache, int first, char* slot) const {
     constexpr int kSteps = (Tiles::kWarpTokens * kChunks + Tiles::kCopyThreads - 1) / Tiles::kCopyThreads;
     if (tokens_per_block % 16 == 0) {
-      // 16 positions are in one block, which a warp that copies no more looks up once.
+      // 16 positions are in one block, so a warp that copies 16 looks up one block.
 #pragma unroll
       for (int i = 0; i < kSteps; i++) start(cache, first, slot, i, ~15);
     } else {
@@ -79,7 +81,7 @@ struct KvReader {
     }
   }
 
-  // lookup: the bits of a position that its block is looked up by.
+  // lookup: mask of the bits of a token's number in the tile by which its block is looked up.
   __device__ void start(const Kv* cache, int first, char* slot, int i, int lookup) const {
     const int index = static_cast<int>(threadIdx.x) % Tiles::kCopyThreads + i * Tiles::kCopyThreads;
     const int token = index / kChunks, chunk = index % kChunks, position = first + token;
@@ -101,7 +103,7 @@ struct KvReader {
   }
 };
 
-// Converts a slot of e4m3 to T, in rows of kStride values.
+// Converts a slot of e4m3 values to T, in rows of kStride values.
 template <typename T, typename Tiles>
 __device__ inline void convert_tile(const char* slot, T* converted) {
   constexpr int kWords = Tiles::kWarpTokens * Tiles::kHeadDim / 4;

@@ -1,5 +1,5 @@
-// Verdicts of rows that several blocks look at, in stages: estimates decide where their errors cannot change the
-// verdict, and what is left is decided from the same numbers as by one block (verdict.cuh).
+// Verdicts of rows that several blocks process, in stages. Estimates decide where their errors cannot change the
+// verdict; the rest is decided from the same numbers as in one block (verdict.cuh).
 #ifndef FASER_CUDA_SAMPLING_ACCEPT_PARTS_CUH_
 #define FASER_CUDA_SAMPLING_ACCEPT_PARTS_CUH_
 
@@ -10,16 +10,16 @@
 
 namespace faser {
 
-constexpr double kSlack = 1.0001;  // an estimated mass is nearer than that
+constexpr double kSlack = 1.0001;  // an estimated mass is within this factor of the exact one
 constexpr double kMassUnit = 0x1p-40;
 
-// What a row asks for.
+// The request of a row, and how its verdict is found.
 struct RowAsked {
   uint64_t key;
-  int32_t slot, position, mode;  // slot -1: it is refused
+  int32_t slot, position, mode;  // slot -1: the row is refused
   float inv_temperature;
   bool is_any, has_draft, is_edited;
-  bool cuts;          // by top_k or top_p
+  bool cuts;          // top_k or top_p applies
   bool is_plain;      // without filters
   bool is_estimated;  // an estimate of the mass can decide
 };
@@ -41,7 +41,7 @@ struct AcceptParts {
   Workspace workspace;
   PartsShared* shared;
 
-  // The first stage, of all rows: the best entry, and what one look at a row can decide.
+  // The first stage, for all rows: finds the best entry, and decides the verdicts that take one pass over a row.
   __device__ void scan(int32_t row, int32_t part) {
     if (part >= workspace.num_parts || row >= a.num_rows) return;
     prefetch_part(a.entries(row, false), part);
@@ -74,7 +74,7 @@ struct AcceptParts {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kThreadEntries; ++i) sum += exp2_approx((entries.value[i] - top) * per_logit);
-      // Of a part that has nothing but -inf, sums are not numbers, and the last block leaves them out.
+      // The sum of a part that has only -inf is NaN, and the last block skips such a part.
       const uint64_t units = block_reduce(static_cast<uint64_t>(sum * static_cast<float>(1 / kMassUnit)), Sum());
       if (threadIdx.x == 0) parts[part].mass = units;
     } else if (!is_bad && asked.is_plain && asked.mode == kSeeded) {
@@ -101,7 +101,7 @@ struct AcceptParts {
     if (asked.is_plain && s.mode == kSeeded) {
       double lead;
       int32_t token = race_winner(s, logits, position, probs, parts, &lead);
-      if (!(lead > kSureLead)) {  // once in some million rows
+      if (!(lead > kSureLead)) {  // once in millions of rows
         probs.scale = scale_of(logits, probs);
         token = race_winner(s, logits, position, probs, parts, &lead);
       }
@@ -139,7 +139,7 @@ struct AcceptParts {
     if (rank_part(workspace, row, s, a.vocab_size, entries, &probs, &shared->cut)) test(row, s, logits, probs);
   }
 
-  // A token, by a row's cut and scale.
+  // Draws a token from a row whose cut and scale are known.
   __device__ void draw(int32_t row, int32_t part) {
     RowWork& work = workspace.row(row);
     const Row<T> logits = a.entries(row, work.is_edited);
@@ -212,7 +212,7 @@ struct AcceptParts {
     return compare_racers(parts, workspace.num_parts, a.vocab_size, s.key, index, p, lead, nullptr);
   }
 
-  // Whether the draft passes its test whatever the exact mass; probs without a scale.
+  // Returns true if the draft passes its test for every exact mass that the estimate allows. probs.scale is not read.
   __device__ bool surely_accepts(const Sampling& s, const Row<T>& logits, int32_t position, const RowProbs& probs,
                                  const PartRecord* parts) const {
     uint64_t units = 0;
@@ -229,7 +229,7 @@ struct AcceptParts {
     return weight > 0.0f && u * static_cast<double>(q) * mass * kSlack < static_cast<double>(weight);
   }
 
-  // By the row's last block, once its probabilities are known: the verdict, or the next stage draws.
+  // The row's last block, once the probabilities are known, writes the verdict or lists the row for kDraw.
   __device__ void test(int32_t row, const Sampling& s, const Row<T>& logits, const RowProbs& probs) {
     RowWork& work = workspace.row(row);
     const int32_t position = work.position;

@@ -1,6 +1,6 @@
-// The probabilities of a row that several blocks look at. Where top_k and top_p cut it: first a histogram of the depth,
-// of which each block adds its part's to the row's, then the members of the bucket that holds the cut, which the last
-// block ranks.
+// The probabilities of a row that several blocks process. The cut of top_k and top_p takes two stages: each block adds
+// its part's histogram of the depth to the row's; then the blocks collect the members of the bucket that holds the cut,
+// and the last block ranks them.
 #ifndef FASER_CUDA_SAMPLING_CUT_CUH_
 #define FASER_CUDA_SAMPLING_CUT_CUH_
 
@@ -27,7 +27,7 @@ enum Cut { kNoCut, kFewMembers, kManyMembers };
 __device__ inline bool has_top_k(const Sampling& s, int32_t n) { return s.top_k > 0 && s.top_k < n; }
 __device__ inline bool has_top_p(const Sampling& s) { return s.top_p < 1.0f; }
 
-// Better entries come first.
+// Better entries have lower buckets.
 __device__ inline int32_t bucket_of_depth(float depth) {
   return static_cast<int32_t>(fminf(depth * static_cast<float>(kBucketsPerNat), static_cast<float>(kBuckets - 1)));
 }
@@ -40,7 +40,7 @@ __device__ inline void clear_histogram(RowWork* work, int32_t part, int32_t num_
   }
 }
 
-// By every block of the row.
+// Every block of the row adds its part's histogram to the row's.
 __device__ inline void add_histogram(const PartEntries& entries, const RowProbs& probs, int shift, RowWork* work,
                                      CutShared* shared) {
   Histogram& histogram = shared->histogram;
@@ -69,8 +69,8 @@ __device__ inline void add_histogram(const PartEntries& entries, const RowProbs&
   atomicAdd(&work->mass[bucket], static_cast<unsigned long long>(histogram.mass(bucket)));
 }
 
-// By the row's last block: finds the buckets whose members say where the cut is -> whether there is a cut, and
-// few enough members to rank.
+// The row's last block finds the buckets whose members decide where the cut is. Returns whether there is a cut, and
+// whether these members are few enough to rank.
 __device__ inline Cut choose_buckets(const Sampling& s, int32_t n, RowWork* work, CutShared* shared) {
   if (threadIdx.x == 0) shared->chosen = -1;
   const uint64_t own_count = work->count[threadIdx.x], own_mass = work->mass[threadIdx.x];
@@ -104,7 +104,7 @@ __device__ inline Cut choose_buckets(const Sampling& s, int32_t n, RowWork* work
   return num_members <= kMaxRanked ? kFewMembers : kManyMembers;
 }
 
-// By every block of the row, in the stage after.
+// Every block of the row adds its part's members of the chosen buckets, in the stage after choose_buckets().
 __device__ inline void add_members(const PartEntries& entries, const RowProbs& probs, int shift, RowWork* work) {
   const int32_t first = work->first_bucket, last = work->last_bucket;
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ inline void add_members(const PartEntries& entries, const RowProbs& p
   }
 }
 
-// By the row's last block: writes the cut -> the mass of what it keeps.
+// The row's last block writes the cut, and returns the mass that the cut keeps.
 __device__ inline uint64_t rank_members(const Sampling& s, const RowWork& work, uint64_t* cut, CutShared* shared) {
   const uint32_t num_members = work.num_members < kMaxRanked ? work.num_members : kMaxRanked;
   for (uint32_t i = threadIdx.x; i < num_members; i += kThreads) {
@@ -155,8 +155,9 @@ __device__ inline uint64_t rank_members(const Sampling& s, const RowWork& work, 
 
 __device__ inline bool has_cut(const Sampling& s, int32_t n) { return has_top_k(s, n) || has_top_p(s); }
 
-// kWeigh: the mass of the row's weights, or its histogram -> whether this is the row's last block and probs, of which
-// all but cut and scale are known, is complete. If it takes another stage, the row is listed for it.
+// kWeigh: adds up the row's weights, or fills its histogram if top_k or top_p applies. All fields of probs but cut and
+// scale are known before. Returns true in the row's last block if probs is complete; if the row takes another stage, it
+// lists the row for that and returns false.
 template <typename T>
 __device__ bool weigh_part(const Workspace& workspace, int32_t row, int32_t part, const Sampling& s,
                            const Row<T>& logits, const PartEntries& entries, RowProbs* probs, CutShared* shared) {
@@ -178,7 +179,7 @@ __device__ bool weigh_part(const Workspace& workspace, int32_t row, int32_t part
   if (cuts) {
     const Cut cut = choose_buckets(s, logits.n, &work, shared);
     if (cut != kNoCut || s.has_floor()) {
-      // A floor takes one more look at the row than there are stages.
+      // A floor takes one more pass over the row than the stages have, so one block does the whole row.
       if (threadIdx.x == 0) workspace.list(cut == kManyMembers || s.has_floor() ? kWhole : kRank, row);
       return false;
     }
@@ -191,7 +192,7 @@ __device__ bool weigh_part(const Workspace& workspace, int32_t row, int32_t part
   return true;
 }
 
-// kRank, as weigh_part.
+// kRank: finds the cut and the scale. Returns true in the row's last block, whose probs is complete then.
 __device__ inline bool rank_part(const Workspace& workspace, int32_t row, const Sampling& s, int32_t n,
                                  const PartEntries& entries, RowProbs* probs, CutShared* shared) {
   RowWork& work = workspace.row(row);
@@ -202,8 +203,8 @@ __device__ inline bool rank_part(const Workspace& workspace, int32_t row, const 
   return true;
 }
 
-// kDraw of an unseeded token by integer masses, of which a part's record has its part's sum: by the row's last block ->
-// the token, -1 if there is no mass. mass: token -> uint64.
+// kDraw of an unseeded token: the row's last block draws it by integer masses, whose sums are in the parts' records.
+// Returns the token, -1 if there is no mass. mass: token -> uint64.
 template <typename Mass>
 __device__ int32_t draw_among_parts(const PartRecord* parts, int32_t num_parts, int32_t n, uint64_t bits, Mass mass,
                                     DrawShared* shared) {

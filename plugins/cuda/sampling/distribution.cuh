@@ -17,12 +17,12 @@ struct RowShared {
   };
 };
 
-// What makes weights of this mass probabilities.
+// The factor that turns weights into probabilities; mass: their sum in fixed point of 2^-shift.
 __device__ inline float scale_of(uint64_t mass, int shift) {
   return static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
 }
 
-// By a block: the same of a row's kept weights.
+// The same factor for the kept weights of a row, computed by one block.
 template <typename T>
 __device__ float scale_of(const Row<T>& row, const RowProbs& probs) {
   const int shift = weight_shift(row.n);

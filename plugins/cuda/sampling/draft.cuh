@@ -1,4 +1,4 @@
-// A draft token and what is kept of its draw: by one block, and what several blocks share with it.
+// Draws a draft token with one block, and writes it with its margin and candidates; draft_parts.cuh shares most of it.
 #ifndef FASER_CUDA_SAMPLING_DRAFT_CUH_
 #define FASER_CUDA_SAMPLING_DRAFT_CUH_
 
@@ -10,7 +10,7 @@ namespace faser {
 constexpr int kNumCandidates = 8;
 constexpr float kLargestMargin = 1e4f;
 
-// The ranks of one thread's best entries, best first; 0 where there are fewer.
+// The ranks of a thread's best entries, best first, then 0 if there are fewer.
 struct Best {
   uint64_t rank[kNumCandidates] = {};
 
@@ -31,22 +31,22 @@ struct Best {
   }
 };
 
-// The best entries of all threads' into ranks, best first.
+// Writes the ranks of the best entries of all threads to `ranks`, best first, then 0 if there are fewer.
 __device__ inline void block_best(Best best, uint64_t ranks[kNumCandidates]) {
 #pragma unroll
   for (int i = 0; i < kNumCandidates; ++i) {
     ranks[i] = block_reduce(best.rank[0], Max());
-    if (best.rank[0] == ranks[i]) best.pop();  // ranks differ, but for that of nothing
+    if (best.rank[0] == ranks[i]) best.pop();  // ranks are unique, except 0
   }
 }
 
 struct Drawn {
   int32_t token;  // -1: the row has no valid distribution
   float margin;
-  int32_t runner_up;  // in the race of a seeded row
+  int32_t runner_up;  // the second in the race of a seeded row, else -1
 };
 
-// By how much the best entry leads.
+// The lead of the best logit over the second, kLargestMargin if there is no second.
 __device__ inline float margin_of(const uint64_t ranks[kNumCandidates]) {
   return ranks[1] == 0 ? kLargestMargin : add_rn(value_of_rank(ranks[0]), -value_of_rank(ranks[1]));
 }
@@ -88,7 +88,8 @@ __device__ inline Drawn draw_row(const Sampling& s, const Row<float>& row, int32
   return {draw_index(row.n, uniform_bits(s.key, counter, kDraftStream), mass, &shared->draw), margin, -1};
 }
 
-// What would have been drawn in place of the token: with a seed the next in its race, else the best of the others.
+// The token that would have been drawn instead: the second in the race if seeded, else the best of the others; -1 if
+// there is none.
 __device__ inline int32_t runner_up_of(const Sampling& s, const Drawn& drawn, const uint64_t ranks[kNumCandidates]) {
   if (drawn.token < 0) return -1;
   if (s.mode == kSeeded) return drawn.runner_up;
@@ -119,7 +120,8 @@ struct SampleRows {
     return {logits + static_cast<int64_t>(request) * logits_stride, edited, vocab_size};
   }
 
-  // Writes the row's edited logits from begin to end, if it has any. False if they give no distribution.
+  // Writes entries begin .. end of the edited logits if the request edits any. Returns false if there is no buffer for
+  // them, or if the logits there hold a NaN or +inf.
   __device__ bool edit(int32_t request, int32_t begin, int32_t end) const {
     const Sampling& s = sampling[request];
     const int32_t position = known[request];
@@ -129,14 +131,14 @@ struct SampleRows {
     return edit_row(s, entries(request, false).logits, begin, end, vocab_size, position, edited);
   }
 
-  // Where the distribution of the draw is kept, null for nowhere.
+  // The row of draft_probs for the distribution of the draw, null if the slot is none of them.
   __device__ float* kept_probs(int32_t request) const {
     const int32_t slot = slots[request];
     if (slot < 0 || slot >= num_slots) return nullptr;
     return draft_probs + (static_cast<int64_t>(slot) * max_draft_len + known[request] % max_draft_len) * vocab_size;
   }
 
-  // By all threads of the block; ranks: of the best entries.
+  // All threads of the block call it, the first one writes. ranks: those of the best entries.
   __device__ void write(int32_t request, const Drawn& drawn, const uint64_t ranks[kNumCandidates]) const {
     if (threadIdx.x != 0) return;
     const int64_t at = static_cast<int64_t>(*step) * max_requests + request;

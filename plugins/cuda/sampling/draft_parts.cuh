@@ -1,4 +1,4 @@
-// Draft tokens from rows that several blocks look at, in stages: the same numbers as by one block (draft.cuh).
+// Draws draft tokens from rows that several blocks process, in stages, with the same results as one block (draft.cuh).
 #ifndef FASER_CUDA_SAMPLING_DRAFT_PARTS_CUH_
 #define FASER_CUDA_SAMPLING_DRAFT_PARTS_CUH_
 
@@ -25,7 +25,7 @@ struct DraftParts {
   Workspace workspace;
   DraftShared* shared;
 
-  // The first stage, of all rows: the best entries.
+  // The first stage, for all rows: finds the best entries, and the racers of rows with is_plain_race().
   __device__ void scan(int32_t request, int32_t part) {
     if (part >= workspace.num_parts || request >= a.num_requests || !a.is_step()) return;
     prefetch_part(a.entries(request, false), part);
@@ -115,7 +115,7 @@ struct DraftParts {
     if (rank_part(workspace, request, s, a.vocab_size, entries, &probs, &shared->cut)) draw_next(request, probs);
   }
 
-  // A token, by a row's cut and scale.
+  // Draws a token from a row whose cut and scale are known.
   __device__ void draw(int32_t request, int32_t part) {
     RowWork& work = workspace.row(request);
     PartRecord* parts = workspace.parts(request);
@@ -160,7 +160,7 @@ struct DraftParts {
  private:
   __device__ uint64_t index(int32_t request) const { return static_cast<uint64_t>(a.known[request]); }
 
-  // Whether the first stage finds the racers of such a row.
+  // Returns true for a seeded request without filters, whose racers the first stage can find.
   __device__ bool is_plain_race(const Sampling& s) const {
     return s.mode == kSeeded && !has_cut(s, a.vocab_size) && !s.has_floor();
   }

@@ -1,4 +1,4 @@
-// Draw one token from a row with one block.
+// Draws one token from a row with one block.
 #ifndef FASER_CUDA_SAMPLING_DRAW_CUH_
 #define FASER_CUDA_SAMPLING_DRAW_CUH_
 
@@ -16,7 +16,7 @@ struct DrawShared {
 };
 
 // The first of the indices begin .. end at which the running sum of mass(begin), ... exceeds `wanted`; -1 if none does.
-// All threads must meet before another use of `shared`.
+// All threads must synchronize before `shared` is used again.
 template <typename Mass>
 __device__ int32_t find_mass(int32_t begin, int32_t end, uint64_t wanted, Mass mass, DrawShared* shared) {
   if (threadIdx.x == 0) shared->token = -1;
@@ -42,7 +42,7 @@ __device__ int32_t find_mass(int32_t begin, int32_t end, uint64_t wanted, Mass m
 
 // The first index at which the running sum of mass(0), mass(1), ... exceeds u times their total; -1 if the total is 0.
 // mass: index -> uint64, with a total below 2^64; n at most kMaxPositions. u = uniform_bits * 2^-53. All threads must
-// meet before another use of `shared`.
+// synchronize before `shared` is used again.
 template <typename Mass>
 __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawShared* shared) {
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
@@ -78,12 +78,13 @@ __host__ __device__ inline float arrival_time_above(uint32_t word, float p) {
   return -log1pf(-u) / p * 1.00001f;
 }
 
-// Whether -log(1 - u) / p can be at most `bound` for a u whose leading bits are the word, by -log(1 - u) >= u.
+// Returns true if -log(1 - u) / p can be at most `bound` for a u whose leading bits are the word; it uses
+// -log(1 - u) >= u.
 __host__ __device__ inline bool can_win_gumbel_max(uint32_t word, float p, float bound) {
   return static_cast<float>(word >> 8) * 0x1p-24f <= bound * p * 1.00001f;
 }
 
-// The two first of a race that a thread has seen, by time and then by id.
+// The first two tokens of a race among those that a thread has seen, by time, then by id.
 struct Runners {
   double best = INFINITY, second = INFINITY;
   int32_t best_token = -1, second_token = -1;
@@ -102,7 +103,8 @@ struct Runners {
   }
 };
 
-// The winner among all threads' runners, -1 if there are none; lead and runner_up as for gumbel_max_token.
+// Returns the winner among the runners of all threads, -1 if there are none. lead and runner_up are as for
+// gumbel_max_token().
 template <bool kLead>
 __device__ int32_t end_race(const Runners& own, double* lead, int32_t* runner_up) {
   uint64_t time_bits;
@@ -112,8 +114,8 @@ __device__ int32_t end_race(const Runners& own, double* lead, int32_t* runner_up
   const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(own.best_token) : ~uint64_t{0}, Min());
   if constexpr (kLead) {
     const bool is_winner = wins && token == static_cast<uint64_t>(own.best_token);
-    const double behind = is_winner ? own.second : own.best;
-    memcpy(&time_bits, &behind, sizeof time_bits);
+    const double best_other = is_winner ? own.second : own.best;
+    memcpy(&time_bits, &best_other, sizeof time_bits);
     const uint64_t next = block_reduce(time_bits, Min());
     double winner_time, second_time;
     memcpy(&winner_time, &least, sizeof least);

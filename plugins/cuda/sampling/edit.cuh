@@ -39,7 +39,7 @@ __host__ __device__ inline float penalised(const Sampling& s, float before, int3
   return clamp_edit(before, after);
 }
 
-// Whether the word's last token is banned after these tokens; last: that token.
+// Returns true if the word's last token is banned after the first num_tokens tokens. last: set to that token.
 __host__ __device__ inline bool bans_word(const Sampling& s, int32_t word, int32_t num_tokens, int32_t* last) {
   const int32_t* ids = s.bad_words + s.cu_bad_words[word];
   const int32_t prefix_len = s.cu_bad_words[word + 1] - s.cu_bad_words[word] - 1;
@@ -53,14 +53,14 @@ __host__ __device__ inline bool bans_word(const Sampling& s, int32_t word, int32
 
 __host__ __device__ inline bool is_finite_logit(float x) { return x < INFINITY; }
 
-// edited[begin .. end] = logits with the request's edits, given its first num_tokens tokens; both have vocab_size
-// entries. False if the logits there hold a NaN or +inf.
+// Writes edited[begin .. end]: the logits with the request's edits, given its first num_tokens tokens. Both arrays have
+// vocab_size entries. Returns false if the logits there hold a NaN or +inf.
 template <typename T>
 __device__ bool edit_row(const Sampling& s, const T* logits, int32_t begin, int32_t end, int32_t vocab_size,
                          int32_t num_tokens, float* edited) {
   const auto is_here = [&](int32_t token) { return token >= begin && token < end; };
   const int32_t first = begin + static_cast<int32_t>(threadIdx.x);
-  // Token counts share the buffer of the edited logits, whose entries here only this block touches.
+  // Token counts share the buffer of the edited logits; only this block uses its entries begin .. end.
   bool finite = true;
   if (has_penalties(s)) {
     uint32_t* counts = reinterpret_cast<uint32_t*>(edited);

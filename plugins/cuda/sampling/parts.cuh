@@ -1,6 +1,7 @@
-// Rows by several blocks: a row of more than kPartEntries logits is cut into parts of so many, each read once per stage
-// by a block that holds it in registers, all loads at once. Stages are launches; the last block of a row to arrive adds
-// up what its parts found, by integers and minima alone, so that results do not depend on the parts or their order.
+// Rows that several blocks process. A row of more than kPartEntries logits is split into parts of kPartEntries. A stage
+// is a launch in which a block reads its part once, with all loads in flight, and holds it in registers. The last block
+// of a row to arrive combines the results of the parts with integer sums, minima and maxima only, so that the outcome
+// does not depend on the parts or their order.
 #ifndef FASER_CUDA_SAMPLING_PARTS_CUH_
 #define FASER_CUDA_SAMPLING_PARTS_CUH_
 
@@ -26,32 +27,32 @@ constexpr uint64_t kBadRank = ~uint64_t{0};
 constexpr int kBucketsPerNat = kBuckets / 16;
 static_assert(kThreadEntries % 4 == 0 && kPartEntries % 64 == 0, "a counter serves four tokens, sixteen of them 64");
 
-// Launches, one after the other: the first looks at all rows, the others at those that are listed for them.
+// The launches in their order. The first processes all rows, the others process the rows that are listed for them.
 enum Stage : int32_t {
-  kScan,   // the best entries, and what one look at a row decides
-  kWeigh,  // the mass of its weights, or where about top_k and top_p cut
-  kRank,   // the cut
-  kDraw,   // a token
-  kWhole,  // all of it, by one block
+  kScan,   // finds the best entries, and decides what one pass over a row can
+  kWeigh,  // adds up the weights, or finds the buckets in which top_k and top_p cut
+  kRank,   // finds the cut
+  kDraw,   // draws a token
+  kWhole,  // does the whole row in one block
   kNumStages,
 };
 
 struct PartRecord {
-  uint64_t rank[kNumBest];  // of the best entries, best first, only the first for accept; kBadRank for NaN or +inf
+  uint64_t rank[kNumBest];  // of the best entries, best first; accept: only the first; kBadRank for NaN or +inf
   uint64_t mass;
   int64_t num_racers;
   int32_t racers[kMaxRacers];
 };
 
-// Zero before the first launch; every launch leaves `arrived` zero.
+// The state of a row between stages. Must be zero before the first launch; every launch leaves `arrived` zero.
 struct RowWork {
   uint32_t arrived;
-  int32_t listed[kNumStages];  // entry i of a stage's list of rows is in the workspace's row i
+  int32_t listed[kNumStages];  // row i of the workspace holds entry i of each stage's list of rows
   int32_t slot, position;
   bool has_draft, is_edited;
   RowProbs probs;
   int32_t first_bucket, last_bucket;
-  uint32_t top_k;  // 0 if it cuts nothing
+  uint32_t top_k;  // 0 if it removes nothing
   uint32_t num_before, num_members;
   uint64_t mass_before, whole_mass;
   uint64_t best[kNumBest];
@@ -60,10 +61,10 @@ struct RowWork {
   uint64_t member_rank[kMaxRanked], member_mass[kMaxRanked];
 };
 
-// What the host reserves (ops/cuda/accept.py).
+// The sizes that the host reserves (ops/cuda/accept.py).
 static_assert(sizeof(RowWork) <= 10432 && sizeof(PartRecord) <= 144);
 
-// For any number of rows, so that a row's place does not depend on it.
+// The memory that the stages share. Its layout does not depend on the number of rows.
 struct Workspace {
   char* base;
   int32_t num_parts;
@@ -77,18 +78,18 @@ struct Workspace {
   }
   __device__ PartRecord* parts(int32_t row) const { return reinterpret_cast<PartRecord*>(&this->row(row) + 1); }
 
-  // By one thread, in a stage before that one; only kWeigh is listed for by the first stage.
+  // One thread calls it, in a stage before `stage`. The first stage may list rows for kWeigh only.
   __device__ void list(Stage stage, int32_t row) const {
     this->row(static_cast<int32_t>(atomicAdd(num_listed(stage), 1u))).listed[stage] = row;
   }
 
-  // By one block of the first stage.
+  // One block of the first stage calls it: clears the lists of all stages after kWeigh.
   __device__ void begin() const {
     if (threadIdx.x > kWeigh && threadIdx.x < kNumStages) *num_listed(static_cast<Stage>(threadIdx.x)) = 0;
   }
 
-  // Calls f(row, part) by all threads of a block, for each part of the rows that are listed for the stage; of whole
-  // rows once.
+  // All threads of a block call f(row, part) for each part of the rows that are listed for the stage, and once per row
+  // for kWhole.
   template <Stage kStage, typename F>
   __device__ void for_each_listed(F f) const {
     if (kStage == kDraw && blockIdx.x == 0 && threadIdx.x == 0) *num_listed(kWeigh) = 0;
@@ -101,9 +102,9 @@ struct Workspace {
   }
 };
 
-// Whether this block is the last of so many to get here; it then sees what the others wrote before. kByAll: each thread
-// vouches for its own writes; else the first does for all that the threads wrote before they last met. All threads of
-// the block must call it.
+// Returns true in the last of num_blocks blocks to call it, which then sees what the others wrote before. With kByAll
+// each thread publishes its own writes; otherwise the first thread publishes all that the block wrote before its last
+// __syncthreads(). All threads of the block must call it.
 template <bool kByAll>
 __device__ bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
   bool is_last = false;
@@ -118,7 +119,7 @@ __device__ bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
   return true;
 }
 
-// Every thread gets the largest number, not NaN, of all.
+// Returns the largest value of all threads, NaN left out, to every thread.
 __device__ inline float block_max(float value) {
   __shared__ float warp_values[kWarps];
   value = warp_max(value);
@@ -131,13 +132,13 @@ __device__ inline float block_max(float value) {
   return value;
 }
 
-// Behind the last entry of the part that begins there.
+// The end of the part that begins at `begin`, in a row of n entries.
 __device__ inline int32_t part_end(int32_t begin, int32_t n) {
   return n - begin < kPartEntries ? n : begin + kPartEntries;
 }
 
-// A thread's entries of a part: those of the words of its counters of seeded noise, in ascending order. Beyond the row
-// they are -inf.
+// A thread's entries of a part, in ascending order: the tokens whose seeded noise comes from the thread's Philox
+// counters. Entries past the end of the row are -inf.
 struct PartEntries {
   float value[kThreadEntries];
   int32_t first;
@@ -166,14 +167,14 @@ struct PartEntries {
   }
 };
 
-// Starts to bring a part into L2, before it is known what for.
+// Starts to load a part into L2, before the parameters of its request are read.
 template <typename T>
 __device__ void prefetch_part(const Row<T>& row, int32_t part) {
   const int32_t first = part * kPartEntries + static_cast<int32_t>(threadIdx.x) * kThreadEntries;
   if (first < row.n) prefetch_line(row.logits + first);
 }
 
-// The rank of the thread's best entry that is below `bound`; 0 if there is none.
+// The largest rank below `bound` among the thread's entries, 0 if there is none.
 __device__ inline uint64_t best_below(const PartEntries& entries, uint64_t bound) {
   uint64_t best = 0;
 #pragma unroll
@@ -196,7 +197,7 @@ __device__ inline float largest_of(const PartEntries& entries) {
   return finite ? largest : INFINITY;
 }
 
-// The lowest id of an entry with this value, of which the thread has one.
+// The lowest id among the thread's entries with this value; there must be one.
 __device__ inline int32_t id_of(const PartEntries& entries, float value) {
   int32_t id = 0;
 #pragma unroll
@@ -206,7 +207,7 @@ __device__ inline int32_t id_of(const PartEntries& entries, float value) {
   return id;
 }
 
-// Sums exact masses over the part's entries into the block's sum. mass: (value, id) -> uint64, 0 for -inf.
+// The sum of exact masses over the part's entries, for every thread. mass: (value, id) -> uint64, 0 for -inf.
 template <typename Mass>
 __device__ uint64_t part_sum(const PartEntries& entries, Mass mass) {
   uint64_t sum = 0;

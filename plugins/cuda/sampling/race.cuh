@@ -1,5 +1,5 @@
-// A seeded draw by several blocks: each finds the few tokens of its part that can win by an estimate of their times,
-// and the last one compares the times of these exactly.
+// A seeded draw by several blocks. Each block estimates the times of its part's tokens and finds the few that can win;
+// the last block compares the exact times of those.
 #ifndef FASER_CUDA_SAMPLING_RACE_CUH_
 #define FASER_CUDA_SAMPLING_RACE_CUH_
 
@@ -9,20 +9,20 @@
 namespace faser {
 
 constexpr float kLog2E = 1.44269504f;
-constexpr float kMaxInverseTemperature = 1e30f;  // estimates need more room below the largest number
-constexpr float kRoughness = 1.01f;              // of two estimates; each is within 0.2 %
-constexpr double kSureLead = 0x1p-21;            // more than rounding two probabilities can make up for
+constexpr float kMaxInverseTemperature = 1e30f;  // larger ones could overflow in an estimate
+constexpr float kRoughness = 1.01f;              // bounds the error in the ratio of two estimates, each within 0.2 %
+constexpr double kSureLead = 0x1p-21;            // more than the rounding of two probabilities can change
 
 struct RaceShared {
   uint32_t num_racers;
   int32_t racers[kMaxRacers];
 };
 
-// Whether the leading bits of u say little about E = -log(1 - u).
+// Returns true if the leading bits of u are too few to estimate E = -log(1 - u).
 __host__ __device__ inline bool is_extreme(uint32_t word) { return word + 512u < 1024u; }
 
-// About E / 2^-exponent for the E of any u with these leading bits, which are not extreme; infinite or not a number if
-// the weight is 0.
+// An estimate of E * 2^exponent for the E of any u with these leading bits, which must not be extreme; infinite or NaN
+// if the weight is 0.
 __device__ inline float rough_time(uint32_t word, float exponent) {
   const float u = static_cast<float>(word) * 0x1p-32f + 0x1p-33f;
   const float rest = static_cast<float>(~word) * 0x1p-32f + 0x1p-33f;
@@ -30,7 +30,7 @@ __device__ inline float rough_time(uint32_t word, float exponent) {
   return e * exp2_approx(exponent);
 }
 
-// Takes the tokens that are not kept out of a race.
+// Removes from a race the tokens that the filters drop.
 __device__ inline void drop(const RowProbs& probs, PartEntries* entries) {
 #pragma unroll
   for (int i = 0; i < kThreadEntries; ++i) {
@@ -38,9 +38,9 @@ __device__ inline void drop(const RowProbs& probs, PartEntries* entries) {
   }
 }
 
-// Writes the tokens of the part that can be first (kLead: or second) among its own, at times E exp((top - value) *
-// inverse temperature), to its record; n: of the row; more than kMaxRacers of them only count. top: at least the part's
-// largest value.
+// Writes the racers of a part to its record: the tokens that can be first (kLead: or second) in the part, at times
+// E exp((top - value) * inv_temperature). If they are more than kMaxRacers, only their number is of use. n: entries of
+// the row. top: at least the part's largest value. entries: overwritten with times.
 template <bool kLead>
 __device__ void find_racers(PartEntries& entries, int32_t n, float top, float inv_temperature, uint64_t key,
                             uint64_t position, PartRecord* record, RaceShared* shared) {
@@ -72,7 +72,7 @@ __device__ void find_racers(PartEntries& entries, int32_t n, float top, float in
       first = fminf(first, time);
     }
   }
-  if (any_extreme) {  // of one thread in 250,000
+  if (any_extreme) {  // about one thread in 250,000
 #pragma unroll 1
     for (int i = 0; i < kThreadEntries; i += 4) {
       const PhiloxWords words = gumbel_words(key, position, entries.counter(i));
@@ -101,9 +101,9 @@ __device__ void find_racers(PartEntries& entries, int32_t n, float top, float in
   for (uint32_t i = 0; i < num_racers && i < kMaxRacers; ++i) record->racers[i] = shared->racers[i];
 }
 
-// The winner by the exact times E / p among the racers of all parts, or among all n tokens if a part has more than it
-// keeps; -1 if there is none. p: token -> float. lead and runner_up as for gumbel_max_token; a lead over who is no
-// racer is at least log(kRoughness) and may be given as more.
+// Returns the token with the least exact time E / p among the racers of all parts, or among all n tokens if a part has
+// more racers than it keeps; -1 if there is none. p: token -> float. lead and runner_up are as for gumbel_max_token(),
+// but only racers are seen: a lead over another token is far above kSureLead, and may be reported too large.
 template <typename P>
 __device__ int32_t compare_racers(const PartRecord* parts, int32_t num_parts, int32_t n, uint64_t key,
                                   uint64_t position, P p, double* lead, int32_t* runner_up) {

@@ -49,7 +49,7 @@ struct Sampling {
   const void* fill_masks;           // host only: the host fills masks before it sends them
   const int32_t* draft_runners_up;  // host only
 
-  // The weight below which a token has none, of the largest's.
+  // The least weight that is kept, as a fraction of the largest.
   __device__ float floor() const { return min_p; }
   __device__ bool has_floor() const { return min_p > 0.0f; }
 };

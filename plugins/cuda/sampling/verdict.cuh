@@ -1,4 +1,4 @@
-// The verdict of a row of logits: by one block, and what several blocks share with it.
+// Finds the verdict of a row of logits with one block; accept_parts.cuh shares most of it.
 #ifndef FASER_CUDA_SAMPLING_VERDICT_CUH_
 #define FASER_CUDA_SAMPLING_VERDICT_CUH_
 
@@ -22,17 +22,17 @@ __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int
   return sampling[slot].tokens != nullptr;
 }
 
-// Whether the draft was not drawn, so that its q is all at it.
+// Returns true if the draft was found in the text and not drawn, so that q is 1 at the draft.
 __device__ inline bool is_certain(const Sampling& s, int32_t position) {
   return s.draft_sources != nullptr && s.draft_sources[position] != kByModel;
 }
 
-// A draft of the draft model, unseeded.
+// Returns true for an unseeded draft of the draft model, which is tested against the q that it was drawn from.
 __device__ inline bool is_coupled(const Sampling& s, int32_t position, bool has_draft) {
   return s.mode == kSampled && has_draft && !is_certain(s, position);
 }
 
-// The verdict of a row whose best entry has this rank, if that is all it takes.
+// Returns true if `best`, the rank of the row's best entry, decides the verdict, which is then written.
 __device__ inline bool judge_best(const Sampling& s, int32_t n, int32_t position, bool has_draft, uint64_t best,
                                   Verdict* verdict) {
   const int32_t draft = has_draft ? s.tokens[position] : -1;
@@ -58,7 +58,8 @@ __device__ inline uint64_t residual_mass(float p, float q) {
   return fixed_of(difference > 0.0f ? fminf(difference, 1.0f) : 0.0f, kProbabilityShift);
 }
 
-// A token that tests the draft, or -1 where a filter beyond its limits leaves none.
+// The verdict for a drawn token, which tests the draft. token: -1 if a filter outside its limits leaves none, and the
+// row is refused. draft: -1 for none.
 __device__ inline Verdict verdict_of(int32_t token, int32_t draft) {
   return token < 0 ? Verdict{kRowRefused, -1, 0} : Verdict{kRowOk, token, token == draft};
 }
@@ -114,7 +115,8 @@ struct AcceptRows {
   float* edited_logits;
   int32_t* verdicts;
 
-  // What a row tests: false for a row of nobody; slot -1 for one to refuse.
+  // Finds the slot and position of a row, and whether it tests a draft. Returns false if the row belongs to no request;
+  // sets slot to -1 if the row must be refused.
   __device__ bool find(int32_t row, int32_t* slot, int32_t* position, bool* has_draft) const {
     const int32_t request = request_of_row(cu_logit_rows, num_requests, row);
     if (row >= num_rows || request < 0) return false;
@@ -134,7 +136,8 @@ struct AcceptRows {
     return {logits + static_cast<int64_t>(row) * logits_stride, edited, vocab_size};
   }
 
-  // Writes the row's edited logits from begin to end, if it has any -> a status.
+  // Writes entries begin .. end of the edited logits if the request edits any. Returns kRowOk, kRowRefused if there is
+  // no buffer for them, or kRowNan if the logits there hold a NaN or +inf.
   __device__ RowStatus edit(const Sampling& s, int32_t row, int32_t position, int32_t begin, int32_t end) const {
     if (!has_edits(s, position)) return kRowOk;
     if (edited_logits == nullptr) return kRowRefused;
@@ -143,7 +146,7 @@ struct AcceptRows {
     return edit_row(s, original, begin, end, vocab_size, position, edited) ? kRowOk : kRowNan;
   }
 
-  // By all threads of the block.
+  // All threads of the block call it, the first one writes.
   __device__ void write(int32_t row, const Verdict& verdict) const {
     if (threadIdx.x != 0) return;
     verdicts[3 * static_cast<int64_t>(row)] = verdict.status;
