@@ -1,4 +1,4 @@
-"""What the operator allows clients: priority, time, whose KV cache they see, and which requests they may stop."""
+"""Rules of the operator for clients: their priority, their time, the KV cache they see, the requests they may stop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from faser_trtllm.serving.client import CLIENT_HEADER
 from faser_trtllm.serving.text.request import TextRequest
 
 MAX_KEY_CHARS = 256
-_DEFAULT_PRIORITY = 0.5  # of a request that names none
+_DEFAULT_PRIORITY = 0.5  # of a request without one
 _UUID4 = re.compile("[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}", re.IGNORECASE)
-"""122 random bits (RFC 9562)."""
+"""A version 4 UUID, which has 122 random bits (RFC 9562)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRules:
-    """Keys of ServiceConfig. A client's key, "" for none, is what the proxy says."""
+    """Rules by the keys of ServiceConfig. The proxy sets a client's key; it is "" for none."""
 
     max_priority: float = _DEFAULT_PRIORITY
     default_timeout_ms: float = 0.0
@@ -36,7 +36,7 @@ class ClientRules:
         )
 
     def applied(self, request: TextRequest, client_key: str) -> TextRequest:
-        """The request of a client as it may run; raises InvalidArgumentError."""
+        """Return the request as its client may run it. Raise InvalidArgumentError if the client may not send it."""
         if len(client_key) > MAX_KEY_CHARS:
             raise InvalidArgumentError(
                 f"has {len(client_key)} characters, allowed are at most {MAX_KEY_CHARS}",
@@ -52,13 +52,13 @@ class ClientRules:
             changes["priority"] = self.max_priority
         if self.default_timeout_ms and request.timeout_ms is None and not request.stream:
             changes["timeout_ms"] = self.default_timeout_ms
-        if self.salts_by_client:  # hashed, so that no salt of one client is another's
+        if self.salts_by_client:  # hashed, so that no two clients can have the same salt
             salts = json.dumps([client_key, request.cache_salt, request.cache_salt_id])
             changes |= {"cache_salt": hashlib.sha256(salts.encode()).hexdigest(), "cache_salt_id": None}
         return replace(request, **changes) if changes else request
 
     def check_stop(self, request_id: str, client_key: str) -> None:
-        """Raise InvalidArgumentError if a client must not stop its requests by this id, which others may have."""
+        """Raise InvalidArgumentError if a client may not stop requests by this id, which other clients may have too."""
         if not request_id:
             raise InvalidArgumentError("A request id must be provided for request cancellation")
         if not (self.stop_by_id or client_key or _UUID4.search(request_id)):

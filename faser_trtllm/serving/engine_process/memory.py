@@ -1,5 +1,5 @@
-"""The memory that requests hold from their arrival to their end, bounded, and given back to the system when none is
-left."""
+"""A bound on the memory that requests hold from their arrival to their end; free memory goes back to the system when no
+request is left."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import threading
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import UnavailableError
 
-BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and what is made of its words
+BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and the objects made of its words
 BYTES_PER_SEQUENCE = 8 << 10
 BYTES_PER_LOG_PROB = 32
-BYTES_PER_TOPS = 512  # of a token's most probable ones, with their arrays
-BYTES_PER_LOGITS_ROW = 128  # beside its numbers
+BYTES_PER_TOPS = 512  # a token's most probable tokens, with their arrays
+BYTES_PER_LOGITS_ROW = 128  # besides its numbers
 MIN_TRIMMED_BYTES = 16 << 20
 
 
 class RequestMemory:
-    """How much all open requests may take, by handle. Thread-safe.
+    """Bounds the memory of all open requests, by handle. Thread-safe.
 
-    It counts what a request is known to take at most, not what it takes: BYTES_PER_BODY_BYTE for each byte of its body
-    from its arrival, and what take() is told later. A client may take half of what the others leave, so that those who
-    take much leave room for those who take little; without a key each request counts as a client.
+    It counts the most that a request can take, not what it takes: BYTES_PER_BODY_BYTE for each byte of its body from
+    its arrival, and what later calls of take() add. A client may take half of what the others leave, so that clients
+    that take much leave room for those that take little. A request without a client key counts as a client of its own.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        self._taken: dict[int, tuple[str | int, int]] = {}  # by handle: its client, bytes
+        self._taken: dict[int, tuple[str | int, int]] = {}  # handle -> client, bytes
         self._of_clients: dict[str | int, int] = {}
         self._num_bytes = 0
-        self._highest = 0  # since the memory was given back to the system
+        self._highest = 0  # the largest _num_bytes since memory was last given back
 
     def take(self, handle: int, num_bytes: int, client_key: str = "") -> None:
-        """Raises UnavailableError, and then takes nothing, if that would be too much."""
+        """Count num_bytes more for a request. Raise UnavailableError, and count nothing, if that is too much."""
         client = client_key or handle
         with self._lock:
             own = self._of_clients.get(client, 0)
@@ -50,7 +50,7 @@ class RequestMemory:
             self._highest = max(self._highest, self._num_bytes)
 
     def release(self, handle: int) -> None:
-        """The request has ended; nothing happens if it holds none."""
+        """Release the bytes of a request that has ended; do nothing if it holds none."""
         with self._lock:
             client, num_bytes = self._taken.pop(handle, ("", 0))
             self._num_bytes -= num_bytes
@@ -60,7 +60,7 @@ class RequestMemory:
                     del self._of_clients[client]
 
     def trim(self) -> None:
-        """Give free memory back to the system if no request is open, and there was much since the last time."""
+        """Give free memory back to the system if no request is open and MIN_TRIMMED_BYTES were held since last time."""
         with self._lock:
             if self._taken or self._highest < MIN_TRIMMED_BYTES:
                 return
@@ -69,7 +69,7 @@ class RequestMemory:
 
 
 def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, vocab_size: int) -> int:
-    """What a sequence takes at most, with the log probs and logits that are kept to its end. num_output: its tokens."""
+    """Return the bytes that a sequence takes at most, with its log probs and logits. num_output: output tokens."""
     log_prob = BYTES_PER_LOG_PROB + (BYTES_PER_TOPS if params.num_top_log_probs else 0)
     num_log_probs = num_output * params.return_log_probs + prompt_len * params.return_context_log_probs
     num_rows = num_output * params.return_generation_logits
@@ -77,7 +77,7 @@ def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, voc
 
 
 def _trim_heap() -> None:
-    """glibc keeps what was freed, and other allocators do not have the function."""
+    """Make glibc return freed memory to the system. Other allocators do not have the function."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Pauses of this process or its machine, which are no stall of the executor."""
+"""Pauses of this process or its machine, which do not count as a stall of the executor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _LATE_PING_S = 2.0  # the backend pings once a second
 
 
 class Pauses:
-    """Times at which this process did not run, seen by pings that are late: they are no stall of the executor."""
+    """Measures, by late pings, the time in which this process did not run; the executor is not stalled then."""
 
     def __init__(self) -> None:
         self._pinged_s = time.monotonic()
-        self._paused_s = 0.0  # since the executor made progress
+        self._paused_s = 0.0  # since the executor last made progress
 
     def without(self, stalled_s: float) -> float:
-        """Seconds without progress, less the pauses in them; call it for every ping."""
+        """Return stalled_s, the seconds without progress, less the pauses in them. Must be called for every ping."""
         now_s = time.monotonic()
         since_ping_s, self._pinged_s = now_s - self._pinged_s, now_s
         if stalled_s < since_ping_s:

@@ -1,4 +1,4 @@
-"""Hashes of engine files, which a launcher reads once and not at each restart of the server."""
+"""Hashes of engine files, which a launcher computes once, not at each restart of the server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class StoppedError(FaserError):
 
 
 class FileHashes:
-    """sha256 of files; a file is read again only if its inode, size or times have changed."""
+    """Computes sha256 of files. A file is read again only if its inode, size or times have changed."""
 
     def __init__(self, stop: threading.Event | None = None) -> None:
-        """stop: ends the reading of a file at once."""
+        """stop: once set, ends the reading of a file at once."""
         self._stop = stop or threading.Event()
         self._known: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     def of(self, path: Path) -> str:
-        """sha256 of the file as hex. Raises OSError, and StoppedError once `stop` is set."""
+        """Return the sha256 of the file as hex. Raises OSError, and StoppedError once `stop` is set."""
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -68,7 +68,7 @@ def _version_of(binary: Path) -> tuple[int, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address; a name other than localhost may be anybody's."""
+    """Return True if only this machine reaches the address. A name other than localhost may be any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Connections of the OpenAI server: how many there may be, and how long each may take."""
+"""Limits of the OpenAI server's connections: their number, and the time that each may take."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ log = logging.getLogger("faser.openai")
 
 
 class Server(uvicorn.Server):
-    """Accepts few connections a turn of the event loop, so that a crowd of them holds up nobody, and lets more wait."""
+    """Accepts few connections per turn of the event loop, so that many at once do not delay others; the rest wait."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio has one number for both
+            listener.listen(_BACKLOG)  # asyncio also accepts as many per turn as its backlog says
 
 
 def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
-    """What serves an application; raises UnavailableError if too few files may be open."""
+    """Return the server of an application. Raise UnavailableError if the process may open too few files."""
     set_up_log()
     return Server(
         uvicorn.Config(
@@ -54,9 +54,9 @@ def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
 
 
 def _possible_connections(wanted: int) -> int:
-    """At most `wanted`, and what the limit of open files leaves room for once it is raised as far as it can be.
+    """Return `wanted`, or fewer if the limit of open files, raised as far as it can be, leaves room for fewer.
 
-    Raises UnavailableError if that is nothing.
+    Raises UnavailableError if it leaves room for none.
     """
     num_files = raise_open_files()
     possible = min(wanted, num_files - _OTHER_FILES)
@@ -69,13 +69,13 @@ def _possible_connections(wanted: int) -> int:
 
 
 def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
-    """A protocol for uvicorn whose connections are at most so many.
+    """Return a protocol for uvicorn that has at most max_connections connections.
 
-    One that waits for a request is closed after HEADERS_TIMEOUT_S, and before that if there are too many: the one that
-    has waited longest, also for the rest of a body. If all are busy a new one gets 503. A client that reads nothing of
-    its response for READ_TIMEOUT_S is disconnected.
+    A connection that waits for a request is closed after HEADERS_TIMEOUT_S. If there are too many connections, the one
+    that has waited longest for a request or the rest of its body is closed; if none waits, the new one gets 503. A
+    client that reads nothing of its response for READ_TIMEOUT_S is disconnected.
     """
-    waiting: dict[BoundedProtocol, None] = {}  # those without a whole request, in the order of time
+    waiting: dict[BoundedProtocol, None] = {}  # connections without a complete request, longest wait first
 
     class BoundedProtocol(H11Protocol):
         _headers_timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             self._wait()
-            super().on_response_complete()  # which begins the next request, if it is here already
+            super().on_response_complete()  # starts the next request if it has arrived
             self._note_request()
 
         def pause_writing(self) -> None:
@@ -127,13 +127,13 @@ def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
             self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
 
         def _give_up(self) -> None:
-            if self.transport.get_write_buffer_size():  # of a response that the client reads slowly
+            if self.transport.get_write_buffer_size():  # the client still reads its response
                 self._headers_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
             else:
                 self.transport.abort()
 
         def _note_request(self) -> None:
-            """Headers that came end the time for headers, a whole request the wait."""
+            """Stop the timer of the headers once they are complete, and the wait once the request is."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 return

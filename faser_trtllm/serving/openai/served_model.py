@@ -1,4 +1,4 @@
-"""The model that the OpenAI server has, and which prompts are too long for it."""
+"""The model that the OpenAI server serves, and checks of prompt lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
 PROMPT_TOKENS = "prompt_tokens"
-"""The field of errors about a prompt's length."""
+"""The field that errors about a prompt's length name."""
 
 Prompt = str | tuple[int, ...]
 
@@ -40,12 +40,12 @@ class ServedModel:
             object.__setattr__(self, "_length", LengthCheck(self.tokenizer, self.max_seq_len))
 
     def check_size(self, num_chars: int) -> None:
-        """Raise InvalidArgumentError if no prompt of so many characters fits into the model."""
+        """Raise InvalidArgumentError if no prompt of num_chars characters fits into the model."""
         if self._length is not None:
             self._length.check_size(PROMPT_TOKENS, num_chars)
 
     def check_length(self, prompt: Prompt) -> None:
-        """Raise InvalidArgumentError if a prompt is too long: a text if it is by far, token ids in any case."""
+        """Raise InvalidArgumentError if a prompt of token ids is too long, or a text is far too long."""
         if isinstance(prompt, str):
             if self._length is not None:
                 self._length.check(PROMPT_TOKENS, prompt)
@@ -55,7 +55,7 @@ class ServedModel:
 
 @contextlib.contextmanager
 def naming_length(param: str) -> Iterator[None]:
-    """Raise errors about a prompt's length as the client knows them."""
+    """Raise errors about a prompt's length as errors about `param`, in OpenAI's words."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -63,7 +63,7 @@ def naming_length(param: str) -> Iterator[None]:
 
 
 def too_long(error: FaserError, param: str) -> RequestError:
-    """In the words of OpenAI's own message, since clients such as litellm look for them and not for the code."""
-    length = int(error.limit or 0) + 1  # with a token of output
+    """Return an error in the words of OpenAI's message, since clients such as litellm look for these, not the code."""
+    length = int(error.limit or 0) + 1  # with an output token
     message = f"this model's maximum context length is {length} tokens: {error}"
     return RequestError(message, param=param, reason="context_length_exceeded")

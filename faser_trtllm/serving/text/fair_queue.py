@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Clients take turns, and a client's newest item is first: a burst then delays itself and no item that follows it.
+    """Clients take turns, and a client's newest item comes first, so that a burst delays only itself, not later items.
 
     Not thread-safe.
     """
@@ -19,8 +19,8 @@ class FairQueue(Generic[T]):
         self._queues: dict[str, list[tuple[int, T]]] = {}  # in the order of turns, none empty
 
     def put(self, client_key: str, number: int, item: T) -> T | None:
-        """Add an item. number: the higher, the newer. Gives back what there is no room for: the oldest of the client
-        with most items."""
+        """Add an item. number: higher for newer items. If the queue is over its limit, remove the oldest item of the
+        client with the most items and return it; otherwise return None."""
         insort(self._queues.setdefault(client_key, []), (number, item), key=lambda entry: entry[0])
         if sum(map(len, self._queues.values())) <= self._max_items:
             return None
@@ -31,7 +31,7 @@ class FairQueue(Generic[T]):
         return lost
 
     def take(self) -> T | None:
-        """The next item, None if there is none."""
+        """Remove and return the next item, None if there is none."""
         if not self._queues:
             return None
         client_key = next(iter(self._queues))
