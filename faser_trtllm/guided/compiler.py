@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 COMPILE_TIMEOUT_S = 2.0
 MAX_COMPILED_BYTES = 512 << 20
-_NICENESS = 5  # of the process that tries what takes long
-_MIN_GUIDE_BYTES = 1 << 20  # the allocator rounds what a small guide takes
+_NICENESS = 5  # of the process that compiles slow guides
+_MIN_GUIDE_BYTES = 1 << 20  # measurements of small guides are too coarse, since the allocator rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class GuideCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """vocab_size: of the model's logits, to which the masks are applied. timeout_s: CPU time of a compilation."""
+        """vocab_size: entries of the logits, to which masks are applied. timeout_s: CPU time of a compilation."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
@@ -48,7 +48,7 @@ class GuideCompiler:
         self._opened: _Opened | None = None
 
     def find(self, spec: GuideSpec) -> Guide | None:
-        """The guide if it is cached; never blocks."""
+        """Return the guide if it is cached; never block on a compilation."""
         with self._lock:
             guide = self._guides.get(spec)
             if guide is not None:
@@ -56,7 +56,7 @@ class GuideCompiler:
             return guide
 
     def compile(self, spec: GuideSpec) -> Guide:
-        """Compile the guide within the limits; raises InvalidArgumentError if that fails."""
+        """Compile the guide within the limits; raise InvalidArgumentError if that fails."""
         guide = self.find(spec) or self._compile(spec, self._timeout_s, _NICENESS)
         if guide is None:
             raise InvalidArgumentError(
@@ -67,7 +67,7 @@ class GuideCompiler:
         return guide
 
     def compile_quickly(self, spec: GuideSpec, budget_s: float) -> Guide | None:
-        """The same, but None if it takes more than budget_s."""
+        """Compile as compile() does, but return None if it takes more than budget_s of CPU time."""
         return self.find(spec) or self._compile(spec, min(budget_s, self._timeout_s))
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class GuideCompiler:
         num_bytes = max(_MIN_GUIDE_BYTES, probed.num_bytes)
         with self._lock:
             self._make_room(num_bytes)
-            self._num_bytes[probed] = num_bytes  # while it is compiled: another thread may want the same room
+            self._num_bytes[probed] = num_bytes  # while it is compiled, so that no other thread takes the room
         matcher, error = compile_source(opened.tokenizer, probed.source)
         if error:
             raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", GUIDE_FIELD)
@@ -95,7 +95,7 @@ class GuideCompiler:
         return guide
 
     def _make_room(self, num_bytes: int) -> None:
-        """With the lock: forget the guides that were not used longest, until a new one fits."""
+        """Drop the least recently used guides until a new one fits. The caller holds the lock."""
         while sum(self._num_bytes.values()) + num_bytes > MAX_COMPILED_BYTES:
             if not self._guides:
                 raise UnavailableError(

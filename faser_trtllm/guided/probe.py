@@ -1,9 +1,9 @@
 """Compiles guides under limits of time and memory, in processes that may end.
 
 llguidance cannot be interrupted, its limits do not bound the time of a compilation, and a deep grammar overflows its
-stack. So a server process opens the tokenizer once and forks a child for each guide. What takes too long, or too much
-memory, or crashes, ends that child only; a guide that passes is compiled again in the engine process, at a cost that
-is known then. The first mask is computed too, because with very many alternatives it takes the longest.
+stack. So a server process opens the tokenizer once and forks a child for each guide. A guide that takes too long or too
+much memory, or crashes, ends only its child. A guide that passes is compiled again in the engine process, at a known
+cost. The child also computes the first mask, because with very many alternatives that takes longest.
 
 The server's standard input is a socket. It gets the tokenizer, then a descriptor for each guide: the child's own
 socket, for one question and one answer. Frames: length of the body (4 bytes, little endian), then JSON.
@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """A guide that compiles. source: in llguidance's format. num_bytes: of memory, compiled and with its first mask."""
+    """A guide that compiles. source: in llguidance's format. num_bytes: memory of the guide with its first mask."""
 
     source: str
     num_bytes: int
@@ -50,9 +50,10 @@ class Probe:
         self._control: socket.socket | None = None
 
     def check(self, spec: GuideSpec, budget_s: float, niceness: int = 0) -> Probed | None:
-        """None if the guide takes more than budget_s or MAX_MEMORY_BYTES; InvalidArgumentError if it is invalid.
+        """Compile a guide in a child; None if it takes more than budget_s or MAX_MEMORY_BYTES.
 
-        budget_s: of CPU time, so that it does not depend on what else runs. niceness: as of os.nice().
+        Raises InvalidArgumentError if the guide is invalid. budget_s: CPU time, so that it does not depend on what else
+        runs. niceness: increment for os.nice().
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -89,7 +90,7 @@ class Probe:
             assert self._control is not None
             try:
                 socket.send_fds(self._control, [b"?"], [connection.fileno()])
-            except OSError:  # it ended just now: the next guide starts it again
+            except OSError:  # the server just ended; the next guide starts it again
                 self._close()
 
     def _start(self) -> None:
@@ -119,7 +120,7 @@ def _write(connection: socket.socket, value: dict[str, Any]) -> None:
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:
-    """Raises EOFError at the stream's end."""
+    """Read one frame. Raises EOFError at the end of the stream."""
     (length,) = _LENGTH.unpack(_read_bytes(connection, _LENGTH.size))
     value: dict[str, Any] = json.loads(_read_bytes(connection, length))
     return value
@@ -133,9 +134,9 @@ def _read_bytes(connection: socket.socket, length: int) -> bytes:
 
 
 def main() -> None:
-    """Serve until the engine process hangs up."""
+    """Serve until the engine process closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     control = socket.socket(fileno=os.dup(0))
     tokenizer = open_tokenizer(**_read(control))
@@ -148,13 +149,13 @@ def main() -> None:
             try:
                 is_child = os.fork() == 0
             except OSError:
-                continue  # no process or memory is left: the guide counts as one that takes too much
+                continue  # no process or memory is left, so the guide counts as too large
             if is_child:
                 _try(tokenizer, connection)
 
 
 def _try(tokenizer: Any, connection: socket.socket) -> NoReturn:
-    """Answer one question. A timer's default action ends the process in any state."""
+    """Answer one question. The default action of the timer's signal ends the process in any state."""
     try:
         question = _read(connection)
         os.nice(question["niceness"])
@@ -167,13 +168,13 @@ def _try(tokenizer: Any, connection: socket.socket) -> NoReturn:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Address space of this process, and what it holds itself, without files."""
+    """Return the address space and the private memory, without files, of this process in bytes."""
     size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return size * resource.getpagesize(), (resident - shared) * resource.getpagesize()
 
 
 def _answer(tokenizer: Any, spec: GuideSpec, held: int) -> dict[str, Any]:
-    """held: bytes that this process had before."""
+    """Compile the guide and its first mask. held: private bytes of this process before."""
     try:
         source = source_of(spec)
         matcher, error = compile_source(tokenizer, source)

@@ -1,4 +1,4 @@
-"""Requests by the time at which they have to have ended."""
+"""Requests in the order of their deadlines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIN_HEAP_SIZE = 64
 
 
 class Deadlines:
-    """A heap; requests that ended before their time are dropped when most of it is such."""
+    """A heap of requests by deadline. Requests that ended before it are dropped when they are most of the heap."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -31,11 +31,11 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def is_due(self, now_s: float) -> bool:
-        """True if take() may give a request."""
+        """Return True if take() may return a request."""
         return bool(self._heap) and self._heap[0][0] <= now_s
 
     def take(self, now_s: float) -> list[Request]:
-        """The requests whose deadlines have passed, each once, in the order of these."""
+        """Return the requests whose deadlines have passed, each once, in the order of their deadlines."""
         late: list[Request] = []
         while self.is_due(now_s):
             request = heapq.heappop(self._heap)[2]

@@ -1,4 +1,4 @@
-"""Guided requests take turns where their masks would stretch a step: all other requests wait for it."""
+"""Guided requests take turns where their masks would make a step too long, since all other requests wait for it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.scheduler.roles import Role, Roles, assign_roles
 
 MAX_GUIDE_MS = 20.0
-"""Of a step, for masks as expected; a step goes over it by one request at most."""
+"""Budget of a step for its masks, by their expected times; one request at most exceeds it."""
 
 UNKNOWN_MS = 5.0
-"""Expected of the first mask of a guide that has computed none yet."""
+"""Expected time of the first mask of a guide that has computed none yet."""
 
 _DECAY = 1 / 8
 
 
 class _Turn:
-    """mask_ms: expected of each mask. num_skipped: steps in turn that the request was left out of."""
+    """mask_ms: expected time of each mask, None before the first one. num_skipped: the last steps, in a row, that the
+    request was left out of."""
 
     __slots__ = ("mask_ms", "num_skipped")
 
@@ -31,10 +32,11 @@ class _Turn:
 
 
 class GuideBudget:
-    """Chooses the guided requests of each step: those that were left out longest, while the budget lasts, so at least
-    one. Tokens do not depend on it: a request that is left out runs a step later.
+    """Chooses the guided requests of each step: those that were left out longest come first, until the budget is spent,
+    so at least one runs. Tokens do not depend on the choice: a request that is left out runs a step later.
 
-    What a mask of a request costs is a running mean that rises at once, and for the first one that of its guide.
+    The expected time of a request's mask is a running mean that follows an increase at once. Before the request's first
+    mask it is such a mean over the first masks of its guide.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,8 @@ class GuideBudget:
         self._spent_ms = 0.0  # in this step
 
     def assign_roles(self, running: Sequence[Request], decoding: Sequence[Request], decision: Decision) -> Roles:
-        """Begin a step: the roles of requests that decode, and NONE for all that are left out, contexts too.
+        """Begin a step. Return the roles of requests that decode, and NONE for each request that is left out, also in
+        its context phase.
 
         running: in order of admission.
         """
@@ -59,11 +62,11 @@ class GuideBudget:
         return roles
 
     def admits(self, request: Request) -> bool:
-        """Whether a request that joins in this step may run in it, too."""
+        """Return True if a request that joins in this step may also run in it."""
         return request.params.guide is None or self._takes(request, 1)
 
     def note(self, rows: ScheduledRequests, costs: Mapping[int, tuple[float, int]]) -> bool:
-        """What masks took in a step: slot -> ms and their number. True if it was more than the budget."""
+        """Record the time of a step's masks, slot -> (ms, number of masks). Return True if it exceeded the budget."""
         for request in rows.requests:
             guide = request.params.guide
             if guide is None or request.slot not in costs:

@@ -2,8 +2,9 @@
 
 The order between clients is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models"
 (OSDI 2024, arXiv:2401.00588). A client's counter grows by the tokens that are computed for it, with the paper's
-weights. A client that joins is lifted to the least counter of those that wait, so that nobody saves up for later, and a
-client that many others joined meanwhile is not put back. A client's own requests are first come, first served.
+weights. The counter of a client that joins is raised to the least counter of the waiting clients, so that a client
+gains nothing by being idle, and new clients do not go before the client that has been served least. Requests of one
+client are first come, first served.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from collections import OrderedDict
 from faser_trtllm.core.request import Request, RequestState
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""Of a prompt token that was not found in the KV cache, and of a token of output."""
+"""Weights of a prompt token that was not found in the KV cache, and of an output token."""
 
 MIN_HEAP_SIZE = 64
 """Smaller heaps are not compacted."""
 
 MAX_IDLE_CLIENTS = 1024
-"""Clients without requests whose counters are kept while others have some; the one that left first is dropped."""
+"""Clients without requests whose counters are kept while other clients have requests; the first to leave is dropped."""
 
-_Waiting = tuple[float, int, Request]  # -priority, number of its arrival
-_Rank = tuple[float, int, int, int, "_Client"]  # -priority, the client's counter and number of its next request
+_Waiting = tuple[float, int, Request]  # -priority, arrival number
+_Rank = tuple[float, int, int, int, "_Client"]  # -priority, counter, arrival number of the next request, ...
 
 
 class _Client:
-    """rank: its entry in the heap of clients; other entries of it there are out of date."""
+    """A client with its counter. rank: its entry in the heap of clients; its other entries there are out of date."""
 
     __slots__ = ("is_counted", "key", "num_live", "num_waiting", "rank", "served", "waiting")
 
@@ -36,19 +37,19 @@ class _Client:
         self.key = key
         self.served = 0  # its counter: weighted tokens
         self.waiting: list[_Waiting] = []  # a heap
-        self.num_waiting = self.num_live = 0  # entries of `waiting` that have not ended; all requests
+        self.num_waiting = self.num_live = 0  # requests in `waiting` that have not ended; all requests that have not
         self.rank: _Rank | None = None
         self.is_counted = False
 
     def head(self) -> Request | None:
-        """Its next request."""
+        """Return its next request."""
         while self.waiting and self.waiting[0][2].state is not RequestState.WAITING:
             heapq.heappop(self.waiting)
         return self.waiting[0][2] if self.waiting else None
 
 
 class _Live:
-    """A request that has not ended. num_tokens: those of its tokens that its client's counter has."""
+    """A request that has not ended. num_tokens: tokens of it that its client's counter includes."""
 
     __slots__ = ("client", "num_tokens", "number", "request", "was_admitted")
 
@@ -59,21 +60,22 @@ class _Live:
 
 
 class WaitingQueue:
-    """A preempted request keeps its arrival order, so it comes before later arrivals of its client.
+    """Requests that wait for a slot.
 
-    All operations are O(log n) but charge(), which is O(running requests), and does nothing for a single client.
+    A preempted request keeps its arrival number, so it comes before later arrivals of its client.
+    All operations take O(log n), except charge(), which takes O(running requests) and does nothing for a single client.
     """
 
     def __init__(self, *, is_fair: bool = True) -> None:
-        """is_fair: False takes all requests for those of one client."""
+        """is_fair: if False, all requests count as those of one client."""
         self._is_fair = is_fair
         self._live: dict[str, _Live] = {}
         self._running: dict[str, _Live] = {}
-        self._clients: dict[str, _Client] = {}  # that have requests
-        self._idle: OrderedDict[str, _Client] = OrderedDict()  # others
+        self._clients: dict[str, _Client] = {}  # those with requests
+        self._idle: OrderedDict[str, _Client] = OrderedDict()  # those without
         self._ranks: list[_Rank] = []
-        self._counters: list[tuple[int, int, _Client]] = []  # of clients with waiting requests, or less than those
-        self._last: _Client | None = None  # whose last waiting request was admitted last
+        self._counters: list[tuple[int, int, _Client]] = []  # counters, or lower values, of clients that wait
+        self._last: _Client | None = None  # whose last waiting request was admitted most recently
         self._numbers, self._entries = itertools.count(), itertools.count()
         self._num_waiting = 0
 
@@ -82,7 +84,7 @@ class WaitingQueue:
 
     @property
     def num_clients(self) -> int:
-        """Clients whose counters are kept."""
+        """Number of clients whose counters are kept."""
         return len(self._clients) + len(self._idle)
 
     def push(self, request: Request) -> None:
@@ -108,17 +110,17 @@ class WaitingQueue:
         self._rank(client)
 
     def charge(self) -> None:
-        """Count the tokens of output since the last call; once a step."""
+        """Add the output tokens since the last call to the counters; call it once a step."""
         if self.num_clients > 1:
             for live in self._running.values():
                 self._charge_output(live)
 
     def served(self, request: Request) -> int:
-        """The counter of the client of a request that has not ended."""
+        """Return the counter of a request's client. The request must not have ended."""
         return self._live[request.request_id].client.served
 
     def peek(self) -> Request | None:
-        """The next request."""
+        """Return the next request, None if none waits."""
         while self._ranks:
             rank = self._ranks[0]
             client = rank[-1]
@@ -140,7 +142,7 @@ class WaitingQueue:
         self._admit(heapq.heappop(client.waiting)[2])
 
     def first(self, count: int) -> list[Request]:
-        """The next requests, at most count, if none of their prompts is in the KV cache; without removing them."""
+        """Return at most `count` next requests, as if no prompt were in the KV cache; do not remove them."""
         found: list[tuple[_Client, _Waiting, int]] = []
         while len(found) < count and (request := self.peek()) is not None:
             client, cost = self._ranks[0][-1], self._cost(self._live[request.request_id])
@@ -154,15 +156,15 @@ class WaitingQueue:
         return [request for _, (_, _, request), _ in found]
 
     def take(self, request: Request) -> None:
-        """Admit a request anywhere in the queue."""
+        """Admit a request, wherever it is in the queue."""
         client = self._live[request.request_id].client
         client.waiting = [entry for entry in client.waiting if entry[2] is not request]
         heapq.heapify(client.waiting)
         self._admit(request)
 
     def note_removed(self, request: Request) -> None:
-        """A waiting request has ended; its entry is dropped when it reaches the top, or when half of the heap has
-        ended."""
+        """Note that a waiting request has ended. Its entry is dropped when it reaches the top of the heap, or when half
+        of the heap's requests have ended."""
         client = self._live[request.request_id].client
         client.num_waiting -= 1
         self._num_waiting -= 1
@@ -181,7 +183,7 @@ class WaitingQueue:
             del self._clients[client.key]
             self._idle[client.key] = client
         if not self._live:
-            self._idle.clear()  # nobody waits for anybody: all begin anew
+            self._idle.clear()  # no request is left, so all clients begin anew
             self._last = None
         elif len(self._idle) > MAX_IDLE_CLIENTS:
             self._idle.popitem(last=False)
@@ -193,7 +195,7 @@ class WaitingQueue:
         return client
 
     def _least_counter(self) -> int:
-        """Of the clients with waiting requests, or of the last that had one."""
+        """Return the least counter of the clients with waiting requests, or that of the last client that had one."""
         while self._counters:
             served, _, client = self._counters[0]
             if not client.num_waiting:
@@ -206,7 +208,7 @@ class WaitingQueue:
         return 0 if self._last is None else self._last.served
 
     def _rank(self, client: _Client) -> None:
-        """Note that a client's next request or counter may have become better; peek() finds out what became worse."""
+        """Add an entry for a client that may come earlier than before; peek() moves those that come later."""
         if client.head() is None:
             return
         now = client.waiting[0][0], client.served, client.waiting[0][1]
@@ -216,7 +218,7 @@ class WaitingQueue:
             self._compact()
 
     def _compact(self) -> None:
-        """Drop clients that have left from the heaps if they are most of them."""
+        """Drop outdated entries from the heaps if most entries are outdated."""
         if max(len(self._ranks), len(self._counters)) <= 2 * len(self._clients) + MIN_HEAP_SIZE:
             return
         for client in [rank[-1] for rank in self._ranks] + [entry[-1] for entry in self._counters]:
@@ -240,7 +242,7 @@ class WaitingQueue:
 
     @staticmethod
     def _cost(live: _Live) -> int:
-        """What admitting a request adds to its client's counter: its prompt, once."""
+        """Return what the admission of a request adds to its client's counter: its prompt, the first time only."""
         request = live.request
         return 0 if live.was_admitted else INPUT_WEIGHT * (request.prompt_len - request.num_computed_tokens)
 

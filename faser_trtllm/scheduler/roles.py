@@ -18,7 +18,7 @@ class Role(enum.Enum):
 
 
 Roles = dict[int, Role]
-"""By slot."""
+"""Roles by slot."""
 
 
 def assign_roles(decoding: Sequence[Request], mode: Mode) -> Roles:

@@ -210,7 +210,7 @@ class Scheduler:
             self._meter.rest()
 
     def note_guides(self, plan: SchedulerOutput, costs: Mapping[int, tuple[float, int]]) -> None:
-        """What the masks of a step took, before its update: slot -> ms and their number."""
+        """Record the time of a step's masks, before its update. costs: slot -> (ms, number of masks)."""
         if self._guides.note(plan.scheduled, costs):
             self._num_held = 0
 

@@ -1,4 +1,4 @@
-"""Slots between clients: who gives one up when none is free."""
+"""Slots shared by clients: which request is paused when none is free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from faser_trtllm.scheduler.queue import WaitingQueue
 
 
 def slot_to_free(running: Sequence[Request], waiting: WaitingQueue, kv: KVCache) -> Request | None:
-    """The request to pause so that the next of the queue runs, None for none; running: in order of admission.
+    """Return the request to pause so that the next one of the queue can run, or None. running: in order of admission.
 
-    It is the latest of the client that holds most slots, two or more, if the other client holds none and has been
-    served less, and its request needs no more blocks. So one client's requests may take all slots, and another one does
-    not wait for their ends. Pausing costs the tokens whose blocks are not found again.
+    It is the request admitted last of the client that holds most slots, at least two. The client of the next request
+    must hold no slot and have been served less, and the next request must have no lower priority and need no more
+    blocks. So one client may take all slots, and another client does not wait until those requests end. A paused
+    request computes the tokens again whose blocks are no longer in the KV cache.
     """
     head = waiting.peek()
     if head is None or waiting.num_clients < 2:

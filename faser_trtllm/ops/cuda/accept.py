@@ -45,8 +45,8 @@ ROW_REFUSED = 3  # a row_status: counts, a slot or a draft that would have index
 
 
 class Stages(enum.Enum):
-    """The launches for rows of several blocks: of greedy rows and seeded ones without filters; of any without top_k and
-    top_p; of any."""
+    """The launches that rows of several blocks take. ONE: for greedy rows, and seeded ones without filters. DRAWS: for
+    all rows without top_k and top_p. ALL: for all rows."""
 
     ONE = ("scan",)
     DRAWS = ("scan", "weigh", "draw")
@@ -54,7 +54,7 @@ class Stages(enum.Enum):
 
 
 def stages_of(sampling: SamplingArray) -> Stages:
-    """What accept() needs for these entries."""
+    """Return the launches that accept() needs for these entries."""
     is_random = sampling["mode"] != native.GREEDY
     if (is_random & ((sampling["top_k"] > 0) | (sampling["top_p"] < 1))).any():
         return Stages.ALL
@@ -63,14 +63,16 @@ def stages_of(sampling: SamplingArray) -> Stages:
 
 
 def workspace_bytes(num_rows: int, vocab_size: int, part_entries: int = PART_ENTRIES) -> int:
-    """Of the workspace, which must be zero before its first launch and belongs to one vocabulary size; 0 where a row is
-    one block's."""
+    """Return the size of the workspace in bytes; 0 where one block processes a row.
+
+    The workspace must be zero before its first launch, and is for one vocabulary size.
+    """
     num_parts = -(-vocab_size // part_entries)
     return _HEADER_BYTES + num_rows * (_ROW_BYTES + num_parts * _PART_BYTES) if num_parts > 1 else 0
 
 
 def workspace_pointer(workspace: Any, num_rows: int, vocab_size: int, part_entries: int) -> Pointer:
-    """InvalidArgumentError if there is none or it is too small."""
+    """Return a pointer to the workspace; raise InvalidArgumentError if there is none or it is too small."""
     num_bytes = workspace_bytes(num_rows, vocab_size, part_entries)
     found = pointer("workspace", workspace, "uint8", (None,))
     if workspace is None or workspace.shape[0] < num_bytes:
