@@ -92,7 +92,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
       __syncthreads();
     }
   };
-  // The half h in T, for all that share it; and the fetch of the half that takes the slot freed by half h - 1.
+  // Waits for half h and returns it in T to all threads that share it; starts to copy the half that takes the slot
+  // freed by half h - 1.
   auto arrive = [&](int half) -> const T* {
     cp_async_wait<kNumSlots - 2>();
     wait_for_sharers();
@@ -243,7 +244,7 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
       }
     }
   } else {
-    // The warps' results become one; the copies are read by nobody any more.
+    // Merges the warps' results in the memory of the copies, which no warp reads any more.
     float* partial = reinterpret_cast<float*>(pool);
     float* tops = partial + Tiles::kKvWarps * 16 * kHeadDim;
     float* sums = tops + Tiles::kKvWarps * 16;

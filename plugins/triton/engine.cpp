@@ -20,7 +20,7 @@ constexpr double kPingPeriodS = 1.0;
 constexpr double kStartCheckPeriodS = 0.25;
 constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this multiple of a slow step's time
 constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
-constexpr double kMaxTimeS = 1e9;   // more than faser.yaml allows, and no overflow of the clock
+constexpr double kMaxTimeS = 1e9;   // above what faser.yaml allows, and cannot overflow the clock
 constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
 constexpr char kShuttingDown[] = "the server is shutting down; send the request to another one";
 
@@ -34,7 +34,7 @@ std::chrono::steady_clock::duration ticks(double seconds) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
 }
 
-// In seconds.
+// Reads a time in seconds. Throws std::runtime_error if it is out of range.
 double take_time(FrameReader& body) {
   const double time_s = body.take<double>();
   if (!(time_s >= 0 && time_s <= kMaxTimeS)) throw std::runtime_error("it sent a time that none can be");

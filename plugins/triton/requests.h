@@ -51,9 +51,9 @@ void refuse_without_factory(TRITONBACKEND_Request* request);
 // Passes over the response that comes next in the body; returns whether it is a request's last.
 bool skip_response(FrameReader& body);
 
-// Parameters of a request that mean something here. wants_error_code: error_codes was sent, so that errors are JSON
-// with the fields of a Refusal. client: of kClientHeader, which a proxy sets; has_two_clients: it was set twice,
-// differently.
+// The request parameters that the backend reads. wants_error_code: error_codes was sent, so errors are JSON with the
+// fields of a Refusal. client: the value of kClientHeader, which a proxy sets. has_two_clients: the header was set
+// twice to different values.
 struct Parameters {
   bool wants_error_code = false, has_two_clients = false;
   std::string client;
