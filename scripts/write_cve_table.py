@@ -70,7 +70,7 @@ class Vulnerability:
 
 
 def documents(source: str) -> Iterator[dict[str, Any]]:
-    """Every JSON object of a folder, an archive or a URL."""
+    """Yield every JSON object of a folder, an archive or a URL."""
     if source.startswith("https://"):
         with urllib.request.urlopen(source, timeout=300) as answer:
             yield from _archived(answer.read())
@@ -121,7 +121,7 @@ def csaf_vulnerabilities(document: dict[str, Any]) -> Iterator[Vulnerability]:
 
 
 def _products(branches: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Id and versions, as text, of each entry of PRODUCT."""
+    """Yield the id and the versions, as text, of each entry of PRODUCT."""
     for branch in branches:
         if "product" in branch and branch["category"].startswith("product_version") and PRODUCT in branch["name"]:
             yield branch["product"]["product_id"], branch["product"]["name"]
@@ -129,7 +129,7 @@ def _products(branches: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def span_of(text: str) -> Span:
-    """The versions that an advisory's words mean; without a version among them, all."""
+    """Return the versions that an advisory's text means: all of them if it names none."""
     found = _versions(text)
     if not found:
         return Span()
@@ -187,7 +187,7 @@ def canonical(name: str) -> str:
 
 
 def locked(folder: Path) -> set[tuple[str, Version]]:
-    """Packages and versions of the lock files."""
+    """Return the packages and versions of the lock files."""
     text = "".join(path.read_text() for path in folder.glob("*.txt"))
     pins = re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)
     return {(canonical(name), Version(version)) for name, version in pins}

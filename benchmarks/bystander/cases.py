@@ -19,7 +19,7 @@ from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, MAX_SEQUEN
 
 BASE: Fields = {"text_input": "def quicksort(items):", "max_tokens": 32, "end_id": -1, "stream": True}
 SHAPE = ("text_input", "input_ids", "max_tokens", "num_return_sequences", "stream")
-"""Inputs that say how much work a plain request is."""
+"""Inputs that set how much work a plain request is."""
 
 HEAVY: Fields = {
     **WRITTEN["stop_words"].limits[0],
@@ -80,7 +80,7 @@ def _content(tensor: np.ndarray[Any, Any]) -> bytes:
 
 
 def all_cases() -> list[Case]:
-    """The whole family."""
+    """Return all cases."""
     return [*at_limits(), *beyond(), *in_pairs(), *large()]
 
 

@@ -17,7 +17,7 @@ MAX_MS = 500.0
 
 @dataclass(frozen=True)
 class Delay:
-    """Two high quantiles of what the canary waited for, in ms."""
+    """The p99 and the maximum of delays that the canary saw, in ms."""
 
     p99: float
     max: float

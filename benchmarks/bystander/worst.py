@@ -62,7 +62,7 @@ def text(num_chars: int) -> str:
 
 
 def _word_lists(name: str, number: int, num_chars: int, weights: str = "") -> Worst:
-    """At most number words, of num_chars together."""
+    """Return at most `number` words with num_chars characters together."""
 
     def fields(found: list[str]) -> Fields:
         return {name: found} | ({weights: [0.1] * len(found)} if weights else {})

@@ -69,7 +69,7 @@ def _trend(samples: Sequence[Sample], role: str) -> Trend | None:
 
 
 def count_lives(samples: Sequence[Sample]) -> dict[str, int]:
-    """How many processes each role had."""
+    """Return the number of processes that each role had."""
     pids = {(role, process.pid) for sample in samples for role, process in sample.processes.items()}
     return Counter(role for role, _ in pids)
 

@@ -49,7 +49,7 @@ class HostileClients:
         self._timeout_s = timeout_s
 
     def run(self, stop: threading.Event) -> None:
-        """One client, and all its requests one after the other."""
+        """Run one client, which sends all its requests one after the other."""
         sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         options = [*CHANNEL_OPTIONS, *sizes]
         with grpc.insecure_channel(self._channel_url, options=options) as channel:
@@ -65,7 +65,7 @@ class HostileClients:
                     self._ledger.close(case.transport, Plan(case, kind=WORST), answer)
 
     def _hang_up(self, job: Job) -> Answer:
-        """A request of generate, whose answer its client does not wait for."""
+        """Send a request of generate, and hang up without reading its answer."""
         answer = Answer(time.monotonic(), was_cancelled=True)
         connection = http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
         try:
@@ -113,7 +113,7 @@ class HostileClients:
 
 @contextlib.contextmanager
 def idle_connections(urls: Sequence[str], number: int) -> Iterator[None]:
-    """Connections to these servers in turn that say nothing, opened again when a server closes them."""
+    """Keep connections that send nothing open to these servers in turn; reopen those that a server closes."""
     addresses = [(urlsplit(url).hostname or "", urlsplit(url).port or 80) for url in urls]
     stop = threading.Event()
     thread = threading.Thread(target=_keep_open, args=(addresses, number, stop), daemon=True)

@@ -39,7 +39,7 @@ class CostlyState(ToyState):
 
 
 class Steps(StepWatcher):
-    """The ids of each step's requests."""
+    """Records the ids of each step's requests."""
 
     def __init__(self):
         self.ids = []
@@ -144,7 +144,7 @@ def test_siblings_that_join_later_are_counted_from_their_first_mask():
 
 
 def test_a_guide_that_gets_slow_stretches_one_step():
-    """Until then a plan is held, since all requests decode."""
+    """Until the guide gets slow a plan is held, since all requests decode."""
     setup = Setup(policy="off", **ROOMY)
     guide = costly(setup, 8, MASK_MS)
     guide.first = 6

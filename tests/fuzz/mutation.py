@@ -60,7 +60,7 @@ def mutated(target: Target, data: bytes, rng: random.Random, of_bytes: Bytes | N
 
 
 def neighbours(target: Target, data: bytes) -> Iterator[bytes]:
-    """The input with one node dropped, or replaced by one thing of each kind: what reaches most refusals."""
+    """Yield the input with one node dropped, or replaced by a value of each kind; this reaches most refusals."""
     yield from (data[:size] for size in (0, 1, len(data) // 2, len(data) - 1))
     if target.codec is None:
         return
@@ -125,7 +125,7 @@ def changed(value: Any, rng: random.Random, words: Sequence[str], of_bytes: Byte
 
 
 def _nodes(value: Any) -> Any:
-    """(what holds it, its key) of every node; (None, None) for the root."""
+    """Yield (container, key) of every node; (None, None) for the root."""
     yield None, None
     waiting = [value]
     while waiting:

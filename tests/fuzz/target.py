@@ -94,7 +94,7 @@ def _resident(kind: re.Pattern[str]) -> int:
 
 
 def _key(error: BaseException) -> str:
-    """Its type, and where in the package it came from."""
+    """Return the type of the error, and where in the package it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "faser_trtllm" in frame.filename] or list(frames)
     last = ours[-1]

@@ -41,7 +41,7 @@ def test_only_documented_errors_and_within_limits(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")
 def test_seeds_are_accepted_and_have_the_structure_that_is_mutated(name: str) -> None:
-    """At least one seed passes the parser whole, and still does after it was taken apart and put together again."""
+    """The parser accepts at least one seed, and still does after the codec has decoded and encoded it."""
     target = TARGETS[name]
 
     def is_accepted(data: bytes) -> bool:

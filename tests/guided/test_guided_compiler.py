@@ -69,7 +69,7 @@ def regex(i):
 
 
 def multiple_of(number):
-    """41 bytes that compile to a table of so many states."""
+    """Return a guide of 41 bytes that compiles to a table of `number` states."""
     return GuideSpec("json_schema", json.dumps({"type": "integer", "multipleOf": number}))
 
 

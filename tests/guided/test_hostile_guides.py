@@ -58,7 +58,7 @@ def plain(name):
 
 
 def hostile(i):
-    """41 bytes, for more than a second of CPU time: refused, or compiled where the machine is fast."""
+    """Return a guide of 41 bytes that takes more than a second of CPU time. Only a fast machine compiles it."""
     return {"type": "integer", "multipleOf": 400_009 + 2 * i}
 
 

@@ -270,7 +270,7 @@ def test_a_prefix_is_found_under_its_own_salt_only(requests):
 
 
 def test_a_hundred_thousand_guesses_under_other_salts_find_nothing():
-    """An attacker knows all prompts and half of the salts' characters; blocks are evicted and taken again meanwhile."""
+    """An attacker knows all prompts and half of the salts' characters, while blocks are evicted and allocated again."""
     rng = np.random.default_rng(5)
     kv = make(num_blocks=300)
     prompts = [rng.integers(0, 50, 24).astype(np.int32) for _ in range(6)]

@@ -216,7 +216,7 @@ def test_unusable_tokenizers(tmp_path: Path) -> None:
 
 
 def test_token_ids_have_a_limit(tmp_path: Path) -> None:
-    """The library visits all ids up to the largest when it writes a tokenizer."""
+    """The tokenizers library visits all ids up to the largest when it writes a tokenizer."""
     write_tokenizer(tmp_path, 300)
     data = json.loads((tmp_path / "tokenizer.json").read_text())
     data["model"]["vocab"]["!"] = 2**31

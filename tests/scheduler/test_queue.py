@@ -56,7 +56,7 @@ def test_the_next_requests_of_one_client_are_those_of_a_sorted_list(actions):
 
 
 class Counters:
-    """The paper's rules, without a thought for time: all counters are exact at every moment."""
+    """A simple implementation of the paper's rules, in which all counters are exact at every moment."""
 
     def __init__(self):
         self.waiting, self.running, self.served, self.last = [], [], {}, None

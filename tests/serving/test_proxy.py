@@ -33,7 +33,7 @@ pytest_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx on the path or
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
-    """Ports of the proxy for HTTP, gRPC and metrics, before a real Triton server."""
+    """Ports for HTTP, gRPC and metrics of the proxy in front of a real Triton server."""
     directory = tmp_path_factory.mktemp("proxied")
     write_tokenizer(directory, 320)
     with Server(directory, is_fake=True, log=directory / "log") as server:
@@ -120,7 +120,7 @@ class Stream:
         self._connection.close()
 
     def event(self):
-        """The next event, None at the end."""
+        """Return the next event, or None at the end."""
         while line := self.answer.readline():
             if line.startswith(b"data: "):
                 return json.loads(line[6:])
@@ -131,7 +131,7 @@ class Stream:
 @pytest.mark.triton
 @pytest.mark.slow
 def test_the_proxy_says_who_a_client_is(proxied):
-    """A stop by an id that may be guessed ends a request of the same client only, so it tells who is taken for whom."""
+    """A stop by a guessable id ends only requests of the same client, so it shows which clients count as the same."""
     port, stop = proxied[0], {"id": "1", "stop": True}
     with Stream(port, "a", id="1") as victim:
         assert victim.event()["text_output"]
@@ -214,7 +214,7 @@ def test_everything_else_does_not(proxied, place, verb, path, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["https://example.com", "http://localhost:8080", "null"])
 def test_a_web_page_in_a_browser_gets_nothing(proxied, origin):
-    """Such requests need no leave of the server: a form's content type, and a header that a page cannot leave out."""
+    """A browser sends a form's content type without asking the server first, but a page cannot leave out `Origin`."""
     body, headers = b'{"text_input": "abc", "max_tokens": 3}', {"Content-Type": "application/x-www-form-urlencoded"}
     path = "/v2/models/faser/generate"
     assert status(proxied[0], "POST", path, body, headers) == 200

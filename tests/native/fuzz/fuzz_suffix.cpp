@@ -1,4 +1,4 @@
-// The suffix automaton over any text, which grows and begins anew: what it drafts is the text's own.
+// The suffix automaton over any text, which grows and starts over: all drafts must come from the text.
 #include <algorithm>
 
 #include "sampling_request.h"

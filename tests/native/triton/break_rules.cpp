@@ -1,4 +1,4 @@
-// Breaks one rule of Triton, as the backend must not: the stub has to end the process.
+// Breaks one of Triton's rules that the backend must keep: the stub has to end the process.
 //
 //   break_rules RULE
 #include <cstdio>

@@ -1,4 +1,4 @@
-// A request of Triton that no model executes, for what reads and answers requests by itself.
+// A Triton request that no model executes, for code that reads and answers requests by itself.
 #ifndef FASER_STUB_REQUEST_H_
 #define FASER_STUB_REQUEST_H_
 

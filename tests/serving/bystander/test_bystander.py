@@ -31,7 +31,7 @@ KINDS = (
 
 
 def some():
-    """One of each kind, and of the pairs two that run for a moment only and compile nothing."""
+    """Return a case of each kind, and two pairs that run for a moment only and compile nothing."""
     family = all_cases()
     short = [case for case in family if not case.is_endless and "guided_decoding_guide" not in case.fields]
     pairs = [case for case in short if case.name.startswith("pairs")]

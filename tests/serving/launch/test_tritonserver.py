@@ -1,4 +1,4 @@
-"""Where the server is found, the backends it gets, and who may reach it."""
+"""How `faser serve` finds the server, which backends the server gets, and who may reach it."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_without_a_server_the_way_to_one_is_told(monkeypatch):
 
 @pytest.fixture
 def binary(tmp_path):
-    """A tritonserver as it lies in NVIDIA's container; returns its path for a version."""
+    """A function that lays a tritonserver of a version out as in NVIDIA's container and returns its path."""
 
     def make(version):
         path = tmp_path / "bin" / "tritonserver"

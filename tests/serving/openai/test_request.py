@@ -523,7 +523,7 @@ def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(s
 
 
 class Counted(Tokenizer):
-    """Notes how many characters it tokenizes."""
+    """Records how many characters it tokenizes."""
 
     num_chars = 0
 

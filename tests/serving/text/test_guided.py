@@ -194,7 +194,7 @@ def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
 
 
 def test_a_guide_waits_for_no_slow_one(case):
-    """Slow guides that wait for each other for minutes must not close guided decoding for others."""
+    """Slow guides that wait for each other for minutes must not block guided decoding for others."""
     case.compiler.gate.set()
     for i in range(64):
         case.submit(f"slow{i}", f"slow{i}")

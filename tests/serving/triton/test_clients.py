@@ -47,7 +47,7 @@ def server(engine_dir, tmp_path_factory):
 
 
 class Stream:
-    """One gRPC stream, which a proxy may have given a header."""
+    """One gRPC stream, to which a proxy may have added a header."""
 
     def __init__(self, server, client_key=None):
         self._client = grpcclient.InferenceServerClient(server.grpc_url)
@@ -67,7 +67,7 @@ class Stream:
         self._client.async_stream_infer("faser", inputs, request_id=request_id, parameters=parameters)
 
     def receive(self):
-        """Outputs by name, or the error's sentence."""
+        """Return the outputs by name, or the error's sentence."""
         result, error = self._answers.get(timeout=PATIENCE_S)
         if error is not None:
             return error.message()
@@ -79,7 +79,7 @@ class Stream:
 
 
 def generate(server, **fields):
-    """The status and JSON of HTTP's generate."""
+    """Return the status and JSON of HTTP's generate."""
     connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=PATIENCE_S)
     connection.request("POST", "/v2/models/faser/generate", json.dumps(PROMPT | fields))
     answer = connection.getresponse()
@@ -144,7 +144,7 @@ def ends(server, reason):
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream"])
 def test_a_client_of_http_that_hangs_up_is_bounded_by_the_default_timeout(server, path):
-    """Triton does not notice it before there is something to send."""
+    """Triton does not notice the hang-up before it has something to send."""
     before = ends(server, "timeout")
     post_and_hang_up(server, path, LONG)
     wait_until(lambda: ends(server, "timeout") == before + 1)
