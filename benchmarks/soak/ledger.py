@@ -119,15 +119,19 @@ def _judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
 
 
 def _judge_hostile(answer: Answer, was_down: bool) -> tuple[Ending, str]:
-    """A worst request is served, or refused by a sentence of ours or of Triton; a fault of the service is neither."""
+    """A worst request is served, or refused by a sentence of ours or of Triton; a fault of the service is neither.
+
+    Its client may also give up first: 64 long sequences take their time on a busy machine.
+    """
     error = answer.error
     if error is None:
         return (Ending.CANCELLED if answer.was_cancelled else Ending.SERVED), ""
-    if "the request timed out" in error:
+    kind = error.partition(":")[0]
+    if "the request timed out" in error or error.startswith("DEADLINE_EXCEEDED") or kind == "TimeoutError":
         return Ending.LATE, ""
     if is_loss(answer):
         return (Ending.LOST, "") if was_down else (Ending.FAILED, error)
-    is_cut = error.partition(":")[0].endswith(("Error", "Disconnected", "IncompleteRead"))
+    is_cut = " " not in kind and kind.endswith(("Error", "Disconnected", "IncompleteRead"))
     if is_cut or any(word in error for word in _FAULTS):
         return Ending.FAILED, f"hostile: {error[:200]}"
     return Ending.REFUSED, ""

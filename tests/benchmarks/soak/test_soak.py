@@ -95,8 +95,14 @@ HOSTILE = Plan(Case("worst", BASE), kind=WORST)
         ({"error": STOPPED}, True, Ending.LOST),
         ({"error": STOPPED}, False, Ending.FAILED),
         ({"error": "the request could not be read: KeyError"}, False, Ending.FAILED),
-        ({"error": "DEADLINE_EXCEEDED Deadline Exceeded"}, False, Ending.FAILED),
-        ({"error": "TimeoutError: timed out"}, False, Ending.FAILED),
+        ({"error": "DEADLINE_EXCEEDED Deadline Exceeded"}, False, Ending.LATE),
+        ({"error": "TimeoutError: timed out"}, False, Ending.LATE),
+        (
+            {"error": "guided_decoding_guide cannot be followed (Parser Error: 6001 items); simplify it"},
+            False,
+            Ending.REFUSED,
+        ),
+        ({"error": "ConnectionResetError: [Errno 104]"}, False, Ending.FAILED),
     ],
 )
 def test_a_hostile_request_is_served_or_refused(fields, was_down, ending) -> None:
