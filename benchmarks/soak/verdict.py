@@ -128,11 +128,14 @@ def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
 
 
 def _lives(ledger: Ledger, lives: Mapping[str, int]) -> list[Condition]:
-    """Check that only our kills ended a process: no pause, no load and no hostile request did."""
+    """Check that only our kills ended a process: no pause, no load and no hostile request did.
+
+    A process that lives shorter than the watch's period may be missed.
+    """
     server = sum(kill.role == SERVER for kill in ledger.kills)
     wanted = {ENGINE: 1 + len(ledger.kills), SERVER: 1 + server}
     return [
-        Condition(f"no healthy {role} was ended", lives[role] == number, f"{lives[role]} lived", f"{number}")
+        Condition(f"no healthy {role} was ended", lives[role] <= number, f"{lives[role]} lived", f"at most {number}")
         for role, number in wanted.items()
         if role in lives
     ]
