@@ -165,7 +165,7 @@ FEW_MUTANTS = [
 def test_a_broken_text_is_found(memory, mutant, types, tile_rows):
     """In one way at least of those that the right text is run in."""
     if mutant == "a barrier is missing" and tile_rows == 16:
-        pytest.skip("a warp waits for its own lanes, which run together here; tests/ops/cuda/barriers takes that one out")
+        pytest.skip("a warp waits for its own lanes, which run together here; tests/ops/cuda/barriers tells")
     right = _text_of(types, tile_rows)
     broken, number = re.subn(*MUTANTS[mutant], right)
     assert number > 0
