@@ -53,6 +53,7 @@ MODEL_FIELDS = (
     "rope_attention_factor",
     "tied",
 )
+FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are whole numbers
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -336,8 +337,8 @@ def _check_header(header: dict[str, Any]) -> None:
     """Check the numbers that the engine indexes memory by; raises ValueError or KeyError."""
     model, tensors = header["model"], header["tensors"]
     for field in MODEL_FIELDS:
-        value = model[field]
-        if not isinstance(value, int | float) or not 0 <= value <= MAX_SIZE:
+        value, types = model[field], int | float if field in FRACTIONS else int
+        if not isinstance(value, types) or not 0 <= value <= MAX_SIZE:
             raise ValueError(f"model.{field} is {value!r:.80}")
     check_counts(model, len(tensors))
     check_segments(header["segments"], model["num_layers"])

@@ -174,6 +174,7 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header["model"].update(vocab_size=71),
         lambda header: header["model"].update(hidden_size="40"),
         lambda header: header["model"].update(num_heads=-1),
+        lambda header: header["model"].update(sliding_window=0.5),
         lambda header: header["model"].update(num_layers=2**40),
         lambda header: header["model"].pop("head_dim"),
         lambda header: header.update(segments=[0, 3]),
