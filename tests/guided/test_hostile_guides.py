@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +73,19 @@ def test_a_plain_guide_next_to_hostile_ones():
     for i in range(NUM_HOSTILE):
         service.generator.cancel(f"hostile{i}")
     assert sum(next_to_them_s) < one_s, "five plain guides, one after the other, and a single hostile one"
+
+
+def test_the_process_that_forks_has_one_thread():
+    """A fork of a process with several threads may inherit a lock that nobody releases."""
+    before = children()
+    service = Service()
+    service.first_token_s("plain", plain("a"))
+    added = children() - before
+    assert len(added) == 1
+    assert "Threads:\t1\n" in Path(f"/proc/{added.pop()}/status").read_text()
+
+
+def children():
+    """Return the pids of this process's children."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split()}
