@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags.flag("launcher_pid", "process id of the `faser serve` that runs --url, if it is on this machine")
     flags.flag("models", "models to load; default: all of the repository")
     flags.flag("speculation", SPELLINGS)
+    flags.flag("kv_cache_tokens", "size of the KV cache of a service that is started here")
     flags.flag("concurrency", "requests in flight; default: 1.5 times max_batch_size")
     flags.flag("http_share", "share of requests that come over HTTP")
     flags.flag("cancel_share", "share of requests that the client cancels")

@@ -20,6 +20,8 @@ class SoakOptions:
     service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
     serve`.
     late_share: share of requests whose deadline is shorter than a request takes.
+    kv_cache_tokens: size of the KV cache of a service that is started here: small, so that its memory is touched for the
+    first time while processes are still killed, and so that requests are preempted and cached blocks evicted.
     concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: share of them
     over HTTP.
     hostile_share: share of requests of hostile clients (hostile.py). num_idle: connections that say nothing.
@@ -41,6 +43,7 @@ class SoakOptions:
     launcher_pid: int | None = None
     models: tuple[str, ...] | None = None
     speculation: str | None = None
+    kv_cache_tokens: int = 8192
     concurrency: int | None = None
     http_share: float = 0.15
     cancel_share: float = 0.2
@@ -79,6 +82,8 @@ class SoakOptions:
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise InvalidArgumentError(f"{name} is {value:g}, it must be more than 0")
+        if self.kv_cache_tokens < 1:
+            raise InvalidArgumentError(f"kv_cache_tokens is {self.kv_cache_tokens}, it must be 1 or more")
         if not 0.0 <= self.kill_period_s < math.inf:
             raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}, it must be 0 (no kills) or more")
         if not 0.0 <= self.pause_s < math.inf:

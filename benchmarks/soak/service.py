@@ -78,6 +78,9 @@ class Service:
         command = [sys.executable, "-m", "faser_trtllm.cli", "serve", "--engine_dir", str(options.engine_dir)]
         for name, port in (("http_port", http_port), ("grpc_port", grpc_port), ("metrics_port", metrics_port)):
             command += [f"--{name}", str(port)]
+        config = self._log_file.with_suffix(".yaml")
+        config.write_text(f"kv_cache_config: {{max_tokens: {options.kv_cache_tokens}}}\n")
+        command += ["--config", str(config)]
         if options.models is not None:
             command += ["--models", ",".join(options.models)]
         if options.speculation is not None:
