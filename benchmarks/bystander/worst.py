@@ -23,6 +23,7 @@ from faser_trtllm.serving.text.request import (
     DAY_MS,
     MAX_BAD_TEXTS,
     MAX_DRAFTERS_CHARS,
+    MAX_PREDICTION_CHARS,
     MAX_STOP_CHARS,
     MAX_STOP_WORDS,
     MAX_WORD_CHARS,
@@ -171,6 +172,11 @@ WRITTEN: Mapping[str, Worst] = {
         limits=[{"drafters": "model"}, {"drafters": ",".join(["model"] * (MAX_DRAFTERS_CHARS // 6))}],
         beyond=[{"drafters": "x" * 5000}],
         large=[{"drafters": "model," * (MAX_BODY_BYTES // 6 - 1024)}],
+    ),
+    "prediction": Worst(
+        limits=[{"prediction": "a" * MAX_PREDICTION_CHARS}, {"prediction": text(MAX_PREDICTION_CHARS)}],
+        beyond=[{"prediction": text(MAX_PREDICTION_CHARS + 1)}],
+        large=[{"prediction": text(MAX_BODY_BYTES - 4096)}],
     ),
     "stop_words": _word_lists("stop_words", MAX_STOP_WORDS, MAX_STOP_CHARS),
     "bad_words": _word_lists("bad_words", MAX_BAD_TEXTS, MAX_BAD_TOKENS // 2),  # a character is up to 0.8 tokens, twice

@@ -22,6 +22,8 @@ from faser_trtllm.core.counts import (
     NUM_DRAFT_COMPUTED,
     NUM_DRAFTED,
     NUM_DRAFTS,
+    NUM_MISPREDICTED,
+    NUM_PREDICTED,
     NUM_PRUNED,
     NUM_STEPS,
     NUM_TOKENS,
@@ -91,6 +93,8 @@ class RequestStats:
     num_accepted_tokens = _count(NUM_ACCEPTED)  # drafts that passed their test
     num_pruned_rows = _count(NUM_PRUNED)
     num_steps = _count(NUM_STEPS)  # target passes that committed tokens
+    num_predicted = _count(NUM_PREDICTED)  # of the accepted drafts, those from the request's prediction
+    num_mispredicted = _count(NUM_MISPREDICTED)  # of its prediction, those that were rejected, or dropped with one
     first_token_s = _time(0)
     last_token_s = _time(1)
 
@@ -102,6 +106,11 @@ class RequestStats:
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
         self.is_synthetic = is_synthetic
+
+    @property
+    def num_settled_drafts(self) -> int:
+        """Drafts that are no longer pending: accepted, rejected, or dropped after one that was rejected."""
+        return self.counts[NUM_DRAFTED] - self.counts[NUM_DRAFTS]
 
     def copy(self) -> RequestStats:
         """These numbers as they are now, for another thread."""
@@ -131,8 +140,8 @@ class Request:
     possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which engines with
     segment boundaries need. Drafting, native or not, writes both along with the pending tokens.
     draft_runners_up [capacity] int32, [0] unless keep_runners_up: what the draft model would have drafted instead.
-    draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, native.BY_SUFFIX); one that
-    is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
+    draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, BY_SUFFIX, BY_PREDICTION);
+    one that is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
     output_log_probs [num_output_tokens], output_tops (for each of them) and output_logits [num_output_tokens], each
     [vocab_size] fp32: what params asks to keep, else empty. An end token that ended the request is not included.
     context_log_probs [prompt_len - 1] and context_tops: the same of the prompt's tokens from the second on; complete
@@ -186,6 +195,8 @@ class Request:
         names = native.SOURCES if params.drafters is None else params.drafters
         if self.max_draft_len:
             self.counts[DRAFTERS] = sum(1 << source for name, source in native.SOURCES.items() if name in names)
+            if len(params.prediction):
+                self.counts[DRAFTERS] |= 1 << native.BY_PREDICTION
         self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING

@@ -169,6 +169,7 @@ class SamplingParams(SamplingFields):
     bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
     drafters: names of those that may draft for the request, of those that the server drafts with; None: all.
+    prediction: token ids that the output is expected to repeat, where drafts come from.
     guide: constrains the output; a token that it does not allow has probability 0, for draft and target.
     """
 
@@ -176,6 +177,7 @@ class SamplingParams(SamplingFields):
     logit_bias: tuple[tuple[int, float], ...] = ()
     end_ids: tuple[int, ...] = ()
     drafters: tuple[str, ...] | None = None
+    prediction: Sequence[int] = ()
     guide: Guide | None = None
 
     @property

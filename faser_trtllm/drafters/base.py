@@ -15,7 +15,7 @@ from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
     """name: in the configuration, one of native.SOURCES. has_kv: it has an engine, whose KV shares the target's block
-    ids.
+    ids. asked_by: bits of core/counts.py DRAFTERS for which it drafts, 0: that of its own source.
 
     Drafts that Request.draft_sources does not mark as the model's were not drawn: they have no distribution q, and the
     target's own draw tests them.
@@ -23,6 +23,12 @@ class DrafterSpec:
 
     name: str
     has_kv: bool
+    asked_by: int = 0
+
+    @property
+    def bits(self) -> int:
+        """Bits of core/counts.py DRAFTERS: a request without one of them gets no drafts of it."""
+        return self.asked_by or 1 << self.source
 
     @property
     def source(self) -> int:

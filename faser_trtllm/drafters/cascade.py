@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.counts import Int32Array
+from faser_trtllm.core.counts import DRAFTERS, Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import Drafter, nothing_drafted
 from faser_trtllm.errors import FaserError
@@ -27,11 +29,13 @@ class Cascade:
         if not plan.is_drafting or not self.drafters:
             return nothing_drafted(plan)
         pending = plan.scheduled.num_pending
-        if len(self.drafters) == 1 and self.drafters[0].spec.has_kv:
-            return self.drafters[0].propose(plan, pending)
+        asked = int(np.bitwise_or.reduce(plan.scheduled.counts[DRAFTERS]))
+        drafters = [drafter for drafter in self.drafters if drafter.spec.has_kv or drafter.spec.bits & asked]
+        if len(drafters) == 1 and drafters[0].spec.has_kv:
+            return drafters[0].propose(plan, pending)
         result = nothing_drafted(plan)
         num_free, free_s = result.num_new_drafts, 0.0
-        for drafter in self.drafters:
+        for drafter in drafters:
             started_s = self._clock.now_s()
             found = drafter.propose(plan, pending)
             self._check(plan, drafter, pending, found.num_new_drafts)

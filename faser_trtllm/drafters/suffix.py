@@ -1,5 +1,5 @@
-"""The drafter that has no model: what followed, in the request's own prompt and output, the longest suffix that
-occurred before (prompt lookup and more; ops/suffix.py)."""
+"""The drafter that has no model: what followed, in the request's own prompt and output and in what its client predicts,
+the longest suffix that occurred before (prompt lookup and more; ops/suffix.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.counts import DRAFTERS, Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+from faser_trtllm.core.request import Request
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.ops.suffix import SuffixAutomata
 from faser_trtllm.sampling.table import SamplingTable
@@ -21,11 +22,21 @@ class SuffixDrafter:
     """Costs no step of a draft model, so where the match is at least as sure as the draft model has been for the
     request, it goes first."""
 
-    spec = DrafterSpec("suffix", has_kv=False)
-
-    def __init__(self, sampling: SamplingTable, max_seq_len: int, *, has_model: bool, resources: ExitStack) -> None:
-        """has_model: the draft model drafts after it. resources: free the automata."""
+    def __init__(
+        self,
+        sampling: SamplingTable,
+        max_seq_len: int,
+        *,
+        has_model: bool,
+        resources: ExitStack,
+        only_predictions: bool = False,
+    ) -> None:
+        """has_model: the draft model drafts after it. resources: free the automata. only_predictions: it drafts from
+        predictions alone, whatever a request asks."""
         self._sampling = sampling
+        sources = 1 << native.BY_PREDICTION | (0 if only_predictions else 1 << native.BY_SUFFIX)
+        self.spec = DrafterSpec("suffix", has_kv=False, asked_by=sources)
+        self._predicted: set[int] = set()  # slots whose prediction the automaton has
         self._automata = resources.enter_context(SuffixAutomata(len(sampling.array), min(max_seq_len, MAX_TOKENS)))
         self._has_model = has_model
 
@@ -38,10 +49,12 @@ class SuffixDrafter:
         """See Drafter.propose; a request with a guide gets what its guide allows."""
         rows = plan.scheduled
         drafters = rows.counts[DRAFTERS]
-        may_draft = (drafters >> native.BY_SUFFIX & 1) * (rows.num_computed == rows.num_tokens - 1)
+        may_draft = (drafters & self.spec.bits > 0) & (rows.num_computed == rows.num_tokens - 1)
         num_new = np.maximum(rows.num_drafts - num_pending, 0) * may_draft
         if not any(num_new.tolist()):
             return nothing_drafted(plan)
+        for index in np.flatnonzero(drafters & 1 << native.BY_PREDICTION).tolist():
+            self._take_prediction(rows.requests[index])
         num_model = rows.max_model_drafts * (drafters >> native.BY_MODEL & 1 if self._has_model else 0)
         found = self._automata.draft(self._sampling.array, rows.slots, rows.num_tokens, num_pending, num_new, num_model)
         guided = self._sampling.guided
@@ -53,4 +66,11 @@ class SuffixDrafter:
         return DraftResult(found, rows.num_draft_computed, num_free=found)
 
     def end(self, slot: int) -> None:
+        self._predicted.discard(slot)
         self._automata.reset(slot)
+
+    def _take_prediction(self, request: Request) -> None:
+        if request.slot not in self._predicted:
+            self._predicted.add(request.slot)
+            is_all = not request.counts[DRAFTERS] & self.spec.bits & 1 << native.BY_SUFFIX
+            self._automata.predict(request.slot, request.params.prediction, only_prediction=is_all)

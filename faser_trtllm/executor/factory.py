@@ -227,8 +227,17 @@ def assemble(
         spec.max_batch_size, spec.vocab_size, max_draft_len, draft_probs=sampler.draft_probs, clock=clock
     )
     drafters: list[Drafter] = []
-    if max_draft_len and DrafterName.SUFFIX in (config.drafters or ()):
-        drafters.append(SuffixDrafter(sampling, max_seq_len, has_model=draft is not None, resources=resources))
+    searches = DrafterName.SUFFIX in (config.drafters or ())
+    if max_draft_len:
+        drafters.append(
+            SuffixDrafter(
+                sampling,
+                max_seq_len,
+                has_model=draft is not None,
+                resources=resources,
+                only_predictions=not searches,
+            )
+        )
     guard: SpeculationGuard | None = None
     if max_draft_len and draft_timeout_ms is not None:
         guard = SpeculationGuard(clock, draft_timeout_ms)
@@ -258,7 +267,7 @@ def assemble(
         spec.vocab_size,
         max_seq_len,
         max_draft_len,
-        drafters=tuple(drafter.spec.name for drafter in drafters),
+        drafters=tuple(drafter.spec.name for drafter in drafters if searches or drafter.spec.has_kv),
         keep_candidates=len(spec.segments) > 2,  # early exit compares with them
         keep_runners_up=branches is not None,  # branches are of them
         is_synthetic=is_synthetic,

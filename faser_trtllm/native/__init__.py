@@ -44,7 +44,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -68,6 +68,7 @@ SAMPLED = 2
 
 BY_MODEL = 0
 BY_SUFFIX = 1
+BY_PREDICTION = 2  # counted with the suffix automaton's
 SOURCES = {"model": BY_MODEL, "suffix": BY_SUFFIX}  # by the drafters' names
 
 _LIBRARY = Path(__file__).parent.parent / "_native" / "libfaser_cpu.so"

@@ -91,6 +91,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "faser_suffix_destroy": (None, [c_void_p]),
     "faser_suffix_memory_bytes": (c_int64, [c_void_p]),
     "faser_suffix_reset": (c_int32, [c_void_p, c_int32]),
+    "faser_suffix_predict": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_int32]),
     "faser_suffix_draft": (
         c_int32,
         [

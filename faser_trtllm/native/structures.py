@@ -194,9 +194,9 @@ class FaserTestSums(Structure):
 
 
 class FaserTexts(Structure):
-    """struct faser_texts: where a slot's tokens and end ids are."""
+    """struct faser_texts: where a slot's tokens and end ids are, and who drafted."""
 
-    _fields_ = [("tokens", c_void_p), ("end_ids", c_void_p), ("num_end_ids", c_int64)]
+    _fields_ = [("tokens", c_void_p), ("end_ids", c_void_p), ("num_end_ids", c_int64), ("draft_sources", c_void_p)]
 
 
 class FaserPassLimits(Structure):

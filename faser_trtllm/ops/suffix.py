@@ -1,6 +1,7 @@
 """Drafts from a request's own text: what followed the longest suffix that occurred before.
 
-plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985); the reference here searches.
+plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985); the reference here searches. A
+prediction of the output comes before the text, as if it had been said already.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from faser_trtllm.ops.arrays import (
     Float32Array,
     Int32Array,
     SamplingArray,
+    address_of,
     float32_at,
     int8_at,
     int32_addresses,
@@ -29,12 +31,14 @@ from faser_trtllm.ops.draft_stop import sigmoid
 
 LENGTHS = (1, 2, 3, 4, 8, 16)  # of the match: the classes of a continuation begin there
 INITIAL_RATES = (0.3, 0.6, 0.7, 0.8, 0.87, 0.9)  # of continuations that come true, before anything is known
+PREDICTED_RATES = (0.6, 0.85, 0.9, 0.93, 0.95, 0.97)  # the same of what a prediction has
 INITIAL_TESTS = 8.0  # that these count as
 CELL_TESTS = 2000.0  # after which old tests weigh 1 / e
 OFFSET_PRECISION = 4.0  # of a request's log-odds offset, 0 at first
 OFFSET_INFO = 40.0  # of what is known of it, at most: a text changes
 LEAST_SURVIVAL = 0.1  # of a draft that is worth a row to anyone
 MAX_LOG_ODDS = 13.8
+BEGIN, END = -2, -3  # tokens of no vocabulary, at the ends of a prediction and before the output
 INITIAL_MODEL_RATE, REQUEST_TESTS = 0.82, 8.0  # of the draft model, and what that counts as for a request
 MODEL_TESTS = 600.0
 
@@ -43,8 +47,8 @@ class SuffixAutomata(Closing):
     """The native automata, one per slot, of at most max_tokens tokens each; close() frees them.
 
     How likely a continuation comes true is learnt from every committed token, drafted or not: a rate per sampling mode,
-    class of match length and support (one occurrence, several that agree, several that do not), and a log-odds offset
-    per request.
+    class of match length and support (one occurrence, several that agree, several that do not, a prediction), and a
+    log-odds offset per request.
     """
 
     def __init__(self, max_batch_size: int, max_tokens: int) -> None:
@@ -60,6 +64,16 @@ class SuffixAutomata(Closing):
     def reset(self, slot: int) -> None:
         """The slot's request ends: its text is forgotten."""
         native.check(native.library().faser_suffix_reset(self._handle, slot), "forgetting a text")
+
+    def predict(self, slot: int, token_ids: Sequence[int], *, only_prediction: bool = False) -> None:
+        """The slot's request begins, and its output is expected to repeat these tokens, of which there is one at least.
+
+        only_prediction: nothing else is proposed.
+        """
+        ids = np.array(token_ids, np.int32)
+        library, address = native.library(), address_of(ids, np.int32)
+        status = library.faser_suffix_predict(self._handle, slot, address, ids.size, int(only_prediction))
+        native.check(status, "taking a prediction")
 
     def draft(
         self,
@@ -109,6 +123,8 @@ class _Cell:
 
 @dataclass(slots=True)
 class _Slot:
+    prediction: list[int] = field(default_factory=list)  # BEGIN, its tokens, END; or empty
+    only_prediction: bool = False
     first: int = 0  # of the text: where what is searched begins, and ends
     num_seen: int = 0
     offset: float = 0.0
@@ -120,12 +136,14 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Match:
-    """Of the longest suffix that was followed by something: its length, what followed most, how often, of how many."""
+    """Of the longest suffix that was followed by something: its length, what followed most, how often, of how many, and
+    the place where it did so first."""
 
     length: int
     token: int
     count: int
     total: int
+    place: int
 
 
 @dataclass
@@ -140,6 +158,9 @@ class SuffixReference:
 
     def reset(self, slot: int) -> None:
         self._slots.pop(slot, None)
+
+    def predict(self, slot: int, token_ids: Sequence[int], *, only_prediction: bool = False) -> None:
+        self._slots[slot] = _Slot([BEGIN, *token_ids, END], only_prediction)
 
     def draft(
         self,
@@ -159,19 +180,33 @@ class SuffixReference:
         text: list[int] = int32_at(int(entry["tokens"]), known + pending).tolist()
         self._catch_up(slot, mode, text[:known], int(entry["prompt_len"]))
         rival = self._model_rate(slot, entry, mode)
+        searched = self._searched(slot, text, int(entry["prompt_len"]))
+        num_known = len(searched) - pending
         survival, count = 1.0, 0
         while count < wanted:
-            match = longest_match(text[slot.first :], known - slot.first)
-            if match is None:
+            match = longest_match(searched, num_known)
+            if match is None or match.token < 0:
                 break
-            odds = self._cell(mode, match).log_odds + slot.offset
+            is_predicted = match.place < len(slot.prediction)
+            if slot.only_prediction and not is_predicted:
+                break
+            odds = self._cell(mode, match, is_predicted).log_odds + slot.offset
             survival *= sigmoid(odds)
             if survival < LEAST_SURVIVAL or (pending + count < num_model and sigmoid(odds) < rival):
                 break
-            _write(entry, known + pending + count, match.token, odds)
-            text.append(match.token)
+            source = native.BY_PREDICTION if is_predicted else native.BY_SUFFIX
+            _write(entry, known + pending + count, match.token, odds, source)
+            searched.append(match.token)
             count += 1
         return count
+
+    @staticmethod
+    def _searched(slot: _Slot, text: Sequence[int], prompt_len: int) -> list[int]:
+        """The prediction, the prompt and the output, which begins as the prediction does."""
+        own = list(text[slot.first :])
+        if slot.prediction and slot.first < prompt_len <= len(text):
+            own.insert(prompt_len - slot.first, BEGIN)
+        return [*slot.prediction, *own]
 
     def _catch_up(self, slot: _Slot, mode: int, text: Sequence[int], prompt_len: int) -> None:
         if slot.num_seen > len(text):
@@ -180,24 +215,27 @@ class SuffixReference:
             slot.first = slot.num_seen = len(text) - self.max_tokens
         for t in range(slot.num_seen, len(text)):
             if t >= prompt_len:
-                self._score(slot, mode, longest_match(text[slot.first : t], t - slot.first), text[t])
+                searched = self._searched(slot, text[:t], prompt_len)
+                self._score(slot, mode, longest_match(searched, len(searched)), text[t])
             if t - slot.first >= self.max_tokens:
                 slot.first = t - self.max_tokens // 2
         slot.num_seen = len(text)
 
     def _score(self, slot: _Slot, mode: int, match: _Match | None, token: int) -> None:
-        if match is None:
+        if match is None or match.token < 0:
             return
-        cell, y = self._cell(mode, match), float(match.token == token)
+        cell = self._cell(mode, match, match.place < len(slot.prediction))
+        y = float(match.token == token)
         p = sigmoid(cell.log_odds + slot.offset)
         slot.info = min(slot.info + p * (1.0 - p), OFFSET_INFO)
         slot.offset += (y - p) / (slot.info + OFFSET_PRECISION)
         cell.add(1.0, y, CELL_TESTS)
 
-    def _cell(self, mode: int, match: _Match) -> _Cell:
+    def _cell(self, mode: int, match: _Match, is_predicted: bool) -> _Cell:
         length = sum(match.length >= least for least in LENGTHS) - 1
-        support = 0 if match.total == 1 else 1 if match.count == match.total else 2
-        initial = _Cell(INITIAL_TESTS, INITIAL_TESTS * INITIAL_RATES[length])
+        support = 3 if is_predicted else 0 if match.total == 1 else 1 if match.count == match.total else 2
+        rates = PREDICTED_RATES if is_predicted else INITIAL_RATES
+        initial = _Cell(INITIAL_TESTS, INITIAL_TESTS * rates[length])
         return self._cells.setdefault((mode, support, length), initial)
 
     def _model_rate(self, slot: _Slot, entry: np.void, mode: int) -> float:
@@ -219,13 +257,13 @@ def longest_match(text: Sequence[int], known: int) -> _Match | None:
         if ends:
             followers = [text[end] for end in ends]
             token = max(reversed(followers), key=followers.count)  # of equals the latest
-            return _Match(length, token, followers.count(token), len(followers))
+            return _Match(length, token, followers.count(token), len(followers), ends[followers.index(token)])
     return None
 
 
-def _write(entry: np.void, position: int, token: int, odds: float) -> None:
+def _write(entry: np.void, position: int, token: int, odds: float, source: int) -> None:
     int32_at(int(entry["tokens"]), position + 1)[position] = token
-    int8_at(int(entry["draft_sources"]), position + 1)[position] = native.BY_SUFFIX
+    int8_at(int(entry["draft_sources"]), position + 1)[position] = source
     margins: Float32Array = float32_at(int(entry["draft_margins"]), position + 1)
     if margins.size:
         margins[position] = min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)

@@ -20,6 +20,7 @@ import numpy as np
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.json_text import parse_json
+from faser_trtllm.serving.text.acceptance import Acceptance
 from faser_trtllm.serving.triton.contract import INPUTS
 
 MODEL_NAME = "faser"
@@ -48,7 +49,8 @@ class Response:
     """One response: new text of a sequence and its tokens.
 
     The counts are None where they were not sent, as in all but a sequence's last. log_probs, tops, is_draft (the draft
-    model proposed the token): of token_ids, if asked for. context: with the first response, if asked for.
+    model proposed the token): of token_ids, if asked for. context: with the first response, acceptance: with the last,
+    if asked for. prediction: drafts from the request's prediction that were accepted and rejected, with the last.
     """
 
     text: str
@@ -65,6 +67,8 @@ class Response:
     num_cached_tokens: int | None = None
     tops: Sequence[Top] = ()
     context: Context | None = None
+    acceptance: Acceptance | None = None
+    prediction: tuple[int, int] | None = None
 
     @property
     def is_final(self) -> bool:
@@ -241,6 +245,8 @@ def response_of(get: Any) -> Response:
     context = None
     if context_ids:
         context = Context(context_ids, values("context_log_probs"), tops("context", len(context_ids) - 1))
+    histogram, accepted = values("acceptance_histogram"), number("accepted_prediction_tokens")
+    acceptance = Acceptance(histogram, values("acceptance_drafted"), values("acceptance_accepted"))
     return Response(
         text=text("text_output") or "",
         token_ids=token_ids,
@@ -256,6 +262,8 @@ def response_of(get: Any) -> Response:
         num_cached_tokens=number("num_cached_tokens"),
         tops=tops("output", len(token_ids)),
         context=context,
+        acceptance=acceptance if histogram else None,
+        prediction=None if accepted is None else (accepted, number("rejected_prediction_tokens") or 0),
     )
 
 

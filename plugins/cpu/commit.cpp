@@ -19,6 +19,12 @@ int32_t before_end(const faser_texts& text, const int32_t* tokens, int32_t count
   return count;
 }
 
+// Drafts from places begin to end - 1 that a prediction proposed.
+int32_t num_predicted(const int8_t* sources, int32_t begin, int32_t end) {
+  if (begin >= end) return 0;
+  return static_cast<int32_t>(std::count(sources + begin, sources + end, static_cast<int8_t>(FASER_BY_PREDICTION)));
+}
+
 int32_t due_of(const faser_block_bounds& bounds, const int32_t* count) {
   const bool is_full = count[FASER_NUM_COMPUTED] >= bounds.full || count[FASER_NUM_DRAFT_COMPUTED] >= bounds.draft_full;
   const bool is_spare = count[FASER_NUM_TOKENS] + count[FASER_NUM_DRAFTS] <= bounds.spare;
@@ -71,10 +77,18 @@ int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* s
     // The last committed token has not been run: it was drawn or accepted on the previous row. What follows the
     // accepted drafts was drawn and differs from the draft at its position, so the draft model's KV ends before it.
     const bool stays = outcome[i] == FASER_STILL_PENDING;
+    const int32_t pending = count[FASER_NUM_DRAFTS];
     count[FASER_NUM_DRAFTS] = stays ? count[FASER_NUM_DRAFTS] - num_accepted[i] : 0;
     count[FASER_NUM_DRAFT_COMPUTED] =
         stays ? num_draft_computed[i] : std::min({num_draft_computed[i], known + num_accepted[i], end - 1});
     const int32_t kept = faser::before_end(text, tokens, num_new[i]);
+    if (text.draft_sources != nullptr) {
+      const int32_t accepted = std::min(num_accepted[i], kept);
+      const bool is_rejected = outcome[i] == FASER_RECOVERED && accepted == num_accepted[i];
+      count[FASER_NUM_PREDICTED] += faser::num_predicted(text.draft_sources, known, known + accepted);
+      count[FASER_NUM_MISPREDICTED] +=
+          faser::num_predicted(text.draft_sources, known + accepted, known + (is_rejected ? pending : 0));
+    }
     count[FASER_NUM_TOKENS] = known + kept;
     count[FASER_NUM_COMPUTED] = std::min(end - 1, known + kept);
     out_due[i] = faser::due_of(bounds[slots[i]], count);

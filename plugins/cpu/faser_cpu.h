@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 18
+#define FASER_ABI_VERSION 19
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -176,7 +176,13 @@ typedef enum { FASER_GREEDY = 0, FASER_SEEDED = 1, FASER_SAMPLED = 2 } faser_sam
 
 // Who proposed a pending draft. The draft model draws from q; the suffix automaton's draft is certain, so there is no
 // q.
-typedef enum { FASER_BY_MODEL = 0, FASER_BY_SUFFIX = 1, FASER_NUM_SOURCES = 2 } faser_draft_source;
+// Those of a prediction are counted with the automaton's.
+typedef enum {
+  FASER_BY_MODEL = 0,
+  FASER_BY_SUFFIX = 1,
+  FASER_NUM_SOURCES = 2,
+  FASER_BY_PREDICTION = 2,
+} faser_draft_source;
 
 // Writes the masks of the guided requests among these slots for the token after their first num_known[i] tokens. Called
 // on the drafting thread before it draws.
@@ -264,6 +270,10 @@ void faser_suffix_destroy(faser_suffix* suffix);
 int64_t faser_suffix_memory_bytes(const faser_suffix* suffix);
 // The slot's request ends: its text is forgotten.
 int32_t faser_suffix_reset(faser_suffix* suffix, int32_t slot);
+// The slot's request begins, and its output is expected to repeat these tokens: they come before its text, and its
+// output is taken to begin as they do. only_prediction: nothing else is proposed.
+int32_t faser_suffix_predict(faser_suffix* suffix, int32_t slot, const int32_t* tokens, int32_t num_tokens,
+                             int32_t only_prediction);
 // Takes in what was committed since the last call, then proposes up to num_new_drafts[i] drafts after num_drafts[i]
 // pending ones, each with its source, its log-odds of acceptance as margin, and itself as candidate. It ends where
 // nothing matches, where a row would hardly be reached, and before place num_model[i] (up to which the draft model
@@ -381,7 +391,8 @@ int32_t faser_fill_rows(int32_t num_requests, const int32_t* slots, const faser_
 
 // What is counted of a request: committed tokens, pending drafts, tokens with the target's and with the draft model's
 // KV, who may draft for it (bits by faser_draft_source), the most tokens and pending drafts; and over its life drafts,
-// those that passed, rows dropped inside passes, and passes that committed tokens.
+// those that passed, rows dropped inside passes, passes that committed tokens, and drafts of its prediction that passed
+// and that did not.
 typedef enum {
   FASER_NUM_TOKENS,
   FASER_NUM_DRAFTS,
@@ -394,6 +405,8 @@ typedef enum {
   FASER_NUM_ACCEPTED,
   FASER_NUM_PRUNED,
   FASER_NUM_STEPS,
+  FASER_NUM_PREDICTED,
+  FASER_NUM_MISPREDICTED,
   FASER_NUM_COUNTS
 } faser_count;
 
@@ -402,11 +415,12 @@ typedef enum {
 int32_t faser_check_drafts(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
                            const int32_t* first, const int32_t* num_new, const int32_t* room, int32_t vocab_size);
 
-// Where a slot's tokens and end ids are.
+// Where a slot's tokens and end ids are, and who drafted, of a request with a prediction; else NULL.
 typedef struct {
   int32_t* tokens;
   const int32_t* end_ids;
   int64_t num_end_ids;
+  const int8_t* draft_sources;
 } faser_texts;
 
 typedef enum { FASER_GOES_ON = 0, FASER_STOP = 1, FASER_LENGTH = 2 } faser_end;

@@ -17,6 +17,7 @@ namespace faser {
 namespace {
 
 constexpr int32_t kNone = -1;
+constexpr int32_t kBegin = -2, kEnd = -3;  // tokens of no vocabulary, at the ends of a prediction and before the output
 constexpr int32_t kMaxLinks = 64;  // contexts that count an old continuation: bounds the time of a repeated token
 
 struct Edge {
@@ -29,6 +30,7 @@ struct State {
   int32_t len, link;
   int32_t first, best;  // edges; best: the most frequent one, of equals the latest
   int32_t num_followers;
+  int32_t end;  // of the text, where its strings first ended
 };
 
 // A place in the automaton: the longest suffix of some text that was followed by something before.
@@ -52,8 +54,9 @@ class Automaton {
   }
 
   void append(int32_t token) {
-    if (states_.empty()) new_state({0, kNone, kNone, kNone, 0});
-    const int32_t current = new_state({states_[at(last_)].len + 1, kNone, kNone, kNone, 0});
+    if (states_.empty()) new_state({0, kNone, kNone, kNone, 0, 0});
+    const int32_t end = states_[at(last_)].len + 1;
+    const int32_t current = new_state({end, kNone, kNone, kNone, 0, end});
     int32_t p = last_, edge = kNone;
     while (p != kNone && (edge = find(p, token)) == kNone) {
       follow(p, new_edge(p, token, current));
@@ -106,6 +109,10 @@ class Automaton {
 
   const State& state(const Match& match) const { return states_[at(match.state)]; }
   const Edge& best(const Match& match) const { return edges_[at(state(match).best)]; }
+  // Whether the match and what follows it most occur within the first num_tokens tokens.
+  bool is_within(const Match& match, int32_t num_tokens) const {
+    return num_tokens > 0 && states_[at(best(match).to)].end <= num_tokens;
+  }
 
  private:
   static size_t at(int32_t index) { return static_cast<size_t>(index); }
@@ -177,10 +184,11 @@ class Automaton {
 };
 
 // How often the likeliest continuation came true, by sampling mode, match length and what supports it: one occurrence,
-// several that agree, or several that do not.
-constexpr int32_t kLengths = 6, kSupports = 3;
+// several that agree, several that do not, or a prediction.
+constexpr int32_t kLengths = 6, kSupports = 4, kPredicted = 3;
 constexpr int32_t kLengthFrom[kLengths] = {1, 2, 3, 4, 8, 16};
 constexpr double kInitialRates[kLengths] = {0.3, 0.6, 0.7, 0.8, 0.87, 0.9};
+constexpr double kPredictedRates[kLengths] = {0.6, 0.85, 0.9, 0.93, 0.95, 0.97};
 constexpr double kInitialTests = 8.0;     // that these count as
 constexpr double kCellTests = 2000.0;     // after which old tests weigh 1 / e
 constexpr double kOffsetPrecision = 4.0;  // of a request's log-odds offset, 0 at first
@@ -211,6 +219,8 @@ double log_odds_of(const Cell& cell) {
 
 struct Slot {
   Automaton automaton;
+  std::vector<int32_t> prediction;  // with kBegin and kEnd around it, or empty; the automaton begins with it
+  bool only_prediction = false;     // the request's own text is not drafted from
   int32_t first = 0, num_seen = 0;  // positions of the text: where the automaton begins, and ends
   double offset = 0.0, info = 0.0;
   int64_t tested_before = -1, passed_before = 0;  // the slot's counts of the model when the request began; -1: not yet
@@ -230,19 +240,37 @@ struct faser_suffix {
 namespace faser {
 namespace {
 
-Cell& cell_of(faser_suffix& suffix, int32_t mode, const Automaton& automaton, const Match& match) {
+Cell& cell_of(faser_suffix& suffix, int32_t mode, const Automaton& automaton, const Match& match, bool is_predicted) {
   int32_t length = 0;
   while (length + 1 < kLengths && match.len >= kLengthFrom[length + 1]) ++length;
+  if (is_predicted) return suffix.cells[mode][kPredicted][length];
   const State& state = automaton.state(match);
   const int32_t support = state.num_followers == 1 ? 0 : automaton.best(match).count == state.num_followers ? 1 : 2;
   return suffix.cells[mode][support][length];
 }
 
+bool is_predicted(const Slot& slot, const Match& match) {
+  return slot.automaton.is_within(match, static_cast<int32_t>(slot.prediction.size()));
+}
+
+// The automaton begins anew, at this position of the text.
+void begin(Slot& slot, int32_t first) {
+  slot.automaton.clear();
+  for (const int32_t token : slot.prediction) slot.automaton.append(token);
+  slot.first = first;
+}
+
+// The output begins as the prediction does.
+void append(Slot& slot, const faser_sampling& s, int32_t position) {
+  slot.automaton.append(s.tokens[position]);
+  if (position + 1 == s.prompt_len && !slot.prediction.empty()) slot.automaton.append(kBegin);
+}
+
 // What was committed at this position tells of what would have been drafted there, whoever drafted.
 void score(faser_suffix& suffix, Slot& slot, int32_t mode, int32_t token) {
   const Match match = slot.automaton.match();
-  if (match.len == 0) return;
-  Cell& cell = cell_of(suffix, mode, slot.automaton, match);
+  if (match.len == 0 || slot.automaton.best(match).token < 0) return;
+  Cell& cell = cell_of(suffix, mode, slot.automaton, match, is_predicted(slot, match));
   const double y = slot.automaton.best(match).token == token ? 1.0 : 0.0;
   const double p = sigmoid(log_odds_of(cell) + slot.offset);
   slot.info = std::min(slot.info + p * (1.0 - p), kOffsetInfo);
@@ -251,22 +279,21 @@ void score(faser_suffix& suffix, Slot& slot, int32_t mode, int32_t token) {
 }
 
 void catch_up(faser_suffix& suffix, Slot& slot, const faser_sampling& s, int32_t num_tokens) {
-  if (slot.num_seen > num_tokens) {
-    slot.automaton.clear();
-    slot.first = slot.num_seen = 0;
+  if (slot.num_seen > num_tokens || slot.num_seen == 0) {
+    begin(slot, 0);
+    slot.num_seen = 0;
   }
   if (num_tokens - slot.num_seen > suffix.max_tokens) {  // a prompt that is longer
-    slot.automaton.clear();
-    slot.first = slot.num_seen = num_tokens - suffix.max_tokens;
+    begin(slot, num_tokens - suffix.max_tokens);
+    slot.num_seen = slot.first;
   }
   for (int32_t t = slot.num_seen; t < num_tokens; ++t) {
     if (t >= s.prompt_len) score(suffix, slot, s.mode, s.tokens[t]);
     if (t - slot.first >= suffix.max_tokens) {  // full: begins anew with the later half
-      slot.automaton.clear();
-      slot.first = t - suffix.max_tokens / 2;
-      for (int32_t u = slot.first; u < t; ++u) slot.automaton.append(s.tokens[u]);
+      begin(slot, t - suffix.max_tokens / 2);
+      for (int32_t u = slot.first; u < t; ++u) append(slot, s, u);
     }
-    slot.automaton.append(s.tokens[t]);
+    append(slot, s, t);
     slot.num_seen = t + 1;
   }
 }
@@ -298,13 +325,15 @@ int32_t draft(faser_suffix& suffix, Slot& slot, faser_sampling& s, int32_t num_t
   double survival = 1.0;
   int32_t count = 0;
   for (; count < num_new && match.len > 0; ++count) {
-    const double odds = log_odds_of(cell_of(suffix, s.mode, slot.automaton, match)) + slot.offset;
+    const bool predicted = is_predicted(slot, match);
+    if (slot.automaton.best(match).token < 0 || (slot.only_prediction && !predicted)) break;
+    const double odds = log_odds_of(cell_of(suffix, s.mode, slot.automaton, match, predicted)) + slot.offset;
     const double p = sigmoid(odds);
     survival *= p;
     if (survival < kLeastSurvival || (num_drafts + count < num_model && p < rival)) break;
     const int32_t position = num_tokens + num_drafts + count, token = slot.automaton.best(match).token;
     s.tokens[position] = token;
-    s.draft_sources[position] = FASER_BY_SUFFIX;
+    s.draft_sources[position] = predicted ? FASER_BY_PREDICTION : FASER_BY_SUFFIX;
     if (s.draft_margins != nullptr) {
       s.draft_margins[position] = static_cast<float>(std::min(std::max(odds, -kMaxLogOdds), kMaxLogOdds));
     }
@@ -330,9 +359,9 @@ faser_suffix* faser_suffix_create(int32_t max_batch_size, int32_t max_tokens, in
     faser_suffix* suffix = new faser_suffix();
     suffix->max_tokens = max_tokens;
     for (auto& mode : suffix->cells) {
-      for (auto& support : mode) {
-        for (int32_t i = 0; i < faser::kLengths; ++i)
-          support[i].passed = faser::kInitialTests * faser::kInitialRates[i];
+      for (int32_t support = 0; support < faser::kSupports; ++support) {
+        const double* rates = support == faser::kPredicted ? faser::kPredictedRates : faser::kInitialRates;
+        for (int32_t i = 0; i < faser::kLengths; ++i) mode[support][i].passed = faser::kInitialTests * rates[i];
       }
     }
     for (faser::Cell& cell : suffix->model) cell.passed = faser::kInitialTests * faser::kInitialModelRate;
@@ -349,13 +378,34 @@ void faser_suffix_destroy(faser_suffix* suffix) { delete suffix; }
 
 int64_t faser_suffix_memory_bytes(const faser_suffix* suffix) {
   size_t bytes = sizeof(faser_suffix) + suffix->slots.capacity() * sizeof(faser::Slot);
-  for (const faser::Slot& slot : suffix->slots) bytes += slot.automaton.memory_bytes();
+  for (const faser::Slot& slot : suffix->slots) {
+    bytes += slot.automaton.memory_bytes() + slot.prediction.capacity() * sizeof(int32_t);
+  }
   return static_cast<int64_t>(bytes);
 }
 
 int32_t faser_suffix_reset(faser_suffix* suffix, int32_t slot) {
   if (slot < 0 || static_cast<size_t>(slot) >= suffix->slots.size()) return FASER_BAD_ARGUMENT;
   suffix->slots[static_cast<size_t>(slot)] = faser::Slot();
+  return FASER_OK;
+}
+
+int32_t faser_suffix_predict(faser_suffix* suffix, int32_t slot, const int32_t* tokens, int32_t num_tokens,
+                             int32_t only_prediction) {
+  if (slot < 0 || static_cast<size_t>(slot) >= suffix->slots.size() || num_tokens < 1) return FASER_BAD_ARGUMENT;
+  if (*std::min_element(tokens, tokens + num_tokens) < 0) return FASER_BAD_TOKEN;
+  faser::Slot& found = suffix->slots[static_cast<size_t>(slot)];
+  found = faser::Slot();
+  found.only_prediction = only_prediction != 0;
+  try {
+    found.prediction.reserve(static_cast<size_t>(num_tokens) + 2);
+    found.prediction.push_back(faser::kBegin);
+    found.prediction.insert(found.prediction.end(), tokens, tokens + num_tokens);
+    found.prediction.push_back(faser::kEnd);
+  } catch (const std::bad_alloc&) {
+    found = faser::Slot();
+    return FASER_OUT_OF_MEMORY;
+  }
   return FASER_OK;
 }
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.ops.suffix import SuffixAutomata, SuffixReference, longest_match
 from tests.support.columns import columns
 from tests.support.effort import examples
@@ -38,11 +38,11 @@ class Text:
         self.slots.tokens[slot, first : first + len(tokens)] = tokens
 
     def draft(self, slot, num_tokens, num_drafts=0, wanted=MAX_DRAFTS, num_model=0):
-        """-> tokens and margins behind the pending drafts."""
+        """-> tokens and margins after the pending drafts."""
         counts = columns([slot], [num_tokens], [num_drafts], [wanted], [num_model])
         (count,) = self.automata.draft(self.slots.array, *counts)
         drafted = slice(num_tokens + num_drafts, num_tokens + num_drafts + count)
-        assert (self.sources[slot, drafted] == native.BY_SUFFIX).all()
+        assert (self.sources[slot, drafted] != native.BY_MODEL).all()
         assert (self.candidates[slot, drafted, 0] == self.slots.tokens[slot, drafted]).all()
         assert (self.candidates[slot, drafted, 1:] == -1).all()
         return self.slots.tokens[slot, drafted].tolist(), self.margins[slot, drafted].tolist()
@@ -60,7 +60,8 @@ def texts(vocab_size=3):
 @settings(max_examples=examples(300))
 @given(data=st.data())
 def test_the_automaton_drafts_what_a_search_finds(data):
-    """Whole lives: commits of any size, pending drafts that the text does not have, and tests of the draft model's."""
+    """Whole lives: commits of any size, pending drafts that the text does not have, tests of the draft model's, and
+    predictions that come true in part."""
     max_tokens = data.draw(st.sampled_from([8, 20, 200]))
     mode = data.draw(st.sampled_from([native.GREEDY, native.SEEDED, native.SAMPLED]))
     with SuffixAutomata(1, max_tokens) as automata:
@@ -68,8 +69,12 @@ def test_the_automaton_drafts_what_a_search_finds(data):
         for _ in range(data.draw(st.integers(1, 2))):
             text = data.draw(texts())
             prompt_len = data.draw(st.integers(1, len(text)))
+            predicted = data.draw(st.sampled_from([[], text[prompt_len:], text[prompt_len // 2 :], [0, 1, 2, 1]]))
+            only = data.draw(st.booleans())
             for one in pair:
                 one.automata.reset(0)
+                if predicted:
+                    one.automata.predict(0, predicted, only_prediction=only)
                 one.begin(0, mode, prompt_len)
                 one.write(0, 0, text)
             known = prompt_len
@@ -85,6 +90,7 @@ def test_the_automaton_drafts_what_a_search_finds(data):
                     drafts.append(one.draft(0, known, len(pending), num_model=num_model))
                     one.write(0, 0, text)
                 assert drafts[0][0] == drafts[1][0]
+                assert (pair[0].sources == pair[1].sources).all()
                 assert drafts[0][1] == pytest.approx(drafts[1][1], rel=1e-5, abs=1e-5)
                 known += data.draw(st.integers(1, 9))
 
@@ -188,8 +194,50 @@ def test_memory_is_bounded_counted_and_given_back():
             automata.reset(0)
             assert automata.memory_bytes == empty
         # At most 2 states and 3 edges per token; vectors and the table of edges hold up to twice, and 4 times, as many.
-        assert max(held) - empty <= max_tokens * (2 * 2 * 20 + 3 * 2 * 20 + 3 * 4 * 4 * 2)
+        assert max(held) - empty <= max_tokens * (2 * 2 * 24 + 3 * 2 * 20 + 3 * 4 * 4 * 2)
         assert max(held) > empty
+
+
+def predict(automata, prompt, output, prediction, **options):
+    """-> the drafts after the output so far, and who they are of."""
+    text = Text(automata)
+    automata.reset(0)
+    automata.predict(0, prediction, **options)
+    text.begin(0, prompt_len=len(prompt))
+    text.write(0, 0, [*prompt, *output])
+    known = len(prompt) + len(output)
+    drafts, _ = text.draft(0, known)
+    return drafts, text.sources[0, known : known + len(drafts)].tolist()
+
+
+def test_a_prediction_is_drafted_from_its_beginning_on():
+    """Its first token alone tells where the output is, although the prompt has that token too, followed by others."""
+    with SuffixAutomata(1, 100) as automata:
+        drafts, sources = predict(automata, [3, 0, 3, 0, 3, 0], [3], [3, 1, 2, 1, 1, 2])
+        assert drafts == [1, 2, 1, 1, 2]
+        assert sources == [native.BY_PREDICTION] * 5
+
+
+def test_after_a_deviation_the_prediction_is_found_again():
+    with SuffixAutomata(1, 100) as automata:
+        drafts, sources = predict(automata, [7, 7], [0, 1, 9, 9, 3, 4], [0, 1, 2, 3, 4, 5, 6, 8])
+        assert drafts == [5, 6, 8]
+        assert set(sources) == {native.BY_PREDICTION}
+
+
+def test_nothing_is_drafted_beyond_a_prediction_but_the_text_itself():
+    with SuffixAutomata(1, 100) as automata:
+        assert predict(automata, [7], [1, 2, 3], [1, 2, 3])[0] == []
+        prompt = [1, 2, 3, 4, 5]
+        assert predict(automata, prompt, [8, 1, 2, 3], [8, 9])[0][:2] == [4, 5]
+        assert predict(automata, prompt, [8, 1, 2, 3], [8, 9], only_prediction=True)[0] == []
+        assert predict(automata, prompt, [8], [8, 9], only_prediction=True) == ([9], [native.BY_PREDICTION])
+
+
+@pytest.mark.parametrize(("slot", "tokens"), [(1, [3]), (-1, [3]), (0, []), (0, [3, -1])])
+def test_predictions_are_checked(slot, tokens):
+    with SuffixAutomata(1, 100) as automata, pytest.raises(FaserError):
+        automata.predict(slot, tokens)
 
 
 @pytest.mark.parametrize("field", [0, 1, 2, 3])

@@ -12,13 +12,15 @@ from faser_trtllm.core.counts import (
     NUM_DRAFT_COMPUTED,
     NUM_DRAFTED,
     NUM_DRAFTS,
+    NUM_MISPREDICTED,
+    NUM_PREDICTED,
     NUM_PRUNED,
     NUM_STEPS,
     NUM_TOKENS,
 )
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, VerifyResult
 from faser_trtllm.core.value import value
-from faser_trtllm.ops.arrays import Int32Array, address_of, int32_addresses, int32_at
+from faser_trtllm.ops.arrays import Int32Array, address_of, int8_at, int32_addresses, int32_at
 from faser_trtllm.ops.requests.table import TEXTS_DTYPE, RequestTable
 
 GOES_ON, STOP, LENGTH = range(3)  # faser_end
@@ -121,7 +123,7 @@ def commit_reference(
             count[NUM_PRUNED] += 0 if result.num_pruned is None else result.num_pruned[i]
             times = table.times_s[slot]
             times[:] = now_s if np.isnan(times[0]) else times[0], now_s
-        last = known + num_new - 1
+        last, pending = known + num_new - 1, int(count[NUM_DRAFTS])
         if result.outcome[i] == native.STILL_PENDING:
             count[NUM_DRAFTS] -= accepted
             count[NUM_DRAFT_COMPUTED] = num_draft_computed
@@ -130,6 +132,12 @@ def commit_reference(
             count[NUM_DRAFT_COMPUTED] = min(num_draft_computed, known + accepted, last)
         end_ids = int32_at(int(text["end_ids"]), int(text["num_end_ids"])).tolist()
         kept = next((place for place, token in enumerate(new) if token in end_ids), num_new)
+        if text["draft_sources"]:
+            sources = int8_at(int(text["draft_sources"]), known + pending)[known:].tolist()
+            passed = min(accepted, kept)
+            is_rejected = result.outcome[i] == native.RECOVERED and passed == accepted
+            count[NUM_PREDICTED] += sources[:passed].count(native.BY_PREDICTION)
+            count[NUM_MISPREDICTED] += sources[passed:].count(native.BY_PREDICTION) if is_rejected else 0
         count[NUM_TOKENS] = known + kept
         count[NUM_COMPUTED] = min(last, known + kept)
         token_ids += new[:kept]

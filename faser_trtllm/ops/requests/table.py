@@ -14,8 +14,8 @@ TEXTS_DTYPE = np.dtype(native.FaserTexts)
 
 class RequestTable:
     """counts [max_batch_size, NUM_COUNTS] int32, its columns as core/request.py names them; texts [max_batch_size]
-    (TEXTS_DTYPE): where the tokens and end ids are, 0 in an empty slot; times_s [max_batch_size, 2]: as
-    Request.times_s. None of them moves."""
+    (TEXTS_DTYPE): where the tokens, the end ids and, of a request with a prediction, its draft sources are, 0 in an
+    empty slot; times_s [max_batch_size, 2]: as Request.times_s. None of them moves."""
 
     def __init__(self, max_batch_size: int) -> None:
         self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)
@@ -31,6 +31,7 @@ class RequestTable:
         text = self.texts[slot]
         text["tokens"] = address_of(request.tokens, np.int32)
         text["end_ids"], text["num_end_ids"] = address_of(end_ids, np.int32), end_ids.size
+        text["draft_sources"] = address_of(request.draft_sources, np.int8) if len(request.params.prediction) else 0
 
     def leave(self, request: Request) -> None:
         """The request has a row of its own again."""

@@ -32,6 +32,6 @@ def count_tests_reference(
         num_tested = int(accepted) + (int(how) == native.RECOVERED)
         sources = int8_at(int(entry["draft_sources"]), int(known) + num_tested)[int(known) :]
         for place in range(num_tested):
-            source = int(sources[place]) if sources.size else native.BY_MODEL
+            source = native.BY_SUFFIX if sources.size and sources[place] != native.BY_MODEL else native.BY_MODEL
             entry["num_tested"][source] += 1
             entry["num_passed"][source] += place < accepted

@@ -14,6 +14,7 @@ BYTES_PER_SEQUENCE = 8 << 10
 BYTES_PER_LOG_PROB = 32
 BYTES_PER_TOPS = 512  # a token's most probable tokens, with their arrays
 BYTES_PER_LOGITS_ROW = 128  # besides its numbers
+BYTES_PER_PREDICTED_TOKEN = 256  # of the automaton that finds it
 MIN_TRIMMED_BYTES = 16 << 20
 
 
@@ -73,7 +74,8 @@ def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, voc
     log_prob = BYTES_PER_LOG_PROB + (BYTES_PER_TOPS if params.num_top_log_probs else 0)
     num_log_probs = num_output * params.return_log_probs + prompt_len * params.return_context_log_probs
     num_rows = num_output * params.return_generation_logits
-    return BYTES_PER_SEQUENCE + num_log_probs * log_prob + num_rows * (BYTES_PER_LOGITS_ROW + 4 * vocab_size)
+    num_bytes = BYTES_PER_SEQUENCE + BYTES_PER_PREDICTED_TOKEN * len(params.prediction)
+    return num_bytes + num_log_probs * log_prob + num_rows * (BYTES_PER_LOGITS_ROW + 4 * vocab_size)
 
 
 def _trim_heap() -> None:

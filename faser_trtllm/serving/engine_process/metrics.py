@@ -1,4 +1,5 @@
-"""Publishes metrics on Triton's /metrics, with TensorRT-LLM's names where they exist, else vLLM's under faser_.
+"""Publishes metrics on Triton's /metrics, with TensorRT-LLM's names where they exist, else vLLM's under faser_, and
+those that have its meaning under its own names too.
 
 The engine process sends changes of metrics as frames, which one thread of the Triton backend applies. The executor
 counts; the changes since the last time are published with every answer to the backend's pings, once a second.
@@ -26,8 +27,12 @@ from faser_trtllm.serving.observe.families import (
     FAMILIES,
     FINISH_REASONS,
     HISTOGRAM_FAMILIES,
+    PREFIX,
     READY,
     SUCCESSES,
+    VLLM_FAMILIES,
+    VLLM_HISTOGRAM_FAMILIES,
+    VLLM_PREFIX,
     Family,
     HistogramFamily,
     Stats,
@@ -94,21 +99,27 @@ class ModelMetrics:
 
     def __init__(self, changes: MetricChanges, model: str, version: str) -> None:
         labels = {"model": model, "version": version}
+        vllm_labels = {"model_name": model, "engine": "0"}
 
         def labels_of(name: str) -> dict[str, str]:
             """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
-            return TRTLLM_LABELS if name.startswith("nv_") else labels
+            return TRTLLM_LABELS if name.startswith("nv_") else vllm_labels if name.startswith(VLLM_PREFIX) else labels
 
         self._changes = changes
-        self._families: list[_Counts | _Replay] = [_Counts(changes, labels_of(f.name), f) for f in FAMILIES]
-        self._families += [_Replay(changes, labels_of(f.name), f) for f in HISTOGRAM_FAMILIES]
+        counts, histograms = (*FAMILIES, *VLLM_FAMILIES), (*HISTOGRAM_FAMILIES, *VLLM_HISTOGRAM_FAMILIES)
+        self._families: list[_Counts | _Replay] = [_Counts(changes, labels_of(f.name), f) for f in counts]
+        self._families += [_Replay(changes, labels_of(f.name), f) for f in histograms]
         self._ready = _Counts(changes, labels, READY)
+        name, text = SUCCESSES
         self._successes = {
-            reason: changes.declare("counter", *SUCCESSES, labels | {"finished_reason": reason})
+            reason: [
+                changes.declare("counter", one, text, labels_of(one) | {"finished_reason": reason})
+                for one in (name, VLLM_PREFIX + name.removeprefix(PREFIX))
+            ]
             for reason in FINISH_REASONS
         }
         self._failures = {
-            code: changes.declare("counter", *FAILURES, labels | {"code": code}) for code in FAILURE_CODES
+            code: [changes.declare("counter", *FAILURES, labels | {"code": code})] for code in FAILURE_CODES
         }
         self._ended: Counter[int] = Counter()  # by the number of the series
         self._lock = threading.Lock()
@@ -131,12 +142,11 @@ class ModelMetrics:
     def ended(self, reason: str | None, error: FaserError | None = None) -> None:
         """A request ended, with this finish reason or with an error, possibly before it reached the engine."""
         if error is None:
-            number = self._successes.get(reason or "")
+            numbers = self._successes.get(reason or "", [])
         else:
-            number = self._failures.get(error.code, self._failures["INTERNAL"])
-        if number is not None:
-            with self._lock:
-                self._ended[number] += 1
+            numbers = self._failures.get(error.code, self._failures["INTERNAL"])
+        with self._lock:
+            self._ended.update(numbers)
 
 
 class _Counts:

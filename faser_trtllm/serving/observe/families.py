@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from faser_trtllm.config import DrafterName
 from faser_trtllm.executor.guard import DisabledReason
@@ -289,6 +289,24 @@ HISTOGRAM_FAMILIES = (
         (("response_metric_type", "total_output_tokens"),),
     ),
 )
+
+PREFIX, VLLM_PREFIX = "faser_", "vllm:"
+
+_VLLM_NAMES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+    *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    *(f"inter_token_latency_seconds_{part}" for part in ("bucket", "sum", "count")),
+    *("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+    "request_queue_time_seconds",
+)
+
+VLLM_FAMILIES = tuple(replace(f, name=VLLM_PREFIX + n) for n in _VLLM_NAMES for f in FAMILIES if f.name == PREFIX + n)
+VLLM_HISTOGRAM_FAMILIES = tuple(
+    replace(f, name=VLLM_PREFIX + n) for n in _VLLM_NAMES for f in HISTOGRAM_FAMILIES if f.name == PREFIX + n
+)
+"""Once more under the names that dashboards and benchmarks of vLLM look for."""
 
 SUCCESSES = ("faser_request_success_total", "Successful requests, by finish_reason")
 FAILURES = ("faser_request_failures_total", "Requests that were refused or failed, by Triton's status code")

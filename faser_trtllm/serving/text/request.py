@@ -9,6 +9,7 @@ from faser_trtllm.core.request_field import Bounds, check_bounds, param, rows
 from faser_trtllm.core.sampling_params import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingFields, check_count
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.guided.spec import GUIDE_TYPES, GuideSpec, guide_spec
+from faser_trtllm.serving.text.acceptance import Acceptance
 
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
@@ -18,6 +19,7 @@ MAX_WORDS_CHARS = 64 << 10  # of all words of another field: they are tokenized 
 MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each is banned at the start of a line and after a space
 MAX_DRAFTERS_CHARS = 256
 MAX_LOGITS_BYTES = 32 << 20
+MAX_PREDICTION_CHARS = 64 << 10
 DAY_MS = 86_400_000.0
 
 
@@ -69,6 +71,16 @@ class TextRequest(SamplingFields):
         openai_bounds=Bounds(1.0, DAY_MS, words=f"1 to {DAY_MS:.0f} (a day)"),
     )
     return_is_draft: bool = param(False, "return for each output token whether it was an accepted draft")
+    return_acceptance: bool = param(
+        False,
+        "return with the last response how many drafts each step tested and accepted, and a histogram of the latter",
+    )
+    prediction: str | None = param(
+        None,
+        "text that much of the output is expected to repeat, such as a file that it changes a little: its tokens are "
+        f"tested as drafts, so it changes how fast the output comes and no token of it; at most {MAX_PREDICTION_CHARS} "
+        "characters",
+    )
     guided_decoding_guide_type: str | None = param(
         None, f"constrains the output: {', '.join(GUIDE_TYPES)} ([guided decoding](guided_decoding.md))"
     )
@@ -109,6 +121,7 @@ class TextRequest(SamplingFields):
         if not self.detokenize and self.stop_words:
             raise InvalidArgumentError("needs text, send token ids to stop at instead", "stop_words")
         check_count("drafters", len(self.drafters or ""), MAX_DRAFTERS_CHARS, "characters")
+        check_count("prediction", len(self.prediction or ""), MAX_PREDICTION_CHARS, "characters")
         # Clients send these three as tensors of these names.
         check_count("stop_words_list", len(self.stop_token_ids), MAX_STOP_WORDS)
         check_count("bad_words_list", len(self.bad_token_ids), MAX_BAD_WORDS)
@@ -146,6 +159,8 @@ class Statistics:
     first_scheduled_time_ns: int | None = None
     first_token_time_ns: int | None = None
     last_token_time_ns: int | None = None
+    num_predicted: int = 0  # accepted drafts from the request's prediction
+    num_mispredicted: int = 0  # those that were rejected, or dropped with one that was
     is_synthetic: bool = False  # synthetic_acceptance was on: the output is not the target's
 
     @property
@@ -180,7 +195,7 @@ class TextOutput:
     return_statistics every output has statistics.
     error: why it ended, only with "error" and "timeout".
     log_probs, tops: of the token ids. logits: [len(token_ids), vocab_size] fp32 in C order. All are empty unless
-    requested. context: with the first output of a request that asks for it.
+    requested. context: with the first output of a request that asks for it, acceptance: with the last.
     """
 
     text: str = ""
@@ -193,6 +208,7 @@ class TextOutput:
     is_draft: tuple[bool, ...] = ()
     tops: TopLogProbs = TopLogProbs()
     context: ContextLogProbs | None = None
+    acceptance: Acceptance | None = None
 
     @property
     def is_final(self) -> bool:

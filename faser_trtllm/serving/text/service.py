@@ -86,6 +86,9 @@ class TextGenerator:
         check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), vocab_size)
         prompt = self._prompt(request)
         check_request(prompt, params, vocab_size=vocab_size, max_seq_len=max_seq_len)
+        if request.prediction:
+            expected = self._tokenizer.encode(request.prediction, add_special_tokens=False)
+            params = dataclasses.replace(params, prediction=array("i", expected[:max_seq_len]))
         if request.bad_words or request.embedding_bias_words:
             bad_words = self._bad_words(request.bad_words) + request.bad_token_ids
             params = dataclasses.replace(params, bad_words=bad_words, logit_bias=self._logit_bias(request))

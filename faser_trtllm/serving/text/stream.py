@@ -15,6 +15,7 @@ from faser_trtllm.core.request import FinishReason, Request, RequestStats, Top
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import CancelledError, FaserError, timed_out
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.text.acceptance import Acceptance, AcceptanceLog
 from faser_trtllm.serving.text.request import ContextLogProbs, Statistics, TextOutput, TextRequest, TopLogProbs
 from faser_trtllm.serving.text.stop_words import StopWords
 from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
@@ -58,7 +59,9 @@ class TextStream:
         self.prepared = prepared
         self.is_due = self.is_done = False
         self.may_stop = prepared.stop_words is not None
+        self._acceptance = AcceptanceLog() if request.return_acceptance else None
         self.needs_stats = self.may_stop or request.return_statistics or request.return_is_draft
+        self.needs_stats |= request.return_acceptance
         self.num_bytes = 0
         self.taken_log_probs = array("f")
         self.cum_log_prob = 0.0
@@ -73,6 +76,7 @@ class TextStream:
         self._num_steps_held = prepared.stream_interval
         self._num_output_tokens = 0
         self._num_sent_tokens = 0
+        self._num_pushed_tokens = 0  # those that wait for the end of a stop word included
         self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
         self._num_accepted_tokens = 0
@@ -132,6 +136,7 @@ class TextStream:
             statistics=self._statistics(),
             error=self._error_of_end(),
             is_draft=is_draft,
+            acceptance=self._acceptance_so_far(),
             **kept,
         )
 
@@ -148,6 +153,10 @@ class TextStream:
         if reason is not None and not stopped:
             stopped = self._stopping.finish()
         text, token_ids = self._stopping.take()
+        if self._acceptance is not None:
+            num_before, self._num_pushed_tokens = self._num_pushed_tokens, self._num_pushed_tokens + num_new
+            end = self._num_output_tokens + len(token_ids) if stopped else self._num_pushed_tokens
+            self._acceptance.add(stats, max(0, end - num_before))
         if text:
             self._pieces.append(text)
         self._token_ids += token_ids
@@ -185,6 +194,11 @@ class TextStream:
             kept["context"] = ContextLogProbs(tuple(prompt), tuple(request.context_log_probs), tops)
         return kept
 
+    def _acceptance_so_far(self) -> Acceptance | None:
+        if self._acceptance is None or self._progress is None:
+            return None
+        return self._acceptance.result(self._progress[0].max_draft_len)
+
     def _statistics(self) -> Statistics:
         if self._progress is None:  # it ended before it reached the executor
             return Statistics(len(self.prepared.prompt), 0, 0, 0, 0, 0, 0)
@@ -216,6 +230,8 @@ class TextStream:
             first_scheduled_time_ns=in_ns(stats.first_scheduled_s),
             first_token_time_ns=in_ns(stats.first_token_s),
             last_token_time_ns=in_ns(stats.last_token_s),
+            num_predicted=stats.num_predicted,
+            num_mispredicted=stats.num_mispredicted,
             is_synthetic=stats.is_synthetic,
         )
 

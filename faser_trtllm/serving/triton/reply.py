@@ -77,6 +77,13 @@ def output_tensors(
         if output.finish_reason is not None:
             finish = spell_finish(output.finish_reason, statistics.is_synthetic)
             tensors["finish_reason"] = np.array([finish.encode()], dtype=np.object_)
+        if output.is_final and request.prediction:
+            tensors["accepted_prediction_tokens"] = _int32(statistics.num_predicted)
+            tensors["rejected_prediction_tokens"] = _int32(statistics.num_mispredicted)
+    if output.acceptance is not None:
+        steps = output.acceptance
+        for name, counts in (("histogram", steps.histogram), ("drafted", steps.drafted), ("accepted", steps.accepted)):
+            tensors[f"acceptance_{name}"] = np.array([counts], np.int32)
     if request.return_is_draft:
         tensors["output_is_draft"] = np.array([[output.is_draft]], dtype=np.bool_)
     return tensors

@@ -26,15 +26,16 @@ from faser_trtllm.ops.requests.table import RequestTable
 NUM_SLOTS, WIDTH, PROMPT_LEN, MAX_TOKENS = 5, 4, 6, 9
 
 
-def running(draws):
+def running(draws, prediction=()):
     """A table with a request per (num_output, not computed, num_drafts, end_ids), in slots from the last down."""
     table, requests = RequestTable(NUM_SLOTS), []
     for number, (num_output, behind, num_drafts, end_ids) in enumerate(draws):
-        params = SamplingParams(max_tokens=MAX_TOKENS, end_ids=end_ids)
+        params = SamplingParams(max_tokens=MAX_TOKENS, end_ids=end_ids, prediction=prediction)
         request = Request(str(number), range(PROMPT_LEN), params, max_seq_len=64, max_draft_len=WIDTH - 1)
         request.num_tokens = PROMPT_LEN + num_output
         request.num_computed_tokens = request.num_tokens - behind
         request.num_drafts = num_drafts
+        request.draft_sources[:] = np.random.default_rng(number).integers(0, 3, request.draft_sources.size)
         table.enter(NUM_SLOTS - 1 - number, request)
         requests.append(request)
     return table, requests
@@ -82,11 +83,11 @@ def step_of(requests, shares, found, has_pruned=False):
     )
 
 
-@given(step=steps())
-def test_a_commit_is_the_references(step):
+@given(step=steps(), prediction=st.sampled_from([(), (1, 2)]))
+def test_a_commit_is_the_references(step, prediction):
     lives, *drawn = step
-    table, requests = running(lives)
-    other, others = running(lives)
+    table, requests = running(lives, prediction)
+    other, others = running(lives, prediction)
     bounds = np.random.default_rng(len(lives)).integers(0, 20, (NUM_SLOTS, NUM_BOUNDS)).astype(np.int32)
     found = Committer(table, bounds).commit(*step_of(requests, *drawn), 5.0)
     assert found == commit_reference(other, bounds, *step_of(others, *drawn), 5.0)
@@ -115,6 +116,24 @@ def test_accepted_drafts_and_the_drawn_token_are_committed():
     stats = request.stats
     assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_steps) == (1, 2, 1)
     assert (stats.first_token_s, stats.last_token_s) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("sources", "row", "counted"),
+    [
+        ([2, 2, 0], ([7, 8, 9, 0], 3, 2, native.BONUS), (2, 0)),
+        ([2, 0, 2], ([7, 8, 9, 0], 2, 1, native.RECOVERED), (1, 1)),  # what follows the rejected draft is dropped
+        ([2, 2, 2], ([7, 8, 9, 0], 1, 1, native.STILL_PENDING), (1, 0)),
+        ([2, 2, 2], ([7, 5, 9, 0], 3, 2, native.RECOVERED), (1, 0)),  # 5 is an end id: nothing after it was tested
+        ([1, 0, 1], ([7, 8, 9, 0], 2, 1, native.RECOVERED), (0, 0)),
+    ],
+)
+def test_drafts_of_a_prediction_are_counted_by_whether_they_passed(sources, row, counted):
+    life = (2, 1, 3, (5,))
+    table, (request,) = running([life], prediction=[1])
+    request.draft_sources[request.num_tokens :][:3] = sources
+    Committer(table, NEVER).commit(*step_of([request], *split((1, 0, 11, *row))), 5.0)
+    assert (request.stats.num_predicted, request.stats.num_mispredicted) == counted
 
 
 def test_the_draft_model_has_not_seen_what_was_drawn_in_the_place_of_a_draft():

@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 
 class MetricRecorder:
-    """values: (name, labels but model and version) -> number; histograms: the same -> {"counts", "sum", "bounds"}.
+    """values: (name, labels but the model's) -> number; histograms: the same -> {"counts", "sum", "bounds"}.
 
     models: (name, label model) of every series.
     """
@@ -23,8 +23,10 @@ class MetricRecorder:
         assert help_text
         assert kind in ("counter", "gauge", "histogram")
         assert all(isinstance(part, str) for item in labels.items() for part in item)
-        self.models.add((name, labels["model"]))
-        key = (name, *sorted((k, v) for k, v in labels.items() if k not in ("model", "version")))
+        model, other = ("model_name", "engine") if name.startswith("vllm:") else ("model", "version")
+        self.models.add((name, labels[model]))
+        assert labels[other]
+        key = (name, *sorted((k, v) for k, v in labels.items() if k not in (model, other)))
         self._series.append((key, kind))
         assert (kind == "histogram") == bool(buckets)
         if kind == "histogram":

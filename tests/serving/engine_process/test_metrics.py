@@ -77,6 +77,32 @@ def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, re
     assert value("faser_inter_token_latency_seconds_sum") == pytest.approx(sum(run.series("inter_token_latency_s_sum")))
 
 
+def test_vllm_s_dashboards_and_benchmarks_find_its_names(metrics, recorder, value, run):
+    """Names, labels and values as vllm/v1/spec_decode/metrics.py and v1/metrics/loggers.py of 0.33.0 have them."""
+    metrics.ended("stop")
+    metrics.publish(True, run.stats)
+    counts = {name: value(f"vllm:spec_decode_{name}_total") for name in ("num_drafts", "num_draft_tokens")}
+    assert counts == {name: run.stats[name] for name in counts}
+    accepted = [value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
+    assert accepted == sorted(accepted, reverse=True)
+    assert sum(accepted) == value("vllm:spec_decode_num_accepted_tokens_total") == run.stats["num_accepted_tokens"] > 0
+    assert value("vllm:generation_tokens_total") == run.stats["num_output_tokens"]
+    assert value("vllm:request_success_total", finished_reason="stop") == 1
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"):
+        assert value(f"vllm:{name}") == value(f"faser_{name}")
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        assert recorder.histograms[(f"vllm:{name}",)] == recorder.histograms[(f"faser_{name}",)]
+    last = value("vllm:inter_token_latency_seconds_bucket", le="+Inf")
+    assert last == value("vllm:inter_token_latency_seconds_count") > 0
+
+
+def test_before_the_first_request_the_counters_are_there(metrics, value):
+    """vLLM's benchmark leaves speculation out if they are missing before its load."""
+    metrics.publish(True, Run(Setup(policy="fixed:3"), []).stats)
+    assert value("vllm:spec_decode_num_drafts_total") == 0
+    assert value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="3") == 0
+
+
 def test_only_what_changed_is_told_to_triton(metrics, recorder, run):
     metrics.publish(True, run.stats)
     before = recorder.num_changes
@@ -113,7 +139,8 @@ def test_a_model_without_stats_publishes_its_own_requests_only(metrics, recorder
     metrics.ended("stop")
     metrics.publish(False)
     names = {key[0] for key in recorder.values}
-    assert names == {"faser_engine_ready", "faser_request_success_total", "faser_request_failures_total"}
+    successes = {"faser_request_success_total", "vllm:request_success_total"}
+    assert names == {"faser_engine_ready", "faser_request_failures_total"} | successes
     assert not recorder.histograms
     assert value("faser_engine_ready") == 0
     metrics.publish(True)

@@ -27,6 +27,8 @@ WITHOUT_EFFECT = (
     "return_context_log_probs",
     "num_top_log_probs",
     "return_is_draft",
+    "return_acceptance",
+    "prediction",
     "return_perf_metrics",
     "drafters",
 )

@@ -222,6 +222,7 @@ def test_our_own_model_takes_what_ensemble_takes():
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
     added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters", "cache_salt"}
     added |= {"logit_bias_ids", "logit_bias_values", "return_context_log_probs", "num_top_log_probs"}
+    added |= {"return_acceptance", "prediction"}
     assert set(ours) == set(theirs) | added
     for name in theirs:
         assert ours[name][:2] == theirs[name][:2], name
@@ -229,6 +230,8 @@ def test_our_own_model_takes_what_ensemble_takes():
     outputs, core = declared(config_of("faser").output), declared(config_of("ensemble").output)
     assert {name: outputs[name] for name in core} == core
     added = {"output_ids", "output_is_draft", "finish_reason", "num_cached_tokens", "context_ids", "context_log_probs"}
+    added |= {f"acceptance_{what}" for what in ("histogram", "drafted", "accepted")}
+    added |= {f"{what}_prediction_tokens" for what in ("accepted", "rejected")}
     added |= {f"{which}_top_{what}" for which in ("output", "context") for what in ("ids", "log_probs")}
     assert set(outputs) - set(core) == added
 
