@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
-_WHITE_SPACE = r"[ \t\r\n]{0,32}"  # unbounded, a small model may write nothing else; room for deep indentation
+WHITE_SPACE = r"[ \t\r\n]{0,32}"  # unbounded, a small model may write nothing else; room for deep indentation
 _MAX_REASON_CHARS = 200
 
 
@@ -98,13 +98,10 @@ def source_of(spec: GuideSpec) -> str:
 
 
 def _json_defaults(schema: str) -> JsonCompileOptions | None:
-    try:
-        own = json.loads(schema)
-    except (ValueError, RecursionError):
-        return None  # with defaults the library says less of what is wrong
+    own = json.loads(schema)  # whose errors count columns of the schema, not of the text that the library puts it in
     says = own.get("x-guidance") if isinstance(own, dict) else None
     # The library lets a pattern win over the schema's own whitespace_flexible.
-    return None if isinstance(says, dict) and "whitespace_flexible" in says else {"whitespace_pattern": _WHITE_SPACE}
+    return None if isinstance(says, dict) and "whitespace_flexible" in says else {"whitespace_pattern": WHITE_SPACE}
 
 
 def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:

@@ -26,7 +26,7 @@ MAX_PROMPT_CHARS = 8 << 20
 _TEMPLATE_FILE = "chat_template.jinja"
 _SETTINGS_FILE = "tokenizer_config.json"
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -48,6 +48,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
+        self.source = source
         self._tokenizer = tokenizer
         self._names = names
         tokens = sorted((token for token in special_tokens if token), key=len, reverse=True)
@@ -70,8 +71,16 @@ class ChatTemplate:
         added = read_json(directory / TOKENIZER_FILE).get("added_tokens", [])
         return cls(source, tokenizer, [token["content"] for token in added if token.get("special")], **names)
 
-    def encode(self, messages: Sequence[Message], check: Callable[[str], None] | None = None) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        check: Callable[[str], None] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of the conversation, up to the start of the assistant's answer.
+
+        tools: functions that the assistant may call. args: further variables of the template.
 
         Only the template can produce special tokens; one spelled out in a message stays text, so that no message can
         forge a turn. check: gets the text before it is tokenized, and may raise. Raises RequestError if the template
@@ -84,9 +93,11 @@ class ChatTemplate:
             marks.append(match[0])
             return f"\ue000{nonce}.{len(marks) - 1}\ue001"
 
-        if self._special is not None:
-            messages = [{k: self._special.sub(hide, v) for k, v in message.items()} for message in messages]
-        text = self._render(messages)
+        variables = dict(args or {}) | {"messages": list(messages), "tools": None if tools is None else list(tools)}
+        special = self._special
+        if special is not None:
+            variables = _with_texts(variables, lambda text: special.sub(hide, text))
+        text = self._render(variables)
         # Pieces with odd index are marks.
         pieces = re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]
         pieces[1::2] = [marks[int(piece)] for piece in pieces[1::2]]
@@ -98,13 +109,11 @@ class ChatTemplate:
                 ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=i % 2 == 0)
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
-            for piece in self._template.generate(
-                messages=messages, add_generation_prompt=True, tools=None, **self._names
-            ):
+            for piece in self._template.generate({**variables, **self._names, "add_generation_prompt": True}):
                 num_chars += len(piece)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise RequestError(
@@ -141,6 +150,15 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with all its texts changed, names of fields too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _with_texts(entry, change) for name, entry in value.items()}
+    return [_with_texts(entry, change) for entry in value] if isinstance(value, list) else value
 
 
 def _find_source(directory: Path, settings: Mapping[str, Any]) -> str | None:

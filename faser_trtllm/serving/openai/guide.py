@@ -32,11 +32,16 @@ def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
     if len(guides) > 1:
         raise RequestError(f"and {' and '.join(sorted(guides)[1:])} were sent; send one of them", min(guides))
     ((field, (guide_type, guide)),) = guides.items()
+    return field, checked_guide(field, guide_type, guide)
+
+
+def checked_guide(field: str, guide_type: str, guide: str) -> dict[str, str]:
+    """The two guide inputs of the Triton model; raises InvalidArgumentError that names the field."""
     try:
         guide_spec(guide_type, guide)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(error.message, field, error.value, error.limit) from None
-    return field, {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
+    return {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
 
 
 def _response_format(value: Any) -> tuple[str, str] | None:

@@ -27,12 +27,17 @@ class ServedModel:
     """The model that requests are parsed for.
 
     tokenizer: None if its files are unavailable; then chat and logprobs are refused. max_seq_len: None if unknown.
+    tool_parser, reasoning_parser: names of those that read its answers to chats, None: it calls no functions, or does
+    not think. spec_decode_metrics: what answers tell of their drafts, one of records.LEVELS.
     """
 
     name: str
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     max_seq_len: int | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    spec_decode_metrics: str = "none"
     _length: LengthCheck | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,164 @@
+"""Grammars of answers with calls: each family's own way of writing them, with the schemas of their arguments.
+
+Grammars are in llguidance's Lark syntax. A mark that is a token of the model may come as this token or spelled out,
+since parsers read text. Text before a call is free up to the mark that begins one; from there on the grammar decides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faser_trtllm.guided.grammar import WHITE_SPACE
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.openai.chat.tools import Function, Tools
+
+_BASE = r"""%llguidance {}
+TEXT: /(.|\n)*/
+gap: /[ \t\r\n]{0,8}/
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """How a family writes calls: first, call, separator, call ... last; a call is before, name, between, arguments,
+    after. begin: with which its first call begins where text may come before; "" if only the first character of an
+    answer tells, a brace. marks: strings in it that are tokens of their own.
+    """
+
+    before: str
+    between: str
+    after: str
+    separator: str = "\n"
+    first: str = ""
+    last: str = ""
+    begin: str = ""
+    marks: tuple[str, ...] = ()
+
+
+HERMES = Envelope(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", begin="<tool_call>", marks=("</tool_call>",)
+)
+LLAMA3 = Envelope('{"name": "', '", "parameters": ', "}", separator="; ")
+MISTRAL = Envelope(
+    '{"name": "', '", "arguments": ', "}", separator=", ", first="[TOOL_CALLS][", last="]", begin="[TOOL_CALLS]"
+)
+MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", separator="", begin="[TOOL_CALLS]", marks=("[ARGS]",))
+
+_ENVELOPES = {"hermes": HERMES, "llama3_json": LLAMA3, "mistral": MISTRAL}
+
+
+def envelope_of(tool_parser: str, tokenizer: Tokenizer) -> Envelope | None:
+    """How the models of a parser write calls, None: no grammar is known."""
+    if tool_parser == "mistral" and tokenizer.token_id("[ARGS]") is not None:
+        return MISTRAL_ARGS
+    return _ENVELOPES.get(tool_parser)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The marks around an answer's reasoning. has_started: the prompt ends within it; otherwise it may be left out."""
+
+    start: str
+    end: str
+    has_started: bool
+
+
+class CallGrammar:
+    """Writes grammars for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of_calls(
+        self, tools: Tools, envelope: Envelope, thinking: Thinking | None, content: Mapping[str, Any] | None = None
+    ) -> str:
+        """The grammar of answers that call functions, or may. content: the JSON schema of an answer without calls, of a
+        family whose calls begin with a mark."""
+        call = f"call: {self._text(envelope.before, envelope)} function {self._text(envelope.after, envelope)}\n"
+        rules = _BASE + call + self._functions(tools, envelope) + self._thinking(thinking)
+        more = f"({self._text(envelope.separator, envelope)} call)*" if tools.is_parallel else ""
+        first, last = self._text(envelope.first, envelope), self._text(envelope.last, envelope)
+        rules += f"calls: {first} call {more} {last}\n"
+        think = _think(thinking)
+        if tools.is_forced:
+            return f"{rules}start: {think} calls\n"
+        if content is not None:
+            return f"{rules}start: {think} (calls | content)\ncontent: {_json(content)}\n"
+        if not envelope.begin:
+            return f"{rules}{self._braceless(thinking)}"
+        begun = self._text((envelope.first + envelope.before).removeprefix(envelope.begin), envelope)
+        rest = f"{begun} function {self._text(envelope.after, envelope)}"
+        if envelope.first:
+            rest += f" {more} {last}"
+        return f"{rules}{self._up_to('lead', envelope.begin)}start: {think} (lead {rest})* TEXT\n"
+
+    def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
+        """The grammar of answers that are JSON of a schema, after their reasoning."""
+        return f"{_BASE}{self._thinking(thinking)}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
+
+    def _braceless(self, thinking: Thinking | None) -> str:
+        """Answers of which the first character tells what they are: calls, reasoning or other text."""
+        other = r"other: /([^{](.|\n)*)?/" + "\n"
+        if thinking is None or thinking.has_started:
+            return f"start: {_think(thinking)} (calls | other)\n{other}"
+        plain = rf"plain: /([^{{{re.escape(thinking.start[0])}](.|\n)*)?/" + "\n"
+        return f"start: think (calls | other) | calls | plain\n{other}{plain}"
+
+    def _functions(self, tools: Tools, envelope: Envelope) -> str:
+        rules = []
+        for i, function in enumerate(tools.callable):
+            head = self._text(function.name + envelope.between, envelope)
+            rules.append(f"function_{i}: {head} {_json(_arguments(function, tools.is_forced))}\n")
+        names = " | ".join(f"function_{i}" for i in range(len(rules)))
+        return f"function: {names}\n{''.join(rules)}"
+
+    def _thinking(self, thinking: Thinking | None) -> str:
+        if thinking is None:
+            return ""
+        rules = self._up_to("thought", thinking.end)
+        if thinking.has_started:
+            return f"{rules}think: thought gap\n"
+        if self._tokenizer.token_id(thinking.start) is None:
+            return f"{rules}think: spelled gap\nspelled[lazy]: {_quoted(thinking.start)} TEXT {_quoted(thinking.end)}\n"
+        return f"{rules}think: {self._mark(thinking.start)} thought gap\n"
+
+    def _up_to(self, name: str, mark: str) -> str:
+        """A rule: any text up to a mark, with it."""
+        token = self._tokenizer.token_id(mark)
+        as_token = "" if token is None else f"TEXT <[{token}]> | "
+        return f"{name}: {as_token}{name}_spelled\n{name}_spelled[lazy]: TEXT {_quoted(mark)}\n"
+
+    def _text(self, text: str, envelope: Envelope) -> str:
+        """This text; marks in it may be tokens."""
+        marks = "|".join(re.escape(mark) for mark in (envelope.begin, *envelope.marks) if mark)
+        pieces = re.split(f"({marks})", text) if marks else [text]
+        return " ".join(self._mark(piece) if i % 2 else _quoted(piece) for i, piece in enumerate(pieces) if piece)
+
+    def _mark(self, text: str) -> str:
+        token = self._tokenizer.token_id(text)
+        return _quoted(text) if token is None else f"(<[{token}]> | {_quoted(text)})"
+
+
+def _think(thinking: Thinking | None) -> str:
+    if thinking is None:
+        return ""
+    return "think" if thinking.has_started else "think?"
+
+
+def _arguments(function: Function, is_forced: bool) -> Mapping[str, Any]:
+    """The schema that the arguments follow."""
+    if function.parameters is None:
+        return {"type": "object", "additionalProperties": False}
+    return {"type": "object"} | function.parameters if is_forced or function.is_strict else {"type": "object"}
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITE_SPACE}} | schema)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
