@@ -1,5 +1,6 @@
 """Medusa checkpoints: published layouts mean the same, and errors are one sentence."""
 
+import zipfile
 from contextlib import ExitStack
 
 import numpy as np
@@ -87,7 +88,12 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, target, options, message):
         ({"0.0.linear.weight": torch.ones(64, 32)}, r"has shape \[64, 32\]"),
         ({"0.0.linear.weight": torch.ones(64, 64, dtype=torch.int8)}, "is of type int8"),
         ({"0.0.linear.weight": [1, 2]}, "holds other things than tensors"),
-        (torch.nn.Identity(), "cannot be read"),
+        (torch.nn.Identity(), r"holds a 'torch.nn.modules.linear.Identity', allowed are tensors"),
+        ({"x" * 257: torch.ones(1)}, "a name of 257 characters"),
+        ({"0.0.linear.w\u00e9ight": torch.ones(1)}, "printable ones of ASCII"),
+        ({"0.0.linear.weight": torch.ones(1, 1).expand(64, 64)}, "has values that are not stored"),
+        ({f"{i}": torch.ones(1) for i in range(2000)}, "bytes, allowed are 131072; save it as safetensors"),
+        (dict.fromkeys("ab", torch.ones(1)), "one tensor under several names"),
     ],
 )
 def test_a_torch_file_holds_tensors_and_nothing_else(tmp_path, target, content, message):
@@ -98,6 +104,47 @@ def test_a_torch_file_holds_tensors_and_nothing_else(tmp_path, target, content, 
     with pytest.raises(CheckpointError, match=message) as caught:
         read(directory, target)
     assert "\n" not in str(caught.value)
+
+
+def _nested(depth):
+    """A pickle whose tuples hold each other twice, called as a function: torch names all 2**depth of them."""
+    data = b"\x80\x02NN\x86q\x00"
+    for level in range(1, depth):
+        data += b"0h" + bytes([level - 1]) + b"h" + bytes([level - 1]) + b"\x86q" + bytes([level])
+    return data + b")R."
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"\x80\x02X" + (100_000).to_bytes(4, "little") + b"x" * 100_000 + b")R.",
+        b"\x80\x02c" + b"y" * 100_000 + b"\nz\n.",
+        _nested(60),
+    ],
+    ids=["long name", "long class", "nested"],
+)
+def test_a_hostile_pickle_is_refused_before_torch_reads_it(tmp_path, target, hostile):
+    """torch would make a message of it for minutes."""
+    directory = make_medusa(tmp_path / "h", target, torch_file="pytorch_model.bin")
+    file = directory / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    (name,) = (name for name in contents if name.endswith("data.pkl"))
+    with zipfile.ZipFile(file, "w") as archive:
+        for other, content in (contents | {name: hostile}).items():
+            archive.writestr(other, content)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin") as caught:
+        read(directory, target)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_files_of_old_torch_are_refused_with_what_to_do(tmp_path, target):
+    directory = make_medusa(tmp_path / "h", target, torch_file="pytorch_model.bin")
+    file = directory / "pytorch_model.bin"
+    torch.save(torch.load(file, weights_only=True), file, _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"is no zip archive, .* save it again with a newer torch or as safetens"):
+        read(directory, target)
 
 
 def test_other_checkpoints_are_no_heads(target):

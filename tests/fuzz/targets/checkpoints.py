@@ -239,9 +239,11 @@ def torch_head_seeds() -> list[bytes]:
 
     head = make_head(folder("torch-eagle"), target, layers=(0, 1))
     tensors = load_file(head / "model.safetensors")
-    for new in (True, False):
+    module = torch.nn.Linear(2, 3, dtype=torch.bfloat16)
+    parameters = dict(module.named_parameters())
+    for content in (tensors, tensors | module.state_dict(), parameters, module.state_dict()):
         stream = io.BytesIO()
-        torch.save(tensors, stream, _use_new_zipfile_serialization=new)
+        torch.save(content, stream)
         found.append(b"e" + stream.getvalue())
     return found
 
