@@ -49,6 +49,8 @@ class Fields:
         """The value of a row of the table of request fields, under its name at this door."""
         if row.kind is str:
             return self.text(row.openai)
+        if row.kind is bool:
+            return self.flag(row.openai) if row.openai in self else None
         assert row.openai_bounds is not None
         return self.number(row.openai, row.openai_bounds, row.kind)
 

@@ -70,6 +70,11 @@ class TextRequest(SamplingFields):
         openai="timeout_ms",
         openai_bounds=Bounds(1.0, DAY_MS, words=f"1 to {DAY_MS:.0f} (a day)"),
     )
+    skip_special_tokens: bool = param(
+        True,
+        "the text leaves special tokens out; their ids are in the output all the same",
+        openai="skip_special_tokens",
+    )
     return_is_draft: bool = param(False, "return for each output token whether it was an accepted draft")
     return_acceptance: bool = param(
         False,

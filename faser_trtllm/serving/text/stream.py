@@ -67,7 +67,9 @@ class TextStream:
         self.cum_log_prob = 0.0
         self._stopping: StoppingText | StoppingTokens
         if request.detokenize:
-            detokenizer = IncrementalDetokenizer(prepared.tokenizer, before=prepared.prompt)
+            detokenizer = IncrementalDetokenizer(
+                prepared.tokenizer, skip_special_tokens=request.skip_special_tokens, before=prepared.prompt
+            )
             self._stopping = StoppingText(detokenizer, prepared.stop_words, request.min_tokens)
         else:
             self._stopping = StoppingTokens(prepared.stop_words, request.min_tokens)

@@ -32,6 +32,16 @@ def test_the_space_between_prompt_and_answer_is_kept(metaspace, prompt):
     assert joined(run(tokenizer, chunks, stream=True, **prompt)[0])[0] == " inner the"
 
 
+def test_special_tokens_are_in_the_text_where_that_is_asked_for(tokenizer):
+    ids = [*tokenizer.encode("a"), 1, *tokenizer.encode("b")]
+    name = tokenizer.token(1)
+    for asked, text in ((True, "ab"), (False, f"a{name}b")):
+        for chunks in ([ids], [[token] for token in ids]):
+            assert joined(run(tokenizer, chunks, skip_special_tokens=asked)[0])[:2] == (text, ids)
+    (cut, *_) = joined(run(tokenizer, [ids], skip_special_tokens=False, stop_words=(name[2:],))[0])
+    assert cut == f"a{name[:2]}"
+
+
 PIECES = ["a", "b", "ab", "ba", " ", "é", "😀", "\n"]
 
 
