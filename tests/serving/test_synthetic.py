@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.serve.options import Objectives
-from faser_trtllm.bench.serve.outcome import Ending, Outcome
+from faser_trtllm.bench.serve.outcome import Outcome
 from faser_trtllm.bench.serve.summary import summarize_load
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.observe.view import make_view
@@ -81,8 +80,5 @@ def test_openai_answers_carry_it_as_the_system_fingerprint(marked: bool) -> None
 
 @pytest.mark.parametrize("marked", [False, True])
 def test_the_benchs_summary_counts_it(marked: bool) -> None:
-    outcomes = [
-        Outcome(0.0, ended_s=1.0, chunk_s=[0.5], chunk_tokens=[1], ending=Ending.COMPLETED, is_synthetic=marked)
-        for _ in range(3)
-    ]
-    assert summarize_load(outcomes, 3, Objectives()).num_synthetic == 3 * marked
+    outcomes = [Outcome(0.0, ended_s=1.0, chunk_s=[0.5], num_tokens=1, is_synthetic=marked) for _ in range(3)]
+    assert summarize_load(outcomes, {}).num_synthetic == 3 * marked

@@ -1,1 +1,1 @@
-"""`faser bench serve`: load on a running service, and Triton's overhead over the in-process executor."""
+"""`faser bench serve`: published benchmarks against any OpenAI server."""

@@ -2,221 +2,143 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from faser_trtllm.bench.environment import portable
 from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.serve.cpu_use import CpuUse
-from faser_trtllm.bench.serve.options import Objectives, ServeBenchOptions
-from faser_trtllm.bench.serve.overhead import OverheadReport
-from faser_trtllm.bench.serve.summary import PERCENTILES, Distribution, LoadSummary
+from faser_trtllm.bench.serve.acceptance import Acceptance, pooled
+from faser_trtllm.bench.serve.options import ServeBenchOptions
+from faser_trtllm.bench.serve.summary import PERCENTILES, LoadSummary
+
+_LATENCIES = {
+    "ttft": "time to first token (TTFT)",
+    "tpot": "time per output token (TPOT)",
+    "itl": "between pieces of an answer (ITL)",
+    "e2el": "end to end (E2EL)",
+    "late": "sent after it was due",
+}
 
 
 @dataclass(frozen=True)
 class ServeReport:
-    """Either load and load_cpu or overhead is set."""
+    """counters: what the server's /metrics counted during the run, None if it shows no counters."""
 
     options: ServeBenchOptions
     environment: dict[str, Any]
-    prompt_source: str
-    num_shortened: int = 0
-    load: LoadSummary | None = None
-    load_cpu: CpuUse | None = None
-    overhead: OverheadReport | None = None
+    model: str
+    load: LoadSummary
+    counters: Acceptance | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: paths without machine-specific folders, percentiles by name."""
+        """For JSON: paths without machine-specific folders, an infinite rate as "inf"."""
         options = {
-            name: portable(str(value)) if name in ("engine_dir", "output_dir", "trace") and value is not None else value
+            name: portable(str(value)) if name in ("dataset_path", "output_dir", "tokenizer") and value else value
             for name, value in asdict(self.options).items()
             if name != "command_line"
         }
-        report: dict[str, Any] = {
-            "options": options,
-            "environment": self.environment,
-            "prompt_source": self.prompt_source,
-            "num_shortened": self.num_shortened,
-        }
-        if self.load is not None:
-            report["load"] = asdict(self.load) | {"cancelled_share": self.load.cancelled_share}
-            report["load_cpu"] = asdict(self.load_cpu) if self.load_cpu else None
-        if self.overhead is not None:
-            report["overhead"] = asdict(self.overhead) | {
-                "served_share": asdict(self.overhead.served_share),
-                "overhead": self.overhead.overhead,
-            }
-        named: dict[str, Any] = _with_named_percentiles(report)
-        return named
+        if math.isinf(self.options.request_rate):
+            options["request_rate"] = "inf"
+        counters = None if self.counters is None else self.counters.as_dict()
+        head = {"model": self.model, "options": options, "environment": self.environment}
+        return head | self.load.as_dict() | {"acceptance_of_server": counters}
 
 
 def render_markdown(report: ServeReport) -> str:
     """The whole report."""
-    env = report.environment
-    commit = f", commit {env['git_commit'][:12]}" if env["git_commit"] else ""
-    changed = " with local changes" if env["git_dirty"] else ""
-    head = [
+    env, load, options = report.environment, report.load, report.options
+    lines = [
         "# faser bench serve",
         "",
-        f"{env['date']}, {env['cpu']}, {env['num_cores']} cores, {env['memory_gib']:.0f} GiB, "
-        f"{env['os']}{commit}{changed}.  ",
-        f"Prompts from the {report.prompt_source}; end ids ignored.  ",
+        f"{env['date']}; the client on {env['cpu']}, {env['num_cores']} cores.  ",
+        f"Model {report.model} at {options.base_url}, {options.dataset} by {options.api}.  ",
         f"`{env['command_line']}`",
     ]
-    if _is_disturbed(report):
-        head.insert(2, "**Other processes or machines used the processor meanwhile, do not quote these numbers.**  ")
-    if report.load is not None and report.load.num_synthetic:
-        head.insert(2, "**Drafts were accepted by synthetic_acceptance: the outputs are not the target's.**  ")
-    sections = ["\n".join(head)]
-    if report.load is not None:
-        sections.append(_load(report, report.load))
-    if report.overhead is not None:
-        sections.append(_overhead(report, report.overhead))
-    return "\n\n".join(sections) + "\n"
-
-
-def _is_disturbed(report: ServeReport) -> bool:
-    uses = [report.load_cpu] if report.load_cpu is not None else []
-    if report.overhead is not None:
-        uses += [side.cpu for pair in report.overhead.rounds for side in pair]
-    return any(use.is_disturbed for use in uses)
-
-
-def _load(report: ServeReport, load: LoadSummary) -> str:
-    rows = [
-        ("arrivals", _arrivals(report.options)),
-        ("requests", f"{load.num_requests} in {load.duration_s:.1f} s"),
-        ("completed, cancelled by the bench, failed", f"{load.num_completed}, {load.num_cancelled}, {load.num_failed}"),
-        ("cancelled share", f"{100 * load.cancelled_share:.1f} %"),
-        ("completed requests per s", f"{load.requests_per_s:.2f}"),
-        ("output tokens per s", f"{load.output_tokens_per_s:.0f}"),
-        ("tokens per response", _number(load.tokens_per_chunk)),
-        ("accepted of drafted tokens", _number(load.acceptance_rate)),
-    ]
-    if load.goodput_requests_per_s is not None:
-        share = "-" if load.goodput_share is None else f"{100 * load.goodput_share:.1f} % of those not cancelled"
-        rows.append(
-            (f"goodput at {_objectives(report.options.objectives)}", f"{load.goodput_requests_per_s:.2f}/s, {share}")
-        )
-    if report.num_shortened:
-        rows.append(("requests shortened to the engine's max_seq_len", str(report.num_shortened)))
-    latencies = [
-        ("time to first token", load.ttft),
-        ("time per output token", load.tpot),
-        ("end to end", load.e2e),
-        ("gap between responses", load.chunk_gap),
-        ("sent too late by the bench", load.late),
-    ]
-    notes = [
-        "Open loop: a request is sent when it is due, whatever became of those before it, and its times count from "
-        "then, so that a late bench does not flatter the service. TTFT, TPOT and end to end are of completed requests.",
-        "Time per output token is (last response - first) / (tokens - 1), as in vLLM's benchmark; a response brings "
-        "the tokens of one step, so the gaps between responses are longer.",
-    ]
-    if report.load_cpu is not None:
-        cpu = report.load_cpu
-        notes.append(
-            f"Shares of all cores' time here: bench {_percent(cpu.bench)}, service {_percent(cpu.service)}, others "
-            f"{_percent(cpu.other)}."
-        )
-    text = "## Load\n\n" + table(("", ""), rows) + "\n\n" + _latencies(latencies)
+    if load.num_synthetic:
+        lines[1:1] = ["", "**Drafts were accepted by synthetic_acceptance: the outputs are not the target's.**"]
+    sections = ["\n".join(lines), table(("", ""), _rows(report)), _latencies(load), _acceptance(report)]
     if load.errors:
-        text += "\n\nFailures:\n\n" + "\n".join(f"- {count} x {message}" for message, count in load.errors.items())
-    return text + "\n\n" + "\n".join(f"- {note}" for note in notes)
+        sections.append("Failures:\n\n" + "\n".join(f"- {count} x {text}" for text, count in load.errors.items()))
+    return "\n\n".join([*sections, "\n".join(f"- {note}" for note in _notes(report))]) + "\n"
 
 
-def _overhead(report: ServeReport, overhead: OverheadReport) -> str:
-    share = overhead.served_share
-    rows = []
-    for number, (own, served) in enumerate(overhead.rounds, 1):
-        rows.append(
-            (
-                str(number),
-                f"{own.tokens_per_s:.0f}",
-                f"{served.tokens_per_s:.0f}",
-                f"{100 * (1 - served.tokens_per_s / own.tokens_per_s):.1f} %",
-                f"{_median(own.ttft)} / {_median(served.ttft)}",
-                f"{_median(own.tpot)} / {_median(served.tpot)}",
-                f"{_percent(served.cpu.service)}, {_percent(served.cpu.bench)}",
-                f"{_percent(own.cpu.other)} / {_percent(served.cpu.other)}",
-            )
-        )
-    header = (
-        "round",
-        "in process tok/s",
-        "served tok/s",
-        "overhead",
-        "TTFT p50 ms",
-        "TPOT p50 ms",
-        "service, client CPU",
-        "others' CPU",
-    )
-    same = overhead.num_compared - overhead.num_different
-    notes = [
-        f"{overhead.num_requests} requests per round, {overhead.concurrency} in flight on both sides, speculation "
-        f"{report.options.speculation or 'as configured'}, stream_interval {report.options.stream_interval}, greedy; "
-        "the same requests on both sides, other ones in each round. Tokens per second over a whole round, from the "
-        "first request to the end of the last.",
-        "In process: the executor and the text work in this process, driven step by step, as `faser generate` does. "
-        "Served: the same behind Triton, one gRPC stream per request.",
-        "Client and service share this machine: what the client takes is in the overhead. It would not be with a "
-        "client elsewhere, but the network would."
-        if report.options.url is None
-        else "The service at --url is assumed to run the same engines and settings on this machine.",
-        "Two numbers in a cell: in process / served. CPU: shares of all cores' time.",
-        f"Tokens identical on both sides: {same} of {overhead.num_compared} requests.",
+def _rows(report: ServeReport) -> list[tuple[str, str]]:
+    load, options = report.load, report.options
+    found = load.as_dict()
+    loop = "closed loop" if math.isinf(options.request_rate) else f"{options.request_rate:g} conversations/s"
+    if not math.isinf(options.request_rate):
+        loop += ", Poisson" if options.burstiness == 1.0 else f", burstiness {options.burstiness:g}"
+    loop += f", at most {options.max_concurrency} at a time" if options.max_concurrency else ""
+    rows = [
+        ("arrivals", loop),
+        ("requests", f"{load.num_requests} in {load.duration_s:.1f} s"),
+        ("completed, failed", f"{load.num_completed}, {load.num_failed}"),
+        ("input tokens, output tokens", f"{load.num_input_tokens}, {load.num_output_tokens}"),
+        ("completed requests per s", f"{found['request_throughput']:.2f}"),
+        ("output tokens per s, all tokens", f"{found['output_throughput']:.1f}, {found['total_token_throughput']:.1f}"),
+        ("output tokens per piece", _number(found["tokens_per_piece"])),
     ]
-    verdict = (
-        f"**Serving takes {100 * overhead.overhead:.1f} % of the throughput** (median of {len(overhead.rounds)} "
-        f"rounds; range {100 * (1 - share.high):.1f} to {100 * (1 - share.low):.1f} %)."
-    )
-    lines = "\n".join(f"- {note}" for note in notes)
-    return f"## Served against in process\n\n{verdict}\n\n{table(header, rows)}\n\n{lines}"
+    if load.good is not None:
+        bounds = ", ".join(f"{name} {bound:g} ms" for name, bound in options.goodput)
+        share = f"{100 * load.good / load.num_requests:.1f} % of all requests"
+        rows.append((f"goodput at {bounds}", f"{found['request_goodput']:.2f}/s, {share}"))
+    if load.num_uncounted:
+        rows.append(("completed, but their tokens not counted by the server", str(load.num_uncounted)))
+    return rows
 
 
-def _latencies(latencies: list[tuple[str, Distribution | None]]) -> str:
+def _latencies(load: LoadSummary) -> str:
     rows = []
-    for name, found in latencies:
+    for name, words in _LATENCIES.items():
+        found = getattr(load, name)
         if found is not None:
             values = (found.mean_ms, *found.percentiles_ms, found.max_ms)
-            rows.append((name, str(found.count), *(f"{value:.1f}" for value in values)))
+            rows.append((words, str(found.count), *(f"{value:.1f}" for value in values)))
     return table(("ms", "n", "mean", *(f"p{p}" for p in PERCENTILES), "max"), rows)
 
 
-def _arrivals(options: ServeBenchOptions) -> str:
-    if options.arrivals == "trace":
-        assert options.trace is not None
-        return f"trace {options.trace.name}, time x {options.time_scale:g}"
-    text = f"{options.arrivals}, {options.request_rate:g} requests/s"
-    if options.arrivals == "gamma":
-        text += f", burstiness {options.burstiness:g}"
-    if options.arrivals == "bursts":
-        text += f" in the mean, {options.peak_ratio:g}x in every other half of {options.period_s:g} s"
+def _acceptance(report: ServeReport) -> str:
+    load = report.load
+    found = dict(load.acceptance)
+    if len(found) > 1:
+        found["all"] = pooled(load.acceptance.values())
+    if report.counters is not None:
+        found["server's counters"] = report.counters
+    if not found:
+        return "The server tells nothing about speculation, neither per request nor at /metrics."
+    rows = []
+    for name, acceptance in found.items():
+        counts = (acceptance.num_steps, acceptance.num_drafts, acceptance.num_accepted)
+        positions = " ".join(f"{rate:.2f}" for rate in acceptance.by_position[:8])
+        numbers = (_number(acceptance.length), _number(acceptance.rate))
+        rows.append((name, *numbers, *map(str, counts), positions or "-"))
+    header = ("category", "acceptance length", "acceptance rate", "steps", "drafted", "accepted", "by position")
+    text = table(header, rows)
+    if not load.acceptance:
+        text += (
+            "\n\nThe server gives no record per request, so the counters are those of all its requests during the "
+            "run; for one category at a time run with --category."
+        )
+    elif load.num_recorded < load.num_completed:
+        text += f"\n\n{load.num_completed - load.num_recorded} completed requests have no record."
     return text
 
 
-def _objectives(objectives: Objectives) -> str:
-    return ", ".join(f"{name} {bound:g}" for name, bound in asdict(objectives).items() if bound is not None)
+def _notes(report: ServeReport) -> list[str]:
+    notes = [
+        "Times count from when a request was due: its arrival, in a closed loop the moment when its turn came, for a "
+        "later turn of a conversation the end of the answer before it. Latencies are of completed requests.",
+        "TPOT is (last piece - first) / (tokens - 1), as in vLLM's benchmark; a piece brings the tokens of one or more "
+        "steps, so the gaps between pieces (vLLM's ITL) are longer. Tokens are those that the server counts.",
+    ]
+    if report.load.acceptance or report.counters is not None:
+        notes.append(
+            "Acceptance length: tokens per verification step, the target's own included (1 + accepted / steps). By "
+            "position: the share of steps that accepted the first draft, the second, and so on."
+        )
+    return notes
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _median(found: Distribution | None) -> str:
-    return "-" if found is None else f"{found.percentiles_ms[PERCENTILES.index(50)]:.1f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _with_named_percentiles(value: Any) -> Any:
-    if isinstance(value, dict):
-        named = {key: _with_named_percentiles(item) for key, item in value.items() if key != "percentiles_ms"}
-        for percent, item in zip(PERCENTILES, value.get("percentiles_ms", ()), strict=False):
-            named[f"p{percent}_ms"] = item
-        return named
-    if isinstance(value, list | tuple):
-        return [_with_named_percentiles(item) for item in value]
-    return value

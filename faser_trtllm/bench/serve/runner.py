@@ -2,127 +2,122 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.bench.serve.arrivals import Arrival, gamma, poisson, square_bursts, trace_arrivals
-from faser_trtllm.bench.serve.cpu_use import CpuMeter
-from faser_trtllm.bench.serve.generator import run_closed, run_open
-from faser_trtllm.bench.serve.in_process import InProcess
+from faser_trtllm.bench.serve.acceptance import Acceptance, between
+from faser_trtllm.bench.serve.arrivals import arrival_times
+from faser_trtllm.bench.serve.dataset import Conversation, read_dataset
 from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.overhead import compare
+from faser_trtllm.bench.serve.outcome import Outcome
 from faser_trtllm.bench.serve.report import ServeReport, render_markdown
-from faser_trtllm.bench.serve.served import Served
 from faser_trtllm.bench.serve.summary import summarize_load
-from faser_trtllm.bench.serve.workload import make_workload
-from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import ExecutorConfig, parse
-from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.profiling.ensure import ensure_profile
-from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
 
 Log = Callable[[str], None]
+_SHAREGPT_MAX_PROMPT, _SHAREGPT_MAX_TOTAL, _SHAREGPT_MIN = 1024, 2048, 4  # tokens; the limits of vLLM's benchmark
 
 
 def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
-    """Measure, and write output_dir/serve.json and serve.md; raises FaserError."""
+    """Measure, and write output_dir/serve.json and serve.md if there is one; raises FaserError."""
     options.validate()
-    engines = EngineDir.load(options.engine_dir)
-    tokenizer = Tokenizer.load(engines.tokenizer_dir)
-    max_seq_len = engines.build_config.max_seq_len
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        served = None
-        if options.url is None:
-            log("starting a service")
-            log_file = options.output_dir / "server.log"
-            served = stack.enter_context(
-                Served(options.engine_dir, options.speculation, log_file, options.stream_interval)
-            )
-        url = options.url or (served.url if served else "")
-        measure = _overhead if options.in_process else _load
-        report = measure(options, url, served, tokenizer, max_seq_len, log)
-    (options.output_dir / "serve.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-    (options.output_dir / "serve.md").write_text(render_markdown(report))
+    conversations = choose(options, read_dataset(options.dataset, options.dataset_path))
+    if options.output_dir is not None:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+    model, outcomes, counters = asyncio.run(_run(options, conversations, log))
+    load = summarize_load(outcomes, dict(options.goodput))
+    report = ServeReport(options, describe_environment(options.command_line), model, load, counters)
+    if options.output_dir is not None:
+        (options.output_dir / "serve.json").write_text(json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n")
+        (options.output_dir / "serve.md").write_text(render_markdown(report))
     return report
 
 
-def draw_arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...]:
-    """num_requests arrivals, or fewer from a short trace."""
-    count, rate = options.num_requests, options.request_rate
-    if options.trace is not None:
-        return trace_arrivals(options.trace, count, options.time_scale)
-    if options.arrivals == "gamma":
-        return gamma(count, rate, options.burstiness, options.seed)
-    if options.arrivals == "bursts":
-        return square_bursts(count, rate, options.peak_ratio, options.period_s, options.seed)
-    return poisson(count, rate, options.seed)
+def choose(options: ServeBenchOptions, found: list[Conversation]) -> list[Conversation]:
+    """The conversations of a run, in its order; InvalidArgumentError if none is left."""
+    if options.category is not None:
+        categories = sorted({conversation.category for conversation in found})
+        found = [conversation for conversation in found if conversation.category == options.category]
+        if not found:
+            known = ", ".join(categories[:32])
+            raise InvalidArgumentError(f"category is {options.category!r}, the dataset has {known}")
+    rng = np.random.default_rng(options.seed)
+    wanted = options.num_prompts
+    chosen: list[Conversation] = []
+    while not chosen or (wanted is not None and len(chosen) < wanted):
+        order = range(len(found)) if options.disable_shuffle else rng.permutation(len(found)).tolist()
+        chosen += _with_lengths(options, [found[i] for i in order], None if wanted is None else wanted - len(chosen))
+        if not chosen:
+            raise InvalidArgumentError("no conversation of the dataset is within vLLM's limits of length; use another")
+    if options.max_turns is not None or options.api != "openai-chat":
+        # A completion has no history, so that only first turns can be asked, as in vLLM's benchmark.
+        most = (options.max_turns or 1) if options.api == "openai-chat" else 1
+        chosen = [replace(conversation, turns=conversation.turns[:most]) for conversation in chosen]
+    return chosen
 
 
-def _load(
-    options: ServeBenchOptions, url: str, served: Served | None, tokenizer: Tokenizer, max_seq_len: int, log: Log
-) -> ServeReport:
-    workload = make_workload(
-        tokenizer.encode,
-        draw_arrivals(options),
-        prompt_len=options.prompt_len,
-        max_tokens=options.max_tokens,
-        max_seq_len=max_seq_len,
-        cancel_share=options.cancel_share,
-        seed=options.seed,
-    )
-    log(f"sending {len(workload.jobs)} requests over {workload.jobs[-1].arrival_s:.1f} s")
-    meter = CpuMeter(served.cpu_s if served else None)
-    outcomes = run_open(url, workload.jobs, options.temperature, options.timeout_s)
-    cpu = meter.use()
-    return ServeReport(
-        options,
-        describe_environment(options.command_line),
-        workload.prompt_source,
-        workload.num_shortened,
-        load=summarize_load(outcomes, sum(len(job.prompt) for job in workload.jobs), options.objectives),
-        load_cpu=cpu,
-    )
+def _with_lengths(options: ServeBenchOptions, found: list[Conversation], wanted: int | None) -> list[Conversation]:
+    """At most `wanted` of them; with a tokenizer those within vLLM's limits, their output as long as the reference."""
+    if options.tokenizer is None:
+        return found[:wanted]
+    tokenizer = Tokenizer.load(options.tokenizer)
+    kept: list[Conversation] = []
+    for conversation in found:
+        if len(kept) == wanted:
+            break
+        texts = (conversation.turns[0], conversation.reference or "")
+        num_input, num_output = (len(tokenizer.encode(text)) for text in texts)
+        most_output = _SHAREGPT_MAX_TOTAL - num_input if num_input <= _SHAREGPT_MAX_PROMPT else 0
+        if num_input >= _SHAREGPT_MIN and _SHAREGPT_MIN <= num_output <= most_output:
+            kept.append(replace(conversation, output_len=num_output))
+    return kept
 
 
-def _overhead(
-    options: ServeBenchOptions, url: str, served: Served | None, tokenizer: Tokenizer, max_seq_len: int, log: Log
-) -> ServeReport:
-    arrivals = [Arrival(0.0)] * (options.concurrency * options.requests_per_stream)
-    workloads = [
-        make_workload(
-            tokenizer.encode,
-            arrivals,
-            prompt_len=options.prompt_len,
-            max_tokens=options.max_tokens,
-            max_seq_len=max_seq_len,
-            seed=options.seed + number,
-        )
-        for number in range(options.rounds + 1)
-    ]
-    config = parse(ExecutorConfig, {"speculation": options.speculation} if options.speculation else {})
-    if with_forced_acceptance(config, os.environ).synthetic_acceptance is not None:
-        raise ConfigError(f"{FORCED_ACCEPTANCE} is set, but --in_process compares tokens; unset it")
-    ensure_profile(options.engine_dir, config)
-    with open_executor(options.engine_dir, config) as executor:
-        overhead = compare(
-            [workload.jobs for workload in workloads],
-            options.concurrency,
-            InProcess(executor, tokenizer).run_closed,
-            partial(run_closed, url, timeout_s=options.timeout_s),
-            served.cpu_s if served else None,
-            log,
-        )
-    return ServeReport(
-        options,
-        describe_environment(options.command_line),
-        workloads[0].prompt_source,
-        workloads[0].num_shortened,
-        overhead=overhead,
-    )
+async def _run(
+    options: ServeBenchOptions, conversations: list[Conversation], log: Log
+) -> tuple[str, list[Outcome], Acceptance | None]:
+    """The model's name, the outcomes, and what the server counted meanwhile."""
+    try:
+        import aiohttp
+    except ImportError:
+        raise UnavailableError(f"the bench needs aiohttp; {install('serve')}") from None
+    from faser_trtllm.bench.serve.client import Client
+    from faser_trtllm.bench.serve.load import Load
+
+    body: dict[str, Any] = {"temperature": options.temperature, **(options.extra_body or {})}
+    if options.ignore_eos:
+        body["ignore_eos"] = True
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        client = Client(session, options.base_url, options.api, body, options.timeout_s, time.perf_counter)
+        models = await client.models()
+        if options.model is None and not models:
+            raise UnavailableError(f"the server at {options.base_url} has no model; give --model")
+        body["model"] = options.model or models[0]
+        load = Load(client, conversations, options.output_len)
+        if options.num_warmups:
+            log(f"warming up with {options.num_warmups} conversations")
+            warmups = [conversations[i % len(conversations)] for i in range(options.num_warmups)]
+            await Load(client, warmups, options.output_len).run_closed(options.max_concurrency)
+        before = await client.counters()
+        log(f"sending {len(conversations)} conversations to {body['model']}")
+        if math.isinf(options.request_rate):
+            outcomes = await load.run_closed(options.max_concurrency)
+        else:
+            arrivals = arrival_times(len(conversations), options.request_rate, options.burstiness, options.seed)
+            outcomes = await load.run_open(arrivals, options.max_concurrency)
+        after = await client.counters()
+    counters = None if before is None or after is None else between(before, after)
+    return body["model"], outcomes, counters

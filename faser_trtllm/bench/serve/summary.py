@@ -1,15 +1,16 @@
-"""Summarises the outcomes of a run: percentiles, throughput, goodput."""
+"""Summarises the outcomes of a run: latencies, throughput, goodput, acceptance by category."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from faser_trtllm.bench.serve.options import Objectives
-from faser_trtllm.bench.serve.outcome import Ending, Outcome
+from faser_trtllm.bench.serve.acceptance import Acceptance, pooled
+from faser_trtllm.bench.serve.outcome import Outcome
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -26,39 +27,67 @@ class Distribution:
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """An open-loop run.
+    """A run.
 
-    duration_s: from the first due time to the end of the last request. Latencies cover completed requests, chunk gaps
-    all requests. goodput_requests_per_s: completed requests that meet every objective; goodput_share: their share of
-    the requests that the bench did not cancel; None without objectives. late: how late the bench itself sent.
-    acceptance_rate: accepted / drafted tokens, None if nothing was drafted. errors: messages and counts. num_synthetic:
-    requests whose drafts were accepted by synthetic_acceptance.
+    duration_s: from the first due time to the end of the last request. Latencies cover completed requests; itl: the
+    gaps between the pieces of their answers. good: completed requests within every bound, None without bounds. late:
+    how late the bench itself sent. errors: messages and counts. num_uncounted: completed requests whose tokens the
+    server did not count. num_synthetic: requests whose drafts were accepted by synthetic_acceptance. acceptance: by
+    category, of the requests with a record; num_recorded of them.
     """
 
     num_requests: int
     num_completed: int
-    num_cancelled: int
-    num_failed: int
     duration_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
     num_input_tokens: int
     num_output_tokens: int
-    tokens_per_chunk: float | None
-    acceptance_rate: float | None
+    num_pieces: int
+    num_uncounted: int
     ttft: Distribution | None
     tpot: Distribution | None
-    e2e: Distribution | None
-    chunk_gap: Distribution | None
+    itl: Distribution | None
+    e2el: Distribution | None
     late: Distribution | None
-    goodput_requests_per_s: float | None
-    goodput_share: float | None
+    good: int | None
     errors: dict[str, int]
-    num_synthetic: int = 0
+    num_synthetic: int
+    acceptance: dict[str, Acceptance]
+    num_recorded: int
 
     @property
-    def cancelled_share(self) -> float:
-        return self.num_cancelled / self.num_requests
+    def num_failed(self) -> int:
+        return self.num_requests - self.num_completed
+
+    def as_dict(self) -> dict[str, Any]:
+        """With the names of the results of `vllm bench serve`, where it has them."""
+        per_s = 1.0 / self.duration_s
+        found: dict[str, Any] = {
+            "duration": self.duration_s,
+            "completed": self.num_completed,
+            "failed": self.num_failed,
+            "total_input_tokens": self.num_input_tokens,
+            "total_output_tokens": self.num_output_tokens,
+            "request_throughput": self.num_completed * per_s,
+            "request_goodput": None if self.good is None else self.good * per_s,
+            "output_throughput": self.num_output_tokens * per_s,
+            "total_token_throughput": (self.num_input_tokens + self.num_output_tokens) * per_s,
+        }
+        for name in ("ttft", "tpot", "itl", "e2el", "late"):
+            distribution = getattr(self, name)
+            if distribution is not None:
+                found[f"mean_{name}_ms"] = distribution.mean_ms
+                found[f"median_{name}_ms"] = distribution.percentiles_ms[0]
+                for percent, value in zip(PERCENTILES, distribution.percentiles_ms, strict=True):
+                    found[f"p{percent}_{name}_ms"] = value
+                found[f"max_{name}_ms"] = distribution.max_ms
+        return found | {
+            "tokens_per_piece": self.num_output_tokens / self.num_pieces if self.num_pieces else None,
+            "completed_without_usage": self.num_uncounted,
+            "completed_with_acceptance": self.num_recorded,
+            "synthetic": self.num_synthetic,
+            "acceptance_by_category": {name: value.as_dict() for name, value in self.acceptance.items()},
+            "errors": self.errors,
+        }
 
 
 def distribution(seconds: Sequence[float]) -> Distribution | None:
@@ -69,45 +98,36 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
     return Distribution(len(ms), float(ms.mean()), float(ms.max()), tuple(np.percentile(ms, PERCENTILES).tolist()))
 
 
-def keeps(outcome: Outcome, objectives: Objectives) -> bool:
-    """Whether a completed request meets every objective. With a single token, time per token is met trivially."""
-    measured = ((objectives.ttft_ms, outcome.ttft_s), (objectives.tpot_ms, outcome.tpot_s))
-    return (
-        outcome.ending is Ending.COMPLETED
-        and all(bound is None or value is None or 1e3 * value <= bound for bound, value in measured)
-        and (objectives.e2e_ms is None or 1e3 * outcome.e2e_s <= objectives.e2e_ms)
-    )
+def keeps(outcome: Outcome, bounds_ms: Mapping[str, float]) -> bool:
+    """Whether a request completed within every bound. With a single token, time per token is met trivially."""
+    measured = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2el": outcome.e2e_s}
+    values = [(bound, measured[name]) for name, bound in bounds_ms.items()]
+    return outcome.error is None and all(value is None or 1e3 * value <= bound for bound, value in values)
 
 
-def summarize_load(outcomes: Sequence[Outcome], num_input_tokens: int, objectives: Objectives) -> LoadSummary:
-    """Summarise a run; outcomes must not be empty. num_input_tokens: total over all requests."""
-    endings = Counter(outcome.ending for outcome in outcomes)
-    completed = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED]
-    duration_s = max(o.ended_s for o in outcomes) - min(o.due_s for o in outcomes)
-    num_tokens = sum(o.num_tokens for o in outcomes)
-    num_chunks = sum(len(o.chunk_s) for o in outcomes)
-    drafts = sum(o.num_draft_tokens or 0 for o in outcomes)
-    num_uncancelled = len(outcomes) - endings[Ending.CANCELLED]
-    num_good = sum(keeps(o, objectives) for o in completed) if objectives.any_given else None
+def summarize_load(outcomes: Sequence[Outcome], bounds_ms: Mapping[str, float]) -> LoadSummary:
+    """Summarise a run; outcomes must not be empty."""
+    done = [outcome for outcome in outcomes if outcome.error is None]
+    records: dict[str, list[Acceptance]] = {}
+    for outcome in done:
+        if outcome.acceptance is not None:
+            records.setdefault(outcome.category, []).append(outcome.acceptance)
     return LoadSummary(
         num_requests=len(outcomes),
-        num_completed=endings[Ending.COMPLETED],
-        num_cancelled=endings[Ending.CANCELLED],
-        num_failed=endings[Ending.FAILED],
-        duration_s=duration_s,
-        requests_per_s=len(completed) / duration_s,
-        output_tokens_per_s=num_tokens / duration_s,
-        num_input_tokens=num_input_tokens,
-        num_output_tokens=num_tokens,
-        tokens_per_chunk=num_tokens / num_chunks if num_chunks else None,
-        acceptance_rate=sum(o.num_accepted_tokens or 0 for o in outcomes) / drafts if drafts else None,
-        ttft=distribution([o.ttft_s for o in completed if o.ttft_s is not None]),
-        tpot=distribution([o.tpot_s for o in completed if o.tpot_s is not None]),
-        e2e=distribution([o.e2e_s for o in completed]),
-        chunk_gap=distribution([gap for o in outcomes for gap in o.gaps_s()]),
+        num_completed=len(done),
+        duration_s=max(1e-9, max(o.ended_s for o in outcomes) - min(o.due_s for o in outcomes)),
+        num_input_tokens=sum(o.num_prompt_tokens or 0 for o in done),
+        num_output_tokens=sum(o.num_tokens or 0 for o in done),
+        num_pieces=sum(len(o.chunk_s) for o in done if o.num_tokens is not None),
+        num_uncounted=sum(o.num_tokens is None for o in done),
+        ttft=distribution([o.ttft_s for o in done if o.ttft_s is not None]),
+        tpot=distribution([o.tpot_s for o in done if o.tpot_s is not None]),
+        itl=distribution([gap for o in done for gap in o.gaps_s()]),
+        e2el=distribution([o.e2e_s for o in done]),
         late=distribution([o.late_s for o in outcomes]),
-        goodput_requests_per_s=None if num_good is None else num_good / duration_s,
-        goodput_share=num_good / num_uncancelled if num_good is not None and num_uncancelled else None,
-        errors=dict(Counter(o.error for o in outcomes if o.error is not None)),
+        good=sum(keeps(o, bounds_ms) for o in done) if bounds_ms else None,
+        errors=dict(Counter(o.error for o in outcomes if o.error is not None).most_common()),
         num_synthetic=sum(o.is_synthetic for o in outcomes),
+        acceptance={name: pooled(found) for name, found in sorted(records.items())},
+        num_recorded=sum(map(len, records.values())),
     )

@@ -1,165 +1,269 @@
-"""`faser bench serve` against a real service over real engines."""
+"""`faser bench serve` against an OpenAI server that is not ours."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from faser_trtllm.bench.serve.generator import run_closed, run_open
-from faser_trtllm.bench.serve.options import Objectives, ServeBenchOptions
-from faser_trtllm.bench.serve.outcome import Ending
-from faser_trtllm.bench.serve.report import render_markdown
-from faser_trtllm.bench.serve.runner import run_serve_bench
-from faser_trtllm.bench.serve.served import Served
-from faser_trtllm.bench.serve.workload import ServeJob
-from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from tests.support.engine_dirs import make_engine_dir
-
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+from faser_trtllm.bench.serve.__main__ import flags, main
+from faser_trtllm.bench.serve.dataset import Conversation
+from faser_trtllm.bench.serve.options import ServeBenchOptions
+from faser_trtllm.bench.serve.report import ServeReport, render_markdown
+from faser_trtllm.bench.serve.runner import choose, run_serve_bench
+from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
+from tests.support.checkpoints import write_tokenizer
+from tests.support.openai_stand_in import StandIn
 
 
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"max_batch_size": 32, "max_seq_len": 256, "tokens_per_block": 16}
-    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
-
-
-@pytest.fixture(scope="module")
-def served(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory):
-    with Served(engine_dir, "fixed:4", tmp_path_factory.mktemp("log") / "server.log") as served:
-        yield served
+def write(directory: Path, rows: list[dict[str, Any]]) -> Path:
+    path = directory / "question.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.fixture
-def options(engine_dir: Path, tmp_path: Path) -> ServeBenchOptions:
-    return ServeBenchOptions(
-        engine_dir=engine_dir,
-        output_dir=tmp_path / "out",
-        request_rate=40.0,
-        num_requests=40,
-        prompt_len=20,
-        max_tokens=24,
-        requests_per_stream=2,
-        concurrency=4,
-        rounds=1,
-        command_line=("faser", "bench", "serve"),
-    )
+def options(tmp_path: Path) -> ServeBenchOptions:
+    rows = [{"category": "math", "turns": [f"p{i}", f"q{i}"]} for i in range(2)]
+    rows += [{"category": "qa", "turns": [f"r{i}"]} for i in range(2)]
+    return ServeBenchOptions("mt_bench", write(tmp_path, rows), output_dir=tmp_path / "out", output_len=9)
 
 
-def test_open_loop_accounts_for_every_request(served: Served, options: ServeBenchOptions) -> None:
-    options = replace(options, url=served.url, cancel_share=0.2, objectives=Objectives(ttft_ms=60_000.0))
-    report = run_serve_bench(options, lambda line: None)
-    assert report.load is not None
-    # A request whose point of cancellation is in its last response completes instead.
-    assert report.load.num_completed + report.load.num_cancelled == 40
-    assert 1 <= report.load.num_cancelled <= 8
-    assert report.load.num_failed == 0
-    assert report.load.goodput_share == 1.0
-    assert report.load.duration_s >= 0.5
-    assert report.load.num_output_tokens >= 24 * report.load.num_completed
-    assert report.load.acceptance_rate is not None
-    written = json.loads((options.output_dir / "serve.json").read_text())
-    assert written["load"]["ttft"]["p50_ms"] > 0.0
-    assert written["load"]["cancelled_share"] == report.load.cancelled_share
-    assert str(options.engine_dir) not in (options.output_dir / "serve.json").read_text()
+def run(options: ServeBenchOptions, stand_in: StandIn) -> ServeReport:
+    return run_serve_bench(replace(options, base_url=stand_in.url), lambda line: None)
+
+
+def test_every_turn_is_a_request_that_has_the_answers_before_it(options: ServeBenchOptions) -> None:
+    with StandIn() as stand_in:
+        report = run(options, stand_in)
+    assert (report.load.num_requests, report.load.num_completed) == (6, 6)
+    assert report.model == "stand-in"
+    talks = [[m["content"] for m in body["messages"]] for body in stand_in.bodies]
+    assert ["p0", "p00 p01 p02 ", "q0"] in talks
+    for body in stand_in.bodies:
+        assert body["max_completion_tokens"] == 9
+        assert (body["model"], body["stream"], body["temperature"]) == ("stand-in", True, 0.0)
+    load = report.load
+    assert (load.num_output_tokens, load.num_uncounted) == (36, 0)
+    assert 6 <= load.num_pieces <= 18  # pieces that are read at once are one
+    assert {name: (a.num_steps, a.length) for name, a in load.acceptance.items()} == {"math": (12, 2.0), "qa": (6, 2.0)}
+    assert report.counters is not None
+    assert (report.counters.num_steps, report.counters.num_accepted) == (18, 18)
+
+
+def test_the_report_is_printed_and_written(options: ServeBenchOptions) -> None:
+    with StandIn() as stand_in:
+        report = run(replace(options, goodput=(("ttft", 60_000.0),)), stand_in)
+    assert options.output_dir is not None
     text = (options.output_dir / "serve.md").read_text()
     assert text == render_markdown(report)
-    assert "| completed, cancelled by the bench, failed |" in text
-    assert "goodput at ttft_ms 60000" in text
+    for row in (
+        "| completed, failed | 6, 0 |",
+        "| math | 2.00 | 0.33 | 12 |",
+        "| all | 2.00 |",
+        "| server's counters |",
+    ):
+        assert row in text
+    assert "goodput at ttft 60000 ms" in text
+    written = json.loads((options.output_dir / "serve.json").read_text())
+    assert (written["completed"], written["failed"], written["options"]["request_rate"]) == (6, 0, "inf")
+    assert written["acceptance_by_category"]["qa"]["mean_acceptance_length"] == 2.0
+    assert written["acceptance_of_server"]["per_position_acceptance_rates"] == [1.0]
+    assert written["p99_ttft_ms"] > 0.0
+    assert str(options.output_dir) not in json.dumps(written)
 
 
-def test_in_process_and_served_give_the_same_tokens(served: Served, options: ServeBenchOptions) -> None:
-    report = run_serve_bench(
-        replace(options, url=served.url, speculation="fixed:4", in_process=True), lambda line: None
-    )
-    assert report.overhead is not None
-    assert (report.overhead.num_different, report.overhead.num_compared) == (0, 16)
-    ((own, there),) = report.overhead.rounds
-    assert own.tokens_per_s > 0.0 < there.tokens_per_s
-    assert own.cpu.service == 0.0
-    assert there.cpu.service is None  # the service at --url is not ours to look into
-    assert "Tokens identical on both sides: 16 of 16" in render_markdown(report)
+def test_without_records_the_counters_tell_and_without_both_nothing(options: ServeBenchOptions) -> None:
+    with StandIn(records=False) as stand_in:
+        text = render_markdown(run(options, stand_in))
+    assert "| server's counters | 2.00 |" in text
+    assert "run with --category" in text
+    with StandIn(records=False, counts=False, usage=False) as stand_in:
+        report = run(options, stand_in)
+    assert report.load.num_uncounted == 6
+    assert report.load.tpot is None
+    assert "The server tells nothing about speculation" in render_markdown(report)
 
 
-def test_failures_are_told_and_do_not_stop_the_rest(served: Served) -> None:
-    jobs = [ServeJob((5, 6, 7), 8), ServeJob((5, 6, 7), 0), ServeJob((5, 6, 9999), 8), ServeJob((5, 6, 7), 8)]
-    outcomes = run_open(served.url, jobs, 0.0, 20.0)
-    assert [o.ending for o in outcomes] == [Ending.COMPLETED, Ending.FAILED, Ending.FAILED, Ending.COMPLETED]
-    assert outcomes[0].token_ids == outcomes[3].token_ids
-    assert outcomes[0].num_tokens == 8
-    assert "max_tokens is 0" in str(outcomes[1].error)
-    assert "token id 9999" in str(outcomes[2].error)
-    assert all(o.ended_s >= o.due_s for o in outcomes)
+def test_failures_are_counted_by_their_reason_and_end_their_conversation(options: ServeBenchOptions) -> None:
+    fail = {"p0": 503, "q1": 400, "r0": 0}
+    with StandIn(fail=lambda prompt: fail.get(prompt, 200)) as stand_in:
+        report = run(options, stand_in)
+    assert (report.load.num_requests, report.load.num_completed, report.load.num_failed) == (6, 2, 4)
+    assert report.load.errors == {
+        "HTTP 503: refused p0": 1,
+        "the turn before it failed": 1,
+        "HTTP 400: refused q1": 1,
+        "the stream ended before the answer did": 1,
+    }
+    assert "- 1 x HTTP 503: refused p0" in render_markdown(report)
+    assert report.load.ttft is not None
+    assert report.load.ttft.count == 2
 
 
-def test_closed_loop_has_no_more_than_concurrency_in_flight(served: Served) -> None:
-    outcomes = run_closed(served.url, [ServeJob((5, 6, 7), 40)] * 9, 3, 20.0)
-    edges = sorted([(o.sent_s, 1) for o in outcomes] + [(o.ended_s, -1) for o in outcomes])
-    in_flight = most = 0
-    for _, change in edges:
-        in_flight += change
-        most = max(most, in_flight)
-    assert most == 3
-    assert all(o.ending is Ending.COMPLETED and o.num_tokens == 40 for o in outcomes)
+def test_a_run_without_one_answer_is_an_error(options: ServeBenchOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandIn(fail=lambda prompt: 500) as stand_in:
+        arguments = ["--dataset", "mt_bench", "--dataset_path", str(options.dataset_path), "--base_url", stand_in.url]
+        with pytest.raises(FaserError, match="all 6 requests failed"):
+            main(arguments)
+    assert "- 1 x HTTP 500: refused r1" in capsys.readouterr().out
 
 
-def test_a_request_that_takes_too_long_fails_by_its_own_deadline(served: Served) -> None:
-    # Many, since grpc ends a few of them in its own ways: those whose deadline meets their being sent.
-    outcomes = run_open(served.url, [ServeJob((5, 6, 7), 200)] * 300, 0.0, 0.001)
-    assert {o.ending for o in outcomes} == {Ending.FAILED}
-    assert {str(o.error).split(":")[0] for o in outcomes} == {"DEADLINE_EXCEEDED"}
+def test_a_request_that_takes_too_long_fails(options: ServeBenchOptions) -> None:
+    with StandIn(first_s=1.0) as stand_in:
+        report = run(replace(options, timeout_s=0.05, category="qa"), stand_in)
+    assert report.load.errors == {"the request took longer than 0.05 s": 2}
 
 
-def test_nobody_at_the_address() -> None:
-    with pytest.raises(UnavailableError, match=r"no service answers at 127\.0\.0\.1:1 .*mend --url"):
-        run_open("127.0.0.1:1", [ServeJob((1,), 1)], 0.0, 1.0)
+def test_an_open_loop_does_not_wait_for_answers(options: ServeBenchOptions) -> None:
+    """All arrive within a fraction of what one answer takes, so all but the first arrive while others run."""
+    with StandIn(first_s=0.5) as stand_in:
+        report = run(replace(options, request_rate=1000.0, num_prompts=8, category="qa"), stand_in)
+    assert report.load.num_completed == 8
+    assert stand_in.most_running == 8
+
+
+def test_waiting_for_a_slot_counts_as_latency(options: ServeBenchOptions) -> None:
+    """Arrivals that max_concurrency holds back are late, and the wait is in their times: no coordinated omission."""
+    with StandIn(first_s=0.2) as stand_in:
+        held = replace(options, request_rate=1000.0, num_prompts=4, category="qa", max_concurrency=1)
+        report = run(held, stand_in)
+    assert stand_in.most_running == 1
+    assert report.load.late is not None
+    assert report.load.ttft is not None
+    # The last waited for three answers of 200 ms each, whatever else the machine did.
+    assert report.load.late.max_ms >= 600.0
+    assert report.load.ttft.max_ms >= 800.0
+
+
+def test_a_closed_loop_keeps_to_its_concurrency(options: ServeBenchOptions) -> None:
+    with StandIn(first_s=0.05) as stand_in:
+        report = run(replace(options, max_concurrency=3, num_prompts=9), stand_in)
+    assert stand_in.most_running == 3
+    assert report.load.num_failed == 0
+
+
+def test_completions_send_first_turns_as_text(options: ServeBenchOptions) -> None:
+    with StandIn() as stand_in:
+        report = run(replace(options, backend="openai"), stand_in)
+    assert sorted(body["prompt"] for body in stand_in.bodies) == ["p0", "p1", "r0", "r1"]
+    assert all(body["max_tokens"] == 9 for body in stand_in.bodies)
+    assert report.load.num_output_tokens == 24
+
+
+def test_human_eval_is_completed_and_a_length_of_the_file_is_kept(tmp_path: Path) -> None:
+    human = ServeBenchOptions("humaneval", write(tmp_path, [{"task_id": "HumanEval/0", "prompt": "def f():\n"}]))
+    with StandIn() as stand_in:
+        run(human, stand_in)
+        run(ServeBenchOptions("custom", write(tmp_path, [{"prompt": "a", "output_tokens": 5}])), stand_in)
+    assert [body.get("prompt") for body in stand_in.bodies] == ["def f():\n", None]
+    assert stand_in.bodies[1]["max_completion_tokens"] == 5
+
+
+def test_warmups_come_before_and_do_not_count(options: ServeBenchOptions) -> None:
+    with StandIn() as stand_in:
+        report = run(replace(options, num_warmups=3, category="qa"), stand_in)
+    assert len(stand_in.bodies) == 5
+    assert report.load.num_requests == 2
+    assert report.counters is not None
+    assert report.counters.num_steps == 6
+
+
+def test_a_field_that_the_server_does_not_know_is_told(options: ServeBenchOptions) -> None:
+    with StandIn() as stand_in:
+        report = run(replace(options, extra_body={"num_draft_tokens": 0}, category="qa"), stand_in)
+    assert report.load.errors == {"HTTP 400: unknown fields ['num_draft_tokens']": 2}
+
+
+FOUND = [Conversation((f"p{i}",), "math" if i % 2 else "qa") for i in range(40)]
+
+
+def prompts(options: ServeBenchOptions, **change: Any) -> list[str]:
+    return [conversation.turns[0] for conversation in choose(replace(options, **change), FOUND)]
+
+
+def test_the_order_is_the_seeds(options: ServeBenchOptions) -> None:
+    ordered = [c.turns[0] for c in FOUND]
+    assert prompts(options, disable_shuffle=True) == ordered
+    assert prompts(options) == prompts(options) != prompts(options, seed=1)
+    assert sorted(prompts(options)) == sorted(ordered)
+
+
+def test_more_prompts_than_there_are_repeat_the_dataset(options: ServeBenchOptions) -> None:
+    chosen = prompts(options, num_prompts=100)
+    counts = np.unique(chosen, return_counts=True)[1]
+    assert (len(chosen), counts.min(), counts.max()) == (100, 2, 3)
+    assert len(prompts(options, num_prompts=7)) == 7
+    assert set(prompts(options, category="qa")) == {c.turns[0] for c in FOUND if c.category == "qa"}
+
+
+def test_a_tokenizer_gives_share_gpts_lengths_and_vllms_limits(options: ServeBenchOptions, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 320)
+    texts = [("hello there, you", "a fine answer to that"), ("x", "too short a prompt"), ("a prompt that is long", "")]
+    found = [Conversation((prompt,), "sharegpt", reference=answer) for prompt, answer in texts]
+    share = replace(options, dataset="sharegpt", tokenizer=tmp_path)
+    (kept,) = choose(share, found)
+    assert kept.turns == ("hello there, you",)
+    assert kept.output_len is not None
+    assert kept.output_len >= 4
+    with pytest.raises(InvalidArgumentError, match="no conversation of the dataset is within vLLM's limits"):
+        choose(share, found[1:])
+
+
+def test_nobody_at_the_address(options: ServeBenchOptions) -> None:
+    with pytest.raises(
+        UnavailableError, match=r"no OpenAI server answers at http://127\.0\.0\.1:1/v1/models .*base_url"
+    ):
+        run_serve_bench(replace(options, base_url="http://127.0.0.1:1/v1"), lambda line: None)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"arrivals": "now"}, "arrivals is 'now', it must be one of poisson, gamma, bursts, trace"),
-        ({"arrivals": "trace"}, "--arrivals trace and --trace FILE go together"),
-        ({"request_rate": 0.0}, "request_rate is 0, it must be more than 0"),
-        ({"request_rate": float("nan")}, "request_rate is nan"),
-        ({"num_requests": 0}, "num_requests is 0, it must be 1 or more"),
-        ({"cancel_share": 1.5}, "cancel_share is 1.5, allowed is 0 to 1"),
-        ({"peak_ratio": 0.5}, "peak_ratio is 0.5, it must be 1 or more"),
-        ({"objectives": Objectives(tpot_ms=-1.0)}, "tpot_ms is -1, it must be more than 0"),
-        ({"url": "localhost:8001", "speculation": "off"}, "--speculation is for a service that the bench starts"),
+        ({"dataset": "alpaca"}, "dataset is 'alpaca', it must be one of spec_bench, speed_bench, mt_bench, humaneval"),
+        ({"backend": "vllm"}, "backend is 'vllm', it must be openai or openai-chat"),
+        ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000', it must begin with http://"),
+        ({"request_rate": 0.0}, "request_rate is 0, it must be more than 0, or inf"),
+        ({"request_rate": math.nan}, "request_rate is nan"),
+        ({"burstiness": 0.0}, "burstiness is 0, it must be more than 0"),
+        ({"max_concurrency": 0}, "max_concurrency is 0, allowed is 1 to"),
+        ({"num_prompts": 10**9}, "num_prompts is 1000000000, allowed is 1 to 1000000"),
+        ({"num_warmups": -1}, "num_warmups is -1, allowed is 0"),
+        ({"temperature": -1.0}, "temperature is -1, it must be 0 or more"),
+        ({"goodput": (("ttfb", 5.0),)}, "goodput has ttfb:5, it must be ttft, tpot, e2el and ms"),
+        ({"extra_body": {"stream": False}}, "extra_body has stream, which the bench sets"),
+        ({"tokenizer": Path("here")}, "tokenizer is for the dataset sharegpt"),
+        ({"category": "cooking"}, "category is 'cooking', the dataset has math, qa"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(options: ServeBenchOptions, change: dict, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        replace(options, **change).validate()
+        run_serve_bench(replace(options, **change), lambda line: None)
     assert message in str(caught.value)
 
 
-def test_the_command_starts_and_ends_a_service_of_its_own(engine_dir: Path, tmp_path: Path) -> None:
-    arguments = {
-        "engine_dir": engine_dir,
-        "output_dir": tmp_path / "out",
-        "speculation": "fixed:2",
-        "request_rate": 30,
-        "prompt_len": 20,
-        "arrivals": "bursts",
-        "period_s": 0.5,
-    }
-    flags = [str(part) for name, value in arguments.items() for part in (f"--{name}", value)]
-    done = subprocess.run(
-        [sys.executable, "-m", "faser_trtllm.cli", "bench", "serve", "--quick", *flags],
-        capture_output=True,
-        text=True,
-        timeout=240,
+def test_flags_spell_a_dataset_as_its_authors_do() -> None:
+    parsed = flags().parse(
+        [
+            "--dataset",
+            "SPEED-Bench",
+            "--dataset_path",
+            "f",
+            "--goodput",
+            "ttft:5",
+            "e2el:9.5",
+            "--extra_body",
+            '{"a": 1}',
+        ]
     )
-    assert done.returncode == 0, done.stderr
-    assert "| requests | 24 in" in done.stdout
-    assert "Shares of all cores' time here: bench" in done.stdout
-    report = json.loads((tmp_path / "out" / "serve.json").read_text())
-    assert report["load"]["num_completed"] == 24
-    assert report["load_cpu"]["service"] > 0.0
+    assert parsed.dataset == "speed_bench"
+    assert parsed.extra_body == {"a": 1}
+    assert list(parsed.goodput) == [("ttft", 5.0), ("e2el", 9.5)]
+    for wrong in (["--goodput", "ttft"], ["--extra_body", "[1]"], ["--extra_body", "{"]):
+        with pytest.raises(InvalidArgumentError, match="it must be"):
+            flags().parse(["--dataset", "custom", "--dataset_path", "f", *wrong])

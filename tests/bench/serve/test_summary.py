@@ -1,25 +1,19 @@
-"""Percentiles, goodput and shares of `faser bench serve`, on outcomes made by hand."""
+"""Latencies, goodput and counts of `faser bench serve`, on outcomes made by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from faser_trtllm.bench.serve.options import Objectives
-from faser_trtllm.bench.serve.outcome import Ending, Outcome
-from faser_trtllm.bench.serve.overhead import compare
+from faser_trtllm.bench.serve.acceptance import Acceptance
+from faser_trtllm.bench.serve.outcome import Outcome
 from faser_trtllm.bench.serve.summary import PERCENTILES, distribution, keeps, summarize_load
-from faser_trtllm.bench.serve.workload import ServeJob, cancel_points, fit_lengths
-from faser_trtllm.errors import FaserError
 
 
-def outcome(
-    due_s: float, chunks: list[tuple[float, int]], ending: Ending = Ending.COMPLETED, late_s: float = 0.0
-) -> Outcome:
-    """chunks: (seconds after it was due, tokens)."""
-    made = Outcome(due_s=due_s, sent_s=due_s + late_s, ending=ending)
-    for after_s, num_tokens in chunks:
-        made.add_chunk(due_s + after_s, list(range(num_tokens)))
-    made.ended_s = due_s + chunks[-1][0]
+def outcome(due_s: float, pieces_s: list[float], num_tokens: int | None, late_s: float = 0.0) -> Outcome:
+    """pieces_s: seconds after it was due."""
+    made = Outcome(due_s, sent_s=due_s + late_s, num_tokens=num_tokens, num_prompt_tokens=5)
+    made.chunk_s = [due_s + after_s for after_s in pieces_s]
+    made.ended_s = due_s + (pieces_s or [0.0])[-1]
     return made
 
 
@@ -32,7 +26,7 @@ def test_distribution_is_in_ms() -> None:
 
 
 def test_times_count_from_when_the_request_was_due() -> None:
-    late = outcome(10.0, [(0.5, 1), (0.9, 4)], late_s=0.3)
+    late = outcome(10.0, [0.5, 0.9], 5, late_s=0.3)
     assert late.late_s == pytest.approx(0.3)
     assert late.ttft_s == pytest.approx(0.5)
     assert late.tpot_s == pytest.approx(0.4 / 4)
@@ -40,93 +34,44 @@ def test_times_count_from_when_the_request_was_due() -> None:
     assert late.gaps_s() == pytest.approx([0.4])
 
 
-def test_one_token_has_no_time_per_token_and_an_empty_response_is_no_chunk() -> None:
-    single = outcome(0.0, [(0.2, 1), (0.7, 0)])
-    assert single.tpot_s is None
-    assert len(single.chunk_s) == 1
-    assert keeps(single, Objectives(tpot_ms=0.001))
+@pytest.mark.parametrize(("pieces", "num_tokens"), [([0.2], 1), ([], 0), ([0.1, 0.2], None)])
+def test_no_time_per_token_without_two_counted_tokens(pieces: list[float], num_tokens: int | None) -> None:
+    assert outcome(0.0, pieces, num_tokens).tpot_s is None
 
 
-def test_goodput_needs_every_objective() -> None:
-    done = outcome(0.0, [(0.1, 1), (0.5, 4)])  # TTFT 100 ms, TPOT 100 ms, end to end 500 ms
-    assert keeps(done, Objectives(100.1, 100.1, 500.1))
-    for objectives in (Objectives(ttft_ms=99.0), Objectives(tpot_ms=99.0), Objectives(e2e_ms=499.0)):
-        assert not keeps(done, objectives)
-    done.ending = Ending.FAILED
-    assert not keeps(done, Objectives())
+def test_goodput_needs_every_bound() -> None:
+    done = outcome(0.0, [0.1, 0.5], 5)  # TTFT 100 ms, TPOT 100 ms, end to end 500 ms
+    assert keeps(done, {"ttft": 100.1, "tpot": 100.1, "e2el": 500.1})
+    for bounds in ({"ttft": 99.0}, {"tpot": 99.0}, {"e2el": 499.0}):
+        assert not keeps(done, bounds)
+    done.error = "HTTP 500"
+    assert not keeps(done, {})
 
 
 def test_summary_counts_every_request_once() -> None:
-    outcomes = [
-        outcome(0.0, [(0.1, 1), (1.0, 9)]),
-        outcome(1.0, [(0.6, 1), (1.0, 9)]),
-        outcome(2.0, [(0.1, 2)], Ending.CANCELLED),
-        Outcome(due_s=3.0, sent_s=3.0, ended_s=4.0, error="UNAVAILABLE: full"),
-        Outcome(due_s=3.5, sent_s=3.5, ended_s=5.0, error="UNAVAILABLE: full"),
-    ]
-    outcomes[0].num_draft_tokens, outcomes[0].num_accepted_tokens = 10, 6
-    outcomes[1].num_draft_tokens, outcomes[1].num_accepted_tokens = 10, 8
-    found = summarize_load(outcomes, 55, Objectives(ttft_ms=500.0))
-    assert (found.num_completed, found.num_cancelled, found.num_failed) == (2, 1, 2)
-    assert found.cancelled_share == pytest.approx(0.2)
+    outcomes = [outcome(0.0, [0.1, 1.0], 10), outcome(1.0, [0.6, 1.0], 10), outcome(1.5, [0.2], None)]
+    outcomes += [Outcome(3.0, sent_s=3.0, ended_s=4.0 + i, error="HTTP 503: full") for i in range(2)]
+    outcomes[0].acceptance, outcomes[0].category = Acceptance(4, 12, 6, {1: 2, 2: 2}), "math"
+    outcomes[1].acceptance, outcomes[1].category = Acceptance(2, 6, 2, {1: 2}), "qa"
+    found = summarize_load(outcomes, {"ttft": 500.0})
+    assert (found.num_requests, found.num_completed, found.num_failed) == (5, 3, 2)
     assert found.duration_s == pytest.approx(5.0)
-    assert found.output_tokens_per_s == pytest.approx(22 / 5.0)
-    assert found.requests_per_s == pytest.approx(2 / 5.0)
-    assert found.goodput_requests_per_s == pytest.approx(1 / 5.0)
-    assert found.goodput_share == pytest.approx(1 / 4)  # failures count against it, what we cancelled does not
-    assert found.acceptance_rate == pytest.approx(0.7)
-    assert found.tokens_per_chunk == pytest.approx(22 / 5)
-    assert found.errors == {"UNAVAILABLE: full": 2}
     assert found.ttft is not None
-    assert found.ttft.count == 2
-    assert summarize_load(outcomes, 55, Objectives()).goodput_requests_per_s is None
-
-
-def test_lengths_fit_the_engine() -> None:
-    assert fit_lengths(100, 50, 512) == (100, 50)
-    assert fit_lengths(500, 50, 512) == (500, 12)
-    assert fit_lengths(9000, 50, 512) == (511, 1)
-
-
-def test_cancelled_requests_are_as_many_as_the_share_says() -> None:
-    points = cancel_points([5] * 200, 0.2, seed=1)
-    chosen = [point for point in points if point is not None]
-    assert len(chosen) == 40
-    assert set(chosen) == {1, 2, 3, 4, 5}
-    assert cancel_points([5] * 200, 0.2, seed=1) == points != cancel_points([5] * 200, 0.2, seed=2)
-    assert cancel_points([5] * 3, 0.0, seed=1) == [None] * 3
-
-
-def side(seconds: float, token: int = 7):
-    """A run in which every job ends after so many seconds."""
-
-    def run(jobs, concurrency):
-        return [outcome(0.0, [(seconds, job.max_tokens)]) for job in jobs] if token == 7 else other(jobs, seconds)
-
-    return run
-
-
-def other(jobs, seconds):
-    answers = [outcome(0.0, [(seconds, job.max_tokens)]) for job in jobs]
-    answers[0].token_ids[0] = 99
-    return answers
-
-
-def test_overhead_is_the_median_of_paired_ratios_without_the_first_round() -> None:
-    rounds = [[ServeJob((1,), 10), ServeJob((2,), 10)] for _ in range(4)]
-    lines: list[str] = []
-    report = compare(rounds, 2, side(1.0), side(1.25), None, lines.append)
-    assert len(report.rounds) == 3
-    assert report.rounds[0][0].tokens_per_s == pytest.approx(20.0)
-    assert report.served_share.median == pytest.approx(0.8)
-    assert report.overhead == pytest.approx(0.2)
-    assert (report.num_different, report.num_compared) == (0, 8)
-    assert lines[0].startswith("round 0 (dropped): in process 20 tok/s, served 16 tok/s")
-    assert lines[1].startswith("round 1: served")
-    assert compare(rounds, 2, side(1.0), side(1.25, token=0), None, lines.append).num_different == 4
-
-
-def test_a_failed_request_spoils_the_comparison() -> None:
-    failed = [Outcome(due_s=0.0, ended_s=1.0, error="UNAVAILABLE: full")]
-    with pytest.raises(FaserError, match=r"request 0 of a round failed \(UNAVAILABLE: full\)"):
-        compare([[ServeJob((1,), 10)]], 1, side(1.0), lambda jobs, concurrency: failed, None, lambda line: None)
+    assert found.ttft.count == 3
+    assert found.tpot is not None
+    assert found.tpot.count == 2
+    assert found.late is not None
+    assert found.late.count == 5
+    assert found.good == 2
+    assert found.errors == {"HTTP 503: full": 2}
+    assert {name: value.length for name, value in found.acceptance.items()} == {"math": 2.5, "qa": 2.0}
+    result = found.as_dict()
+    assert (result["completed"], result["failed"], result["completed_without_usage"]) == (3, 2, 1)
+    assert result["request_throughput"] == pytest.approx(3 / 5)
+    assert result["output_throughput"] == pytest.approx(20 / 5)
+    assert result["total_token_throughput"] == pytest.approx(35 / 5)
+    assert result["request_goodput"] == pytest.approx(2 / 5)
+    assert result["tokens_per_piece"] == pytest.approx(20 / 4)
+    assert result["median_tpot_ms"] == pytest.approx((100.0 + 400.0 / 9) / 2)
+    assert result["acceptance_by_category"]["math"]["num_spec_steps"] == 4
+    assert summarize_load(outcomes, {}).good is None

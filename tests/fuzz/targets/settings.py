@@ -1,14 +1,16 @@
-"""Files that users write or `faser profile` does: faser.yaml, cost tables, acceptance files and traces."""
+"""Files that users give or `faser profile` writes: faser.yaml, cost tables, acceptance files, traces, datasets."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from faser_trtllm.bench.serve.dataset import DATASETS, read_dataset
 from faser_trtllm.config import load_service_config
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.errors import InvalidArgumentError
@@ -96,6 +98,29 @@ def run_trace(data: bytes) -> None:
 TRACE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:17:04.03,396,109\n"
 
 
+# datasets
+
+
+def run_dataset(data: bytes) -> None:
+    """The same bytes as each dataset: what one reads, others may not."""
+    for name in DATASETS:
+        for suffix in ("jsonl", "jsonl.gz"):
+            with contextlib.suppress(InvalidArgumentError):
+                for conversation in read_dataset(name, put(f"dataset/rows.{suffix}", data)):
+                    assert all(turn.encode() for turn in conversation.turns)
+
+
+def dataset_seeds() -> list[bytes]:
+    turns = {"question_id": 81, "category": "writing", "turns": ["a", "b"]}
+    said = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+    human_eval = {"task_id": "HumanEval/0", "prompt": "def one():\n", "test": "pass"}
+    custom = {"prompt": "a", "output_tokens": 7, "category": "x"}
+    exchange = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    lines = [to_json(row) for row in (turns, {"category": "math", "messages": said}, human_eval, custom)]
+    share_gpt = to_json([{"id": "a", "conversations": exchange}, {"id": "b", "conversations": []}])
+    return [*lines, b"\n".join(lines), gzip.compress(lines[0], mtime=0), share_gpt]
+
+
 def _yaml(value: Any) -> bytes:
     return yaml.safe_dump(value).encode()
 
@@ -134,4 +159,12 @@ TARGETS = (
         JSON,
     ),
     Target("trace", run_trace, lambda: [TRACE, b"at_s,input\n0.5,3\n"], ("planner/load/trace.py",)),
+    Target(
+        "dataset",
+        run_dataset,
+        dataset_seeds,
+        ("bench/serve/dataset.py",),
+        JSON,
+        words=("turns", "messages", "category", "prompt", "output_tokens", "conversations", "assistant", "PAR1"),
+    ),
 )

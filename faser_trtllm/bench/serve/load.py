@@ -1,0 +1,72 @@
+"""Sends conversations in an open or a closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from faser_trtllm.bench.serve.client import Client
+from faser_trtllm.bench.serve.dataset import Conversation
+from faser_trtllm.bench.serve.outcome import Outcome
+
+_LEAD_S = 0.1  # between creating the tasks and the first arrival
+
+
+class Load:
+    """One run of conversations whose turns follow each other. default_len: max_tokens where the file names none."""
+
+    def __init__(self, client: Client, conversations: Sequence[Conversation], default_len: int) -> None:
+        self._client = client
+        self._conversations = conversations
+        self._default_len = default_len
+
+    async def run_open(self, arrival_s: Sequence[float], max_concurrency: int | None) -> list[Outcome]:
+        """Start each conversation at its time, whatever became of those before; outcomes in their order.
+
+        At max_concurrency a conversation waits for another's end, and its times still count from its arrival.
+        """
+        slots = asyncio.Semaphore(max_concurrency or len(self._conversations))
+        start_s = self._client.now_s() + _LEAD_S
+
+        async def one(conversation: Conversation, due_s: float) -> list[Outcome]:
+            await asyncio.sleep(max(0.0, due_s - self._client.now_s()))
+            async with slots:
+                return await self._talk(conversation, due_s)
+
+        due = [start_s + after_s for after_s in arrival_s]
+        return _flat(await asyncio.gather(*map(one, self._conversations, due)))
+
+    async def run_closed(self, max_concurrency: int | None) -> list[Outcome]:
+        """Keep max_concurrency conversations running until all have run, or all at once; each is due when it begins."""
+        waiting = iter(enumerate(self._conversations))
+        found: dict[int, list[Outcome]] = {}
+
+        async def stream() -> None:
+            for number, conversation in waiting:
+                found[number] = await self._talk(conversation, self._client.now_s())
+
+        num_streams = min(max_concurrency or math.inf, len(self._conversations))
+        await asyncio.gather(*(stream() for _ in range(int(num_streams))))
+        return _flat(found[number] for number in range(len(self._conversations)))
+
+    async def _talk(self, conversation: Conversation, due_s: float) -> list[Outcome]:
+        """The turns in order: each is due when the answer to the one before has ended."""
+        messages = list(conversation.history)
+        outcomes: list[Outcome] = []
+        for turn in conversation.turns:
+            outcome = Outcome(due_s, conversation.category)
+            outcomes.append(outcome)
+            if len(outcomes) > 1 and outcomes[-2].error is not None:
+                outcome.error = "the turn before it failed"
+                outcome.sent_s = outcome.ended_s = due_s
+                continue
+            messages.append({"role": "user", "content": turn})
+            text = await self._client.ask(messages, conversation.output_len or self._default_len, outcome)
+            messages.append({"role": "assistant", "content": text})
+            due_s = outcome.ended_s
+        return outcomes
+
+
+def _flat(found: object) -> list[Outcome]:
+    return [outcome for outcomes in found for outcome in outcomes]  # type: ignore[attr-defined]
