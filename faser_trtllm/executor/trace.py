@@ -2,55 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import Any, TextIO
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import StepRecord
+from faser_trtllm.errors import ConfigError, reason_of
 from faser_trtllm.executor.stats import StepWatcher
+
+log = logging.getLogger(__name__)
 
 _TRACKS = {"schedule": 0, "draft": 1, "verify": 2, "update": 3}
 
 
+def check_trace_file(path: Path, name: str = "trace_file") -> None:
+    """Raise ConfigError if no trace can be written to the file of this setting; creates it if it is not there."""
+    try:
+        path.open("ab").close()
+    except (OSError, ValueError) as error:  # of a name that no file can have
+        raise ConfigError(
+            f"{name} is {path}, which cannot be written: {reason_of(error)}; name a file in a folder that is "
+            "there and may be written"
+        ) from error
+
+
 class TraceWriter(Closing, StepWatcher):
-    """Writes the JSON array form of the Trace Event Format, event by event; a cut-off file still loads."""
+    """Writes the JSON array form of the Trace Event Format, step by step; a cut-off file still loads.
+
+    A trace that is there is kept as NAME.1, in place of an older one of that name: after a crash it is that of the
+    crash. Once a write fails, on a full disk for one, the trace ends with a line in the log, and the steps go on.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("w")
-        self._file.write("[\n")
-        for name, track in _TRACKS.items():
-            self._write({"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": name}})
+        self._path = path
+        self._file: TextIO | None = None
+        try:
+            if path.is_file() and path.stat().st_size:
+                path.replace(path.with_name(f"{path.name}.1"))
+            self._file = path.open("w")
+        except OSError as error:
+            self._give_up(error)
+        self._write("[\n" + "".join(map(_line, map(_name, _TRACKS))))
 
     def step(self, record: StepRecord) -> None:
+        if self._file is None:
+            return
         plan, drafts, result = record.plan, record.drafts, record.result
         times_s = record.begun_s, record.scheduled_s, record.verified_s, record.updated_s
         start, scheduled, verified, updated = (1e6 * t for t in times_s)
         draft_us, verify_us = 1e3 * drafts.draft_ms, 1e3 * result.verify_ms
         common = {"mode": plan.mode.value, "num_requests": len(plan.scheduled)}
-        self._slice("schedule", start, scheduled - start, common)
+        events = [_slice("schedule", start, scheduled - start, common)]
         if record.num_drafted:
             found: dict[str, float] = {"num_drafts": record.num_drafted}
             if drafts.num_free is not None:
                 found |= {"num_without_model": int(drafts.num_free.sum()), "us_without_model": 1e3 * drafts.free_ms}
-            self._slice("draft", scheduled, draft_us + 1e3 * drafts.free_ms, common | found)
+            events.append(_slice("draft", scheduled, draft_us + 1e3 * drafts.free_ms, common | found))
         rows = {
             "num_rows": record.num_rows - result.num_branches,
             "num_pruned_rows": record.num_pruned,
             "num_accepted": record.num_accepted,
             "num_tokens": record.num_tokens,
         }
-        self._slice("verify", verified - verify_us, verify_us, common | rows)
-        self._slice("update", verified, updated - verified, common)
-        self._write({"name": "rows", "ph": "C", "pid": 1, "ts": start, "args": {"rows": rows["num_rows"]}})
+        events.append(_slice("verify", verified - verify_us, verify_us, common | rows))
+        events.append(_slice("update", verified, updated - verified, common))
+        events.append({"name": "rows", "ph": "C", "pid": 1, "ts": start, "args": {"rows": rows["num_rows"]}})
+        self._write("".join(map(_line, events)))
 
     def close(self) -> None:
-        self._file.write('{"name": "end", "ph": "M", "pid": 1, "args": {}}\n]\n')
-        self._file.close()
+        self._write('{"name": "end", "ph": "M", "pid": 1, "args": {}}\n]\n')
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _slice(self, name: str, start_us: float, length_us: float, args: dict[str, Any]) -> None:
-        event = {"name": name, "ph": "X", "pid": 1, "tid": _TRACKS[name], "ts": start_us, "dur": length_us}
-        self._write(event | {"args": args})
+    def _write(self, text: str) -> None:
+        """Write at once, since a process that is killed writes nothing that waits."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
-    def _write(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event) + ",\n")
+    def _give_up(self, error: OSError) -> None:
+        log.warning("the trace %s ends here, it cannot be written: %s", self._path, reason_of(error))
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # of what could not be written
+                self._file.close()
+            self._file = None
+
+
+def _name(track: str) -> dict[str, Any]:
+    return {"name": "thread_name", "ph": "M", "pid": 1, "tid": _TRACKS[track], "args": {"name": track}}
+
+
+def _slice(name: str, start_us: float, length_us: float, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "X", "pid": 1, "tid": _TRACKS[name], "ts": start_us, "dur": length_us, "args": args}
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(event) + ",\n"
