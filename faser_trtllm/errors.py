@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 
@@ -77,12 +78,15 @@ class ConfigError(InvalidArgumentError):
 
 def install(extras: str) -> str:
     """How to install extras of this package, such as "serve,openai". The project is on no package index."""
-    return f"pip install -c constraints.txt '.[{extras}]' in a checkout of faser_trtllm"
+    return f"pip install -c constraints.txt -e '.[{extras}]' in a checkout of faser_trtllm"
 
 
 def reason_of(error: Exception) -> str:
-    """The system's reason why a file could not be used, and the user: "Permission denied, as uid 1000"."""
-    return f"{error.strerror}, as uid {os.geteuid()}" if isinstance(error, OSError) else str(error)
+    """The system's reason why a file could not be used, and who has no right to: "Permission denied, as uid 1000"."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    has_no_right = error.errno in (errno.EACCES, errno.EPERM)
+    return f"{error.strerror}, as uid {os.geteuid()}" if has_no_right else error.strerror
 
 
 def _short(value: str) -> str:

@@ -109,6 +109,12 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     Raises ConfigError if the backend does not support the request, or a GPU, libraries or checkpoints are missing, and
     EngineFileError for engines that do not fit.
     """
+    opened: OpenedEngines = resolve_name(check_request(request).opener)(request, stack)
+    return opened
+
+
+def check_request(request: OpenRequest) -> Backend:
+    """The directory's backend; ConfigError if it does not support the request."""
     path, backend = request.engines.path, backend_of(request.engines)
     if request.quantization is not Quantization.NONE and not backend.has_fp8:
         fix = "--quantization FP8" if backend.builds_fp8 else f"--backend {names_with(lambda b: b.has_fp8)}"
@@ -136,8 +142,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
             f"backend is {backend.name} in {path}, only engines of {names_with(lambda b: b.can_interpret)} can be "
             "interpreted; leave --interpret out"
         )
-    opened: OpenedEngines = resolve_name(backend.opener)(request, stack)
-    return opened
+    return backend
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.drafters.base import Drafter
 from faser_trtllm.drafters.cascade import Cascade
 from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.opening import (
-    Interpretation,
-    OpenRequest,
-    backend_of,
-    open_engines,
-    stay,
-)
+from faser_trtllm.engine.opening import Interpretation, OpenRequest, open_engines, stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.admission import Admission
 from faser_trtllm.executor.batching import make_batching
@@ -33,11 +26,12 @@ from faser_trtllm.executor.branches import BranchRows, CopyKv
 from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
+from faser_trtllm.executor.settings import choose_costs, choose_drafters, choose_limits, cost_gauges, policy_of
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.policy.registry import make_policy, may_overlap
+from faser_trtllm.policy.registry import may_overlap
 from faser_trtllm.policy.static import OffPolicy
 from faser_trtllm.sampling.draft_probs import HostDraftProbs
 from faser_trtllm.sampling.rejection import CpuRejectionSampler, RejectionSampler
@@ -47,12 +41,9 @@ from faser_trtllm.scheduler.limits import SchedulerLimits
 
 log = logging.getLogger(__name__)
 
-WITHOUT_COSTS = ("off", "fixed", "schedule:")  # how policies begin that need no cost table
-
 MAX_LOGIT_ROWS = 64
 """Logits of a pass unless drafts need more: prompts with log probs are cut, so that logits do not fill the memory."""
 
-DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
 WorkerMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftWorker]
@@ -90,20 +81,9 @@ def open_executor(
     Raises ConfigError if the configuration exceeds the limits of the engines or a GPU is missing, and EngineFileError
     if the directory is not usable.
     """
-    make_batching(config)  # fails before anything is opened
     engines = EngineDir.load(engine_dir)
-    built = engines.build_config
-    max_batch_size = _limit("max_batch_size", config.max_batch_size, built.max_batch_size)
-    max_num_tokens = _limit("max_num_tokens", config.max_num_tokens, built.max_num_tokens)
-    max_seq_len = _limit("max_seq_len", config.max_seq_len, built.max_seq_len)
-    max_draft_len = _limit("max_draft_len", config.max_draft_len, built.max_draft_len)
-    if max_num_tokens < max_batch_size:
-        raise ConfigError(
-            f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
-        )
-    tokens_per_block = built.tokens_per_block
-    max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
-    num_blocks = _num_blocks(config, engines, max_batch_size, max_blocks_per_seq, tokens_per_block)
+    limits, num_blocks = choose_limits(engines, config)
+    max_batch_size, max_draft_len = limits.max_batch_size, limits.max_draft_len
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
@@ -115,17 +95,16 @@ def open_executor(
                 costs: CostTable | None = simulation.costs
             else:
                 costs = choose_costs(engine_dir, config.speculation, core_set.num_threads)
-            policy = _policy(config.speculation, max_draft_len, max_batch_size, costs, config.drafters)
+            policy = policy_of(config.speculation, max_draft_len, max_batch_size, costs, config.drafters)
             gauges = cost_gauges(costs)
         drafting = policy.name != "off"
         max_draft_len = max_draft_len if drafting else 0
         policy = wrap_policy(policy)
 
-        limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
         opened = open_engines(
             OpenRequest(
                 engines,
-                limits,
+                replace(limits, max_draft_len=max_draft_len),
                 num_blocks,
                 drafting=drafting and DrafterName.MODEL in (config.drafters or ()),
                 core_set=core_set,
@@ -146,7 +125,7 @@ def open_executor(
             None if opened.draft is None else wrap(opened.draft, "draft"),
             policy,
             config,
-            max_seq_len=max_seq_len,
+            max_seq_len=limits.max_seq_len,
             max_draft_len=max_draft_len,
             clock=clock or MonotonicClock(),
             resources=stack,
@@ -289,94 +268,3 @@ def assemble(
         if watcher is not None:
             executor.watch(watcher)
     return executor
-
-
-def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:
-    """The configuration's, or what the engines have: the draft model, else the suffix automaton, which needs none."""
-    if config.drafters is None:
-        return (DrafterName.MODEL,) if engines.has_draft else (DrafterName.SUFFIX,)
-    if DrafterName.MODEL in config.drafters and not engines.has_draft:
-        raise ConfigError(
-            f"drafters has model, but {engines.path} has no draft engine; set it to [suffix], or build with "
-            "--draft_checkpoint_dir"
-        )
-    return config.drafters
-
-
-def choose_policy(
-    engine_dir: Path,
-    speculation: str,
-    num_threads: int,
-    max_draft_len: int,
-    max_batch_size: int,
-    *,
-    drafters: Collection[DrafterName] = (DrafterName.MODEL,),
-) -> Policy:
-    """Parse a policy, with the directory's cost table if it needs one.
-
-    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for an invalid policy,
-    or one whose table is missing or was measured elsewhere.
-    """
-    costs = choose_costs(engine_dir, speculation, num_threads)
-    return _policy(speculation, max_draft_len, max_batch_size, costs, drafters)
-
-
-def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTable | None:
-    """The directory's cost table for this machine, None for what goes without; its warnings are logged."""
-    if speculation.startswith(WITHOUT_COSTS):
-        return None
-    try:
-        costs = load_costs(engine_dir, num_threads)
-    except ConfigError as error:
-        if speculation != "auto":
-            raise
-        log.warning("%s; speculating with fixed:4 until then", error)
-        return None
-    for warning in costs.warnings if costs is not None else ():
-        log.warning("%s", warning)
-    return costs
-
-
-def cost_gauges(costs: CostTable | None) -> dict[str, float]:
-    """Gauges of Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
-    return {} if costs is None else {f"doubtful_costs_{kind}": 1.0 for kind in costs.doubtful_kinds}
-
-
-def _policy(
-    speculation: str,
-    max_draft_len: int,
-    max_batch_size: int,
-    costs: CostTable | None,
-    drafters: Collection[DrafterName],
-) -> Policy:
-    if speculation == "auto":
-        speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
-    return make_policy(speculation, max_draft_len, costs, max_batch_size, drafters)
-
-
-def _limit(name: str, wanted: int | None, built: int) -> int:
-    if wanted is None:
-        return built
-    if wanted > built:
-        raise ConfigError(
-            f"{name} is {wanted}, the engines were built for {built}; lower it or rebuild with --{name} {wanted}"
-        )
-    return wanted
-
-
-def _num_blocks(
-    config: ExecutorConfig, engines: EngineDir, max_batch_size: int, max_blocks_per_seq: int, tokens_per_block: int
-) -> int:
-    """At most; a GPU's memory may hold fewer."""
-    max_tokens = config.kv_cache_config.max_tokens
-    if max_tokens is not None:
-        if max_tokens < tokens_per_block:
-            raise ConfigError(
-                f"kv_cache_config.max_tokens is {max_tokens}, it must hold at least one block of {tokens_per_block}"
-            )
-        return max_tokens // tokens_per_block
-    wanted = max_batch_size * max_blocks_per_seq
-    if not backend_of(engines).on_cpu:
-        return wanted
-    affordable = DEFAULT_KV_BYTES // (engines.kv_bytes_per_token() * tokens_per_block)
-    return max(max_blocks_per_seq, min(wanted, affordable))

@@ -19,7 +19,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.cost_table import write_json
 from faser_trtllm.costmodel.fingerprint import PROFILE, extra_table_path, find_costs, gpu_model
-from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.errors import ConfigError, EngineFileError, FaserError
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
 
@@ -30,12 +30,13 @@ Progress = Callable[[str, int, int], None]
 DISTURBED_S = 600.0  # for which a table measured next to other work is used before a start measures again
 
 
-def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
+def ensure_profile(engine_dir: Path, config: ExecutorConfig, replace_disturbed: bool = True) -> None:
     """Measure the costs that are missing; call it before open_executor.
 
     A table of another machine, or of other threads, gets one of this machine next to it, where the configuration's
     speculation goes by costs ("auto" does without if there is no table at all). A quick one that was measured next to
-    other work is replaced, DISTURBED_S after that at the earliest.
+    other work is replaced, DISTURBED_S after that at the earliest; not without replace_disturbed, for a start that
+    clients wait for.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -46,10 +47,14 @@ def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
         return
     try:
         missing = _missing_table(engine_dir, config.cores, config.num_threads)
+        if missing is not None and missing.is_disturbed and not replace_disturbed:
+            return
         if missing is not None and os.access(engine_dir, os.W_OK):
             seconds = measure_once(engine_dir, config.cores, config.num_threads)
             if seconds is not None:
                 log.warning("%s; measured for this machine in %.0f s", missing.reason, seconds)
+    except EngineFileError:
+        return  # whoever opens the engines says the same
     except (FaserError, OSError) as error:
         log.warning("the costs of %s could not be measured: %s", engine_dir, error)
 
@@ -93,10 +98,11 @@ def measure_once(
 
 
 class _Missing(NamedTuple):
-    """Why a table is needed, and where it goes; None: next to another machine's."""
+    """Why a table is needed, and where it goes; None: next to another machine's. is_disturbed: one is there."""
 
     reason: str
     path: Path | None
+    is_disturbed: bool = False
 
 
 def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> _Missing | None:
@@ -113,7 +119,7 @@ def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads:
         return _Missing(f"{engine_dir} has no cost table", engine_dir / PROFILE)
     path, table = found
     if table.warning and table.quick and time.time() - path.stat().st_mtime > DISTURBED_S:
-        return _Missing(f"{path} was measured while other work slowed this machine", path)
+        return _Missing(f"{path} was measured while other work slowed this machine", path, is_disturbed=True)
     return None
 
 

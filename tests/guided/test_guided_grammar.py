@@ -199,5 +199,5 @@ def test_a_regex_that_explodes_is_an_error_and_not_a_wait(compiled):
 
 def test_without_the_package_a_sentence_says_what_to_install(tokenizer, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(InvalidArgumentError, match=re.escape("run pip install -c constraints.txt '.[guided]'")):
+    with pytest.raises(InvalidArgumentError, match=re.escape("run pip install -c constraints.txt -e '.[guided]'")):
         open_tokenizer(tokenizer.definition, MODEL_VOCAB, ())

@@ -19,7 +19,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.costmodel.fingerprint import PROFILE, load_costs
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.factory import choose_policy
+from faser_trtllm.executor.settings import choose_policy
 from faser_trtllm.profiling import ensure, profile
 from faser_trtllm.profiling.ensure import DISTURBED_S, ensure_profile, measure_once
 from faser_trtllm.serving.engine_process.opening import open_engine_dir
@@ -130,6 +130,28 @@ def test_a_table_measured_beside_other_work_is_replaced_at_a_later_start(
     ensure_profile(engine_dir, config("auto"))
     assert len(measured(caplog)) == 1
     assert [table.name for table in engine_dir.glob("profile*")] == [PROFILE]
+
+
+def test_a_restart_takes_the_table_that_is_there(engine_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients wait for it, and it would measure next to them. An engine process may always be one."""
+    measure_once(engine_dir, num_threads=1)
+    disturb(engine_dir / PROFILE, 2 * DISTURBED_S)
+    service = ServiceConfig(engine_dir=str(engine_dir), num_threads=1)
+    check_engines(service, False, FileHashes(), is_restart=True)
+    executor, _ = open_engine_dir(engine_dir, service)
+    with contextlib.closing(executor):
+        assert not measured(caplog)
+    check_engines(service, False, FileHashes())
+    assert len(measured(caplog)) == 1
+
+
+def test_engines_that_cannot_be_read_are_left_to_who_opens_them(
+    engine_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure_once(engine_dir, num_threads=1)
+    os.truncate(engine_dir / "target" / "rank0.engine", 100)
+    ensure_profile(engine_dir, config("auto"))
+    assert not measured(caplog)
 
 
 def test_a_full_table_is_not_replaced_by_a_quick_one(engine_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

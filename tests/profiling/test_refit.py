@@ -13,14 +13,15 @@ from typer.testing import CliRunner
 
 from faser_trtllm import cli
 from faser_trtllm.commands.table import load
-from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.curve_error import CurveError
 from faser_trtllm.costmodel.fingerprint import PROFILE
-from faser_trtllm.executor import factory
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
+from faser_trtllm.serving.launch.hashes import FileHashes
+from faser_trtllm.serving.launch.options import check_engines
 from tests.support.engine_dirs import make_engine_dir
 
 RECORDED = Path(__file__).parent.parent / "data" / "h100_demo_profile.json"
@@ -138,8 +139,10 @@ def test_a_server_warns_and_counts_what_does_not_fit(
     path.write_text(json.dumps(data))
     with caplog.at_level(logging.WARNING), contextlib.closing(_open(engine_dir)) as executor:
         gauge = executor.stats().get("doubtful_costs_verify", 0.0)
-    warned = [record.getMessage() for record in caplog.records if record.name == factory.__name__]
     assert gauge == float(worst > 0.15)
+    assert not caplog.records, "whoever only generates text did not ask for it"
+    check_engines(ServiceConfig(engine_dir=str(engine_dir), num_threads=1), False, FileHashes())
+    warned = [record.getMessage() for record in caplog.records]
     assert [("verify@all is off by 50 %" in sentence) for sentence in warned] == [True] * int(gauge)
 
 

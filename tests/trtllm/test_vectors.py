@@ -26,7 +26,7 @@ def test_the_rules_as_recorded(vector, monkeypatch):
 
 
 @pytest.mark.trtllm
-@pytest.mark.skipif(not has_tensorrt_llm, reason="TensorRT-LLM is not installed: pip install '.[trtllm]'")
+@pytest.mark.skipif(not has_tensorrt_llm, reason="TensorRT-LLM is not installed: pip install -e '.[trtllm]'")
 @each_vector
 def test_tensorrt_llm_itself(vector):
     assert run_on_tensorrt_llm(vector, load_bindings()).seen_as(vector.expect) == vector.expect

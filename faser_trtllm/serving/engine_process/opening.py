@@ -46,7 +46,7 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
 
     faults = faults_of_environment()
     tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)
-    ensure_profile(engine_dir, config)
+    ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` has done so before the first start
     executor = open_executor(
         engine_dir,
         config,

@@ -27,7 +27,7 @@ from faser_trtllm.serving.launch.ports import check_ports, is_free
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, kill, session_pids
 from faser_trtllm.serving.launch.repository import choose_models, link_unary
 from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE, RunDir, remove_stale
-from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, spawn
+from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, pass_on, spawn
 
 EXIT_TIMEOUT_S = 5
 STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset
@@ -36,8 +36,9 @@ STEADY_S = 10.0  # a server that ran this long had started well: the back-off is
 class Launcher:
     """One launch of a server. A context manager: leaving it ends everything that was started."""
 
-    def __init__(self, options: ServeOptions, hashes: FileHashes | None = None) -> None:
-        """hashes: of earlier launches, so that the engine files are not read again."""
+    def __init__(self, options: ServeOptions, hashes: FileHashes | None = None, is_restart: bool = False) -> None:
+        """hashes: of earlier launches, so that the engine files are not read again. is_restart: of a server that had
+        started before."""
         self._options = options
         self._repository = (options.model_repo or default_repository()).absolute()
         self.models = choose_models(self._repository, options.models)
@@ -47,12 +48,15 @@ class Launcher:
             check_exposure(options.host, self._binary)
         self._hash_mismatches: tuple[str, ...] = ()
         if options.model_repo is None:  # a custom repository may serve something else
-            self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch, hashes or FileHashes())
+            self._hash_mismatches = check_engines(
+                self._config, options.allow_hash_mismatch, hashes or FileHashes(), is_restart
+            )
         faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
         self._process: subprocess.Popen[bytes] | None = None
         self._run_dir: RunDir | None = None
         self._log: IO[bytes] | None = None
+        self._messages: threading.Thread | None = None  # passes them on where there is no log
         self._end_signal: str | None = None
         self.hurry = threading.Event()  # set: stop waiting for running requests
 
@@ -94,6 +98,9 @@ class Launcher:
             self._log = self._options.log_file.open("ab")
         run_dir = self._run_dir.path
         self._process = spawn(self._command(run_dir), self._environment(run_dir), self._log)
+        if self._process.stdout is not None:
+            self._messages = threading.Thread(target=pass_on, args=(self._process.stdout,), daemon=True)
+            self._messages.start()
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
         """Wait until requests are served; False if stop was set first. Raises FaserError if the start fails."""
@@ -152,6 +159,8 @@ class Launcher:
                     break
                 time.sleep(0.01)
             process.wait()
+        if self._messages is not None:
+            self._messages.join(1.0)
         if self._run_dir is not None:
             self._run_dir.close()
         if self._log is not None:
@@ -267,7 +276,7 @@ def keep_serving(
     while True:
         started_s = time.monotonic()
         try:
-            with Launcher(options, hashes) as launcher:
+            with Launcher(options, hashes, is_restart=config is not None) as launcher:
                 launcher.hurry = hurry
                 if _serve_once(launcher, options, stop, on_ready):
                     return 0

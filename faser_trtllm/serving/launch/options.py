@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,14 @@ from typing import Any
 from faser_trtllm.builder.engine_dir import EngineDir, hash_mismatches
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError
-from faser_trtllm.executor.factory import choose_drafters, choose_policy
+from faser_trtllm.executor.settings import check_settings, choose_costs, choose_drafters, policy_of
 from faser_trtllm.profiling.ensure import ensure_profile
 from faser_trtllm.serving.launch.hashes import FileHashes
+from faser_trtllm.serving.observe.spans import check_endpoint
 from faser_trtllm.trtllm.convert.convert import Conversion, read_config
 from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
+
+log = logging.getLogger(__name__)
 
 MODEL_NAME = "faser"
 
@@ -75,21 +79,29 @@ def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceCo
     return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())}), conversion
 
 
-def check_engines(config: ServiceConfig, allow_hash_mismatch: bool, hashes: FileHashes) -> tuple[str, ...]:
+def check_engines(
+    config: ServiceConfig, allow_hash_mismatch: bool, hashes: FileHashes, is_restart: bool = False
+) -> tuple[str, ...]:
     """Raise the errors that the engine process would raise, before a server is started; compares hashes too.
 
     Raises StoppedError as hashes.of does. Returns one clause per file whose hash differs, which is an error unless
-    allow_hash_mismatch.
+    allow_hash_mismatch. is_restart: take the costs that are there, whatever disturbed their measurement.
     """
     path = Path(config.engine_dir or "")
     engines = EngineDir.load(path)
+    check_settings(engines, config)
+    if config.otlp_traces_endpoint:
+        check_endpoint(config.otlp_traces_endpoint)
     drafters = choose_drafters(engines, config)
     if drafters and engines.build_config.max_draft_len:
         built = engines.build_config
         num_threads = config.num_threads or len(config.cores or os.sched_getaffinity(0))
         max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
-        ensure_profile(path, config)
-        choose_policy(path, config.speculation, num_threads, max_draft_len, max_batch_size, drafters=drafters)
+        ensure_profile(path, config, replace_disturbed=not is_restart)
+        costs = choose_costs(path, config.speculation, num_threads)
+        for warning in costs.warnings if costs is not None and not is_restart else ():
+            log.warning("%s", warning)
+        policy_of(config.speculation, max_draft_len, max_batch_size, costs, drafters)
     mismatches = tuple(hash_mismatches(path, engines.manifest["files"], hashes.of))
     if mismatches and not allow_hash_mismatch:
         more = f" ({len(mismatches) - 1} more files differ)" if len(mismatches) > 1 else ""

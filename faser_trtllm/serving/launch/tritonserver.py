@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +22,7 @@ BACKEND = "faser"
 LIBRARY = f"libtriton_{BACKEND}.so"
 FIXED_VERSION = (2, 71)  # of the container FIXED_CONTAINER; docs/deployment.md lists what is wrong with older ones
 FIXED_CONTAINER = "26.07"
+_NO_GPU = b"CudaDriverHelper has not been initialized."  # an error to Triton 2.51, at each start without a GPU
 
 
 def find_tritonserver(binary: Path | None = None) -> Path:
@@ -94,8 +94,18 @@ def link_backends(binary: Path, directory: Path) -> Path:
     return directory
 
 
+def pass_on(messages: IO[bytes]) -> None:
+    """Write a server's messages to stderr until it ends; those that nobody can read are dropped."""
+    with messages:
+        for line in messages:
+            if _NO_GPU not in line:
+                with contextlib.suppress(OSError):
+                    os.write(2, line)
+
+
 def spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Start a server in a new session; it gets SIGTERM when this process ends. log: None is stderr."""
+    """Start a server in a new session; it gets SIGTERM when this process ends. log: None is its `stdout`, a pipe that
+    somebody must read (pass_on)."""
     parent_pid, apply_limits = os.getpid(), raise_limits()
 
     def prepare() -> None:
@@ -106,8 +116,8 @@ def spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=log if log is not None else sys.stderr.fileno(),
-        stderr=log,
+        stdout=log if log is not None else subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=prepare,
     )

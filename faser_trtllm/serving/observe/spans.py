@@ -217,26 +217,44 @@ def open_span_recorder(endpoint: str | None) -> SpanRecorder | None:
     logs a warning where only the environment asked for it.
     """
     in_environment = any(os.environ.get(name) for name in _ENDPOINTS)
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if disabled or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not (endpoint or in_environment):
+    if _is_off() or not (endpoint or in_environment):
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        wanted = f"otlp_traces_endpoint is {endpoint!r}" if endpoint else "the environment sets OTEL_EXPORTER_OTLP_*"
-        message = f"{wanted}, but OpenTelemetry is not installed; {install('observability')}"
+        url = check_endpoint(endpoint)
+    except ConfigError as error:
         if endpoint:
-            raise ConfigError(message) from None
-        log.warning("%s; tracing is off", message)
+            raise
+        log.warning("%s; tracing is off", error)
         return None
-    exporter = OTLPSpanExporter(endpoint=_traces_url(endpoint)) if endpoint else OTLPSpanExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    exporter = OTLPSpanExporter(endpoint=url)
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     provider = TracerProvider(resource=Resource.create({} if named else {"service.name": "faser_trtllm"}))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return SpanRecorder(provider)
+
+
+def check_endpoint(endpoint: str | None) -> str | None:
+    """The URL that spans go to, None as the environment says; ConfigError if it is none, or the exporter is missing."""
+    if _is_off():
+        return None
+    url = _traces_url(endpoint) if endpoint else None
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace.export  # noqa: F401
+    except ImportError:
+        wanted = f"otlp_traces_endpoint is {endpoint!r}" if endpoint else "the environment sets OTEL_EXPORTER_OTLP_*"
+        raise ConfigError(f"{wanted}, but OpenTelemetry is not installed; {install('observability')}") from None
+    return url
+
+
+def _is_off() -> bool:
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return disabled or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
 
 
 def _traces_url(endpoint: str) -> str:

@@ -1,5 +1,6 @@
 """How `faser serve` finds the server, which backends the server gets, and who may reach it."""
 
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,13 @@ import pytest
 
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.launch import tritonserver
-from faser_trtllm.serving.launch.tritonserver import backend_library, check_exposure, find_tritonserver, link_backends
+from faser_trtllm.serving.launch.tritonserver import (
+    backend_library,
+    check_exposure,
+    find_tritonserver,
+    link_backends,
+    pass_on,
+)
 from tests.support.waiting import PATIENCE_S
 
 
@@ -22,6 +29,15 @@ def test_the_server_keeps_its_own_backends_but_for_an_older_one_of_ours(tmp_path
     assert {path.name for path in linked.iterdir()} == {"python", "onnxruntime", "faser"}
     assert [path.resolve() for path in (linked / "faser").iterdir()] == [backend_library().resolve()]
     assert (linked / "python").resolve() == binary.parent.parent / "backends" / "python"
+
+
+def test_all_messages_are_passed_on_but_the_one_about_no_gpu(capfd):
+    says = 'E1126 23:40:01 1 cuda_block_manager.cc:102] "CudaDriverHelper has not been initialized."\n'
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        file.write(f"one\n{says}two\nthe last, cut off")
+    pass_on(os.fdopen(reader, "rb"))
+    assert capfd.readouterr().err == "one\ntwo\nthe last, cut off"
 
 
 def test_what_is_no_program_is_refused(tmp_path):

@@ -219,7 +219,7 @@ def test_without_the_packages(monkeypatch, caplog):
 
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
-    with pytest.raises(ConfigError, match=re.escape("pip install -c constraints.txt '.[observability]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install -c constraints.txt -e '.[observability]'")):
         open_span_recorder("http://localhost:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     assert open_span_recorder(None) is None

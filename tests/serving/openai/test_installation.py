@@ -26,4 +26,4 @@ def test_a_missing_package_is_one_sentence_with_the_command_that_installs_it(pac
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.count("\n") == 1, run.stderr
     assert f"the package {package}" in run.stderr
-    assert "pip install -c constraints.txt '.[serve,openai]'" in run.stderr
+    assert "pip install -c constraints.txt -e '.[serve,openai]'" in run.stderr

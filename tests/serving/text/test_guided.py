@@ -224,4 +224,4 @@ def test_a_server_without_the_package_says_what_to_install(tokenizer, monkeypatc
     case.submit("r", "a+")
     output = case.last("r")
     assert output.error.code == "INVALID_ARG"
-    assert "run pip install -c constraints.txt '.[guided]'" in str(output.error)
+    assert "run pip install -c constraints.txt -e '.[guided]'" in str(output.error)
