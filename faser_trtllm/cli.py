@@ -6,13 +6,15 @@ command is imported: its module, and typer for its flags.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from typing import NoReturn
 
 from faser_trtllm.commands.table import COMMANDS, HELP_FLAGS, import_command, listing, load
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-ABOUT = "Speculative decoding managed at the grain of one row of one request."
+ABOUT = "Speculative decoding behind NVIDIA Triton: build, profile, serve and watch."
 
 
 def main() -> None:
@@ -21,12 +23,28 @@ def main() -> None:
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, (known, "localhost,127.0.0.1,::1")))
     try:
-        _run(sys.argv[1:])
+        try:
+            _run(sys.argv[1:])
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except FaserError as error:
-        print(f"faser: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes at its end what waits for standard output
+        if error.errno == errno.EPIPE:
+            sys.exit(1)
+        where = f"{error.filename} is" if error.filename else "standard output or another file is"
+        _refuse(f"{where} on a full disk ({error.strerror}); free space or write elsewhere")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"faser: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _run(arguments: list[str]) -> None:

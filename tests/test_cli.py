@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -254,6 +255,57 @@ def test_what_cannot_be_interpreted_is_named(
 @pytest.mark.parametrize("command", [("check",), ("generate", "--prompt", "x")])
 def test_no_directory_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
     assert "build one with faser build" in one_sentence(faser(*command, "--engine_dir", tmp_path))
+
+
+def test_bytes_that_are_no_utf_8_are_named(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:
+    generate = ("generate", "--engine_dir", engine_dirs["cpu"])
+    bad = b"ab\xff\xfe".decode(errors="surrogateescape")  # as a process gets them from its command line
+    says = r"is 'ab\udcff\udcfe', where character 3 is no UTF-8; "
+    assert refused(*generate, "--prompt", bad).startswith(f"faser: prompt {says}")
+    assert refused(*generate, "--prompt", "x", "--stop_words", bad).startswith(f"faser: stop_words {says}")
+    assert refused(*generate, "--prompt", "x", "--guided_regex", bad).startswith(f"faser: guided_regex {says}")
+
+
+def test_guides_are_called_as_their_flags(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:
+    generate = ("generate", "--engine_dir", engine_dirs["cpu"], "--prompt", "x")
+    says = refused(*generate, "--guided_json", '{"a": ]}')
+    assert says.startswith("faser: guided_json is not a valid json_schema: ")
+    assert "column 7" in says
+    assert refused(*generate, "--guided_regex", "(").startswith("faser: guided_regex is not a valid regex: ")
+
+
+def test_a_trace_that_cannot_be_written_is_named(
+    engine_dirs: dict[str, Path], refused: Callable[..., str], faser_here: Callable[..., Done]
+) -> None:
+    generate = ("generate", "--engine_dir", engine_dirs["cpu"], "--prompt", "x", "--max_tokens", 4, "--trace")
+    says = refused(*generate, "/nowhere/t.json")
+    assert says.startswith("faser: trace is /nowhere/t.json, which cannot be written: No such file or directory; ")
+    assert faser_here(*generate, "/dev/full").returncode == 0
+
+
+def test_a_full_disk_is_a_sentence(
+    engine_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    generate = ("generate", "--engine_dir", engine_dirs["cpu"], "--prompt", "x", "--max_tokens", 4)
+    with open("/dev/full", "w") as full:
+        for arguments in (("version",), ("--help",), generate):
+            command = [sys.executable, "-m", "faser_trtllm.cli", *map(str, arguments)]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+            assert done.returncode == 2
+            assert [line for line in done.stderr.splitlines() if line.startswith("faser:")] == [
+                "faser: standard output or another file is on a full disk (No space left on device); free space or "
+                "write elsewhere"
+            ]
+            assert "Traceback" not in done.stderr
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("faser_trtllm.profiling.profile.write_json", fail)
+    monkeypatch.setattr("faser_trtllm.profiling.profile.QUICK_BUDGET_S", 0.05)
+    assert refused("profile", "--quick", "--engine_dir", engine_dirs["cpu"]) == (
+        f"faser: the profile in {engine_dirs['cpu']} cannot be written: No space left on device; free space or permit it"
+    )
 
 
 def test_bad_build_flags_are_named(pair: tuple[Path, Path], tmp_path: Path, refused: Callable[..., str]) -> None:

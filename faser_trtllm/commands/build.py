@@ -14,7 +14,7 @@ import typer
 from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.commands.options import FOREIGN_FLAGS, is_given, numbers, own_flags
 from faser_trtllm.commands.progress import ProgressBar
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.errors import FaserError, InvalidArgumentError, reason_of
 
 if TYPE_CHECKING:
     from faser_trtllm.builder.engine_dir import EngineDir
@@ -104,7 +104,7 @@ def _profile(engines: EngineDir) -> None:
         print(f"not profiled; `faser profile --quick --engine_dir {engines.path}` makes up for it", file=sys.stderr)
         raise
     except (FaserError, OSError) as error:
-        print(f"not profiled ({error}); speculation auto will be fixed:4", file=sys.stderr)
+        print(f"not profiled ({reason_of(error)}); speculation auto will be fixed:4", file=sys.stderr)
         return
     if seconds is not None:
         print(f"profiled in {seconds:.0f} s", file=sys.stderr)

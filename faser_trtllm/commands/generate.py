@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.core.request_field import rows
 from faser_trtllm.core.sampling_params import SamplingFields
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, reason_of
 
 if TYPE_CHECKING:
     from faser_trtllm.engine.opening import Interpretation
@@ -90,11 +90,15 @@ def generate(
 ) -> None:
     """Generate text without a server; all prompts run as one batch."""
     from faser_trtllm.executor.factory import open_executor
+    from faser_trtllm.executor.trace import check_trace_file
+    from faser_trtllm.guided.spec import GUIDE_FIELD
     from faser_trtllm.profiling.ensure import ensure_profile
     from faser_trtllm.serving.text.offline import generate_all
     from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
 
-    prompts = read_prompts(prompt, prompt_file)
+    prompts, words = read_prompts(prompt, prompt_file), tuple(stop_words or ())
+    for name, texts in {"prompt": prompts, "stop_words": words}.items():
+        _check_text(name, texts)
     config = parse(
         ExecutorConfig,
         {
@@ -108,12 +112,18 @@ def generate(
         },
     )
     config = with_forced_acceptance(config, os.environ)
-    fields = {**sampling, "stop_words": tuple(stop_words or ()), **read_guide(guided_json, guided_regex)}
+    if trace is not None:
+        check_trace_file(trace, "trace")
+    fields = {**sampling, "stop_words": words, **read_guide(guided_json, guided_regex)}
+    names = {GUIDE_FIELD: "guided_json" if guided_json is not None else "guided_regex"}
     interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
     ensure_profile(engine_dir, config)
     with open_executor(engine_dir, config, interpretation=interpretation) as executor:
-        for completion in generate_all(executor, engine_dir, prompts, fields):
-            print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
+        try:
+            for completion in generate_all(executor, engine_dir, prompts, fields):
+                print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(error.sentence(names)) from error
 
 
 def _interpretation(
@@ -134,18 +144,33 @@ def _interpretation(
     return Interpretation(checkpoint_dir, draft_checkpoint_dir)
 
 
+def _check_text(name: str, texts: Iterable[str]) -> None:
+    """InvalidArgumentError for bytes of the command line that are no UTF-8."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"{name} is {text!r:.60}, where character {error.start + 1} is no UTF-8; give it in UTF-8, or in "
+                "--prompt_file as JSON"
+            ) from None
+
+
 def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, str]:
     """TextRequest's fields for either flag, {} for none; InvalidArgumentError where both are given."""
     if guided_json is not None and guided_regex is not None:
         raise InvalidArgumentError("guided_json and guided_regex were both given; give one of them")
-    guide_type, value = ("json_schema", guided_json) if guided_json is not None else ("regex", guided_regex)
+    flag, guide_type, value = "guided_json", "json_schema", guided_json
+    if guided_json is None:
+        flag, guide_type, value = "guided_regex", "regex", guided_regex
     if value is None:
         return {}
     try:
         is_file = len(value) < _MAX_PATH_CHARS and Path(value).is_file()
         guide = Path(value).read_text().removesuffix("\n") if is_file else value
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"the file of {guide_type} {value} cannot be read: {error}") from error
+        raise InvalidArgumentError(f"the file {value} of {flag} cannot be read: {reason_of(error)}") from error
+    _check_text(flag, (guide,))
     return {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
 
 
@@ -159,7 +184,7 @@ def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str
     try:
         lines = prompt_file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"prompt_file {prompt_file.name} cannot be read: {error}") from error
+        raise InvalidArgumentError(f"prompt_file {prompt_file} cannot be read: {reason_of(error)}") from error
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from faser_trtllm.commands.progress import ProgressBar
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import ConfigError, InvalidArgumentError, reason_of
 
 EXAMPLES = "Examples: faser profile --engine_dir engines/built/demo; faser profile --refit profile.json --json"
 
@@ -54,8 +54,11 @@ def _measure(engine_dir: Path, quick: bool, prompt_file: Path | None, num_thread
     from faser_trtllm.profiling.report import error_lines
 
     options = ProfileOptions(engine_dir, quick=quick, prompt_file=prompt_file, num_threads=num_threads)
-    with ProgressBar() as progress:
-        report = profile_engine_dir(options, progress)
+    try:
+        with ProgressBar() as progress:
+            report = profile_engine_dir(options, progress)
+    except OSError as error:
+        raise ConfigError(f"the profile in {engine_dir} cannot be written: {reason_of(error)}; free space or permit it") from error
     print("\n".join(error_lines(report.table.errors)))
     print(f"measured in {report.seconds:.0f} s: {engine_dir / 'profile.json'}")
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
+
+LINE_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """A rich bar on a terminal, nothing elsewhere. Calling it: what is done, how much, of how much, what right now."""
+    """A rich bar on a terminal, elsewhere a line on stderr every LINE_PERIOD_S. Calling it: what is done, how much, of
+    how much, what right now."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
+        self._said_s = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         if sys.stderr.isatty():
@@ -23,11 +28,15 @@ class ProgressBar:
         return self
 
     def __call__(self, what: str, done: int, total: int, phase: str = "") -> None:
+        description = f"{what}, {phase}" if phase else what
         if self._bar is None:
+            now_s = time.monotonic()
+            if now_s - self._said_s >= LINE_PERIOD_S:
+                self._said_s = now_s
+                print(f"{description}: {done} of {total}", file=sys.stderr, flush=True)
             return
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=total)
-        description = f"{what}, {phase}" if phase else what
         self._bar.update(self._tasks[what], completed=done, total=total, description=description)
 
     def __exit__(self, *_: object) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,18 +75,24 @@ def _watch(url: str, interval: float) -> None:
     console = Console()
     scrapes = deque([fetch(url)], maxlen=max(2, 1 + round(_WINDOW_S / interval)))
     view = make_view(scrapes[0])
-    try:
-        with Live(render(view, url), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while True:
+    with ExitStack() as stack:
+        if console.is_terminal:
+            live = stack.enter_context(Live(render(view, url), console=console, screen=True, auto_refresh=False))
+        while True:
+            note = None
+            try:
                 time.sleep(interval)
-                try:
-                    scrapes.append(fetch(url))
-                    view = make_view(scrapes[-1], scrapes[0])
-                    live.update(render(view, url), refresh=True)
-                except FaserError as error:
-                    live.update(render(view, url, str(error)), refresh=True)
-    except KeyboardInterrupt:
-        return
+                scrapes.append(fetch(url))
+                view = make_view(scrapes[-1], scrapes[0])
+            except FaserError as error:
+                note = str(error)
+            except KeyboardInterrupt:
+                return
+            if console.is_terminal:
+                live.update(render(view, url, note), refresh=True)
+            else:  # frame after frame, until the reader ends
+                console.print(render(view, url, note))
+                console.file.flush()
 
 
 def render(view: View, url: str, note: str | None = None) -> RenderableType:

@@ -17,7 +17,7 @@ from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_curve,
 from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leave_out
 from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, reason_of
 from faser_trtllm.json_text import parse_json
 
 __all__ = [
@@ -314,7 +314,9 @@ class CostTable:
         try:
             data = parse_json(path.read_bytes(), finite=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
+            raise ConfigError(
+                f"the cost table {path.name} cannot be read ({reason_of(error)}); run `faser profile`"
+            ) from error
         if not isinstance(data, dict):
             raise ConfigError(f"the cost table {path.name} is not a JSON object; run `faser profile` again")
         return CostTable.from_json(data)

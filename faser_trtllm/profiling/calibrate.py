@@ -16,7 +16,7 @@ from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable, ExitModel
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.opening import OpenRequest, open_engines
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"prompt_file {path.name} cannot be read: {error}") from error
+        raise InvalidArgumentError(f"prompt_file {path.name} cannot be read: {reason_of(error)}") from error
     if not lines:
         raise InvalidArgumentError(f"prompt_file {path.name} holds no prompt")
     return lines

@@ -37,7 +37,7 @@ def test_outputs_follow_the_guide(engine_dir, tmp_path):
 def test_a_wrong_guide_is_refused(engine_dir):
     done = generate(engine_dir, "--guided_regex", "a(b")
     assert isinstance(done.exception, InvalidArgumentError)
-    assert str(done.exception).startswith("guided_decoding_guide is not a valid regex")
+    assert str(done.exception).startswith("guided_regex is not a valid regex")
 
 
 def test_guides_are_text_or_a_file(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.json_text import parse_json
 
 Array = npt.NDArray[np.float64]
@@ -69,7 +69,8 @@ class Acceptance:
             return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), **data)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InvalidArgumentError(
-                f'the acceptance file {path.name} cannot be used ({error}); it must hold {{"by_place": [0.7, ...]}}'
+                f"the acceptance file {path.name} cannot be used ({reason_of(error)}); it must hold "
+                '{"by_place": [0.7, ...]}'
             ) from error
 
 

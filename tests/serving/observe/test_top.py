@@ -1,13 +1,13 @@
 """`faser top`: numbers from two scrapes, on 80 columns, and what it says when there is nothing to see."""
 
-import io
 import json
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from faser_trtllm.commands import top as top_command
@@ -15,6 +15,7 @@ from faser_trtllm.commands.table import load
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.observe.view import fetch, make_view
 from tests.support.scrapes import STATS, metrics_text, rendered, scrape
+from tests.support.waiting import PATIENCE_S
 
 LATER = STATS | {
     "timestamp": 1002.0,
@@ -194,6 +195,22 @@ def test_once_as_json(metrics_server, form):
     assert view["engine"] == {"is_ready": True, "num_restarts": 0.0}
 
 
+def test_a_pipe_gets_frame_after_frame(metrics_server):
+    command = [sys.executable, "-m", "faser_trtllm.cli", "top", "--url", metrics_server.url, "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        killer = threading.Timer(PATIENCE_S, process.kill)
+        killer.start()
+        num_frames = 0
+        while num_frames < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            num_frames += "output tokens/s" in line
+        process.stdout.close()
+        assert process.wait() == 1, "it ends as its reader does"
+        assert process.stderr.read() == ""
+        killer.cancel()
+
+
 def test_watching_goes_on_while_the_server_is_away(metrics_server, monkeypatch, capsys):
     metrics_server.answers = [metrics_text(STATS), metrics_text(LATER), "<html>", metrics_text(LATER)]
     looks = []
@@ -205,14 +222,8 @@ def test_watching_goes_on_while_the_server_is_away(metrics_server, monkeypatch, 
 
     # Not time.sleep itself: threads that earlier tests left behind would sleep here.
     monkeypatch.setattr(top_command, "time", SimpleNamespace(sleep=sleep))
-    shown = []
-    monkeypatch.setattr("rich.live.Live.update", lambda self, what, refresh: shown.append(what))
     top_command._watch(metrics_server.url, 1.0)
-    console = Console(file=io.StringIO(), width=80)
-    for what in shown:
-        console.print(what)
-    text = console.file.getvalue()
-    assert len(shown) == 4
+    text = capsys.readouterr().out
     assert text.count("not in Prometheus' text format") == 1
     assert text.count("output tokens/s") == 4, "the last numbers stay"
 
