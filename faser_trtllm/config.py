@@ -247,17 +247,36 @@ def read_mapping(path: Path) -> dict[Any, Any]:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"the configuration {path.name} has more than {MAX_FILE_BYTES} bytes; shorten it")
-        data = yaml.safe_load(content.decode()) or {}
+        data = yaml.load(content.decode(), _Loader) or {}
     except OSError as error:
         raise ConfigError(f"the configuration {path.name} cannot be read: {reason_of(error)}") from error
     except ConfigError:
         raise
     except Exception as error:  # for some tags the parser raises what its own code raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"the configuration {path.name} is not valid YAML: {reason}") from error
+        raise ConfigError(f"the configuration {path.name} is not valid YAML: {_yaml_reason(error)}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
     return data
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise ValueError(f"it has {key.value!r:.80} on line {lines[key.value]} and again on line {line}")
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem or error.context}, on line {error.problem_mark.line + 1}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -277,7 +296,8 @@ def parse(model: type[Model], data: dict[str, Any]) -> Model:
         found = first["input"]
         # Aliases of YAML can make a few lines a value that no memory holds as text.
         shown = reprlib.repr(found) if isinstance(found, (list, tuple, dict, set)) else repr(found)
-        raise ConfigError(f"configuration key {key} is {shown:.200}: {first['msg'].lower()}") from None
+        says = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"configuration key {key} is {shown:.200}: {says[:1].lower()}{says[1:]}") from None
 
 
 def _field_names(model: type[Any], path: tuple[int | str, ...]) -> list[str]:

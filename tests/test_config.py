@@ -55,8 +55,19 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]
         ("[" * 100_000, "is not valid YAML"),
         ("# " + "x" * (128 << 10), "has more than 131072 bytes"),
         (b"\xff\xfe\x00", "is not valid YAML"),
+        ("speculation: off\nnum_threads: [1\n", "is not valid YAML: expected ',' or ']', but got"),
+        ("speculation: off\nnum_threads: [1\n", ", on line 3"),
+        (
+            "num_threads: 1\nspeculation: off\nnum_threads: 2\n",
+            "is not valid YAML: it has 'num_threads' on line 1 and again on line 3",
+        ),
+        ("kv_cache_config:\n  max_tokens: 1\n  max_tokens: 2\n", "it has 'max_tokens' on line 2 and again on line 3"),
+        ("drafters: nobody\n", "configuration key drafters is 'nobody': it must be a list of model and suffix"),
+        (
+            "scheduler_config:\n  capacity_scheduler_policy: x\n",
+            "is 'x': input should be 'GUARANTEED_NO_EVICT' or 'MAX_UTILIZATION'",
+        ),
     ],
-    ids=["aliases", "int", "timestamp", "bool", "deep", "long", "bytes"],
 )
 def test_a_file_that_is_no_configuration_gets_a_sentence(text, message, tmp_path):
     path = tmp_path / "faser.yaml"
