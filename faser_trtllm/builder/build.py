@@ -29,7 +29,7 @@ from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.network.fp8_recipe import describe_fp8
 from faser_trtllm.builder.options import BuildOptions, check_options, fp8_roles
 from faser_trtllm.builder.source import MedusaHeads, Source, open_sources
-from faser_trtllm.builder.staging import staged_directory
+from faser_trtllm.builder.staging import remove_leftovers, staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
@@ -71,6 +71,8 @@ def build_engines(
                 note(sentence)
         build_config = _build_config(options, backend, sources)
         _check_output_dir(options)
+        if not options.dry_run:
+            remove_leftovers(options.output_dir.resolve())
         manifest = _manifest(options, backend, build_config, sources)
         if options.dry_run:
             return None

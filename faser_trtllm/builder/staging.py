@@ -15,11 +15,10 @@ from pathlib import Path
 def staged_directory(final: Path) -> Iterator[Path]:
     """Yield an empty sibling directory that replaces `final` at the end of the block, or is removed on an error.
 
-    Leftovers of a killed process are removed by the next one. `final` is replaced with two renames: a kill in between
+    What a killed process leaves, remove_leftovers() removes. `final` is replaced with two renames: a kill in between
     leaves no `final`, never a mixture. Everything is synced to disk before the rename. Raises OSError.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final)
     name = f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}"
     staging = final.parent / f"{name}.building"
     staging.mkdir()
@@ -48,15 +47,20 @@ def _remove(path: Path) -> None:
             return
 
 
-def _remove_leftovers(final: Path) -> None:
+def remove_leftovers(final: Path) -> None:
+    """Remove what staged_directory() of processes that were killed has left next to `final`."""
     pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)\.[0-9a-f]{8}\.(building|replaced)")
-    for path in final.parent.iterdir():
-        match = pattern.fullmatch(path.name)
-        if match and not _is_running(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # there is no such folder, or none of ours
+        for path in list(final.parent.iterdir()):
+            match = pattern.fullmatch(path.name)
+            if match and not _is_running(int(match[1])):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_running(pid: int) -> bool:
+    """Whether another process has the id; in a new container this one may have that of the one that was killed."""
+    if pid == os.getpid():
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -136,6 +136,7 @@ def _check_pickle(data: bytes, where: str) -> None:
     object of the pickle may hold another a billion times) and to search.
     """
     previous, shared = "", set()
+    value: Any
     for opcode, value, _ in pickletools.genops(data):
         name = opcode.name
         if name == "GLOBAL":

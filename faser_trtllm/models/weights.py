@@ -199,7 +199,10 @@ def _weight_files(directory: Path) -> list[str]:
     if (directory / SINGLE_FILE).exists():
         return [SINGLE_FILE]
     if not (directory / INDEX_FILE).exists():
-        raise CheckpointError(f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        raise CheckpointError(
+            f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; convert other files to "
+            "safetensors (transformers: from_pretrained, then save_pretrained)"
+        )
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{INDEX_FILE}: weight_map is missing")

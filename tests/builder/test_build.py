@@ -332,6 +332,12 @@ def test_a_killed_build_is_never_accepted(options: BuildOptions) -> None:
     build_engines(options)
     EngineDir.load(options.output_dir, verify_hashes=True)
     assert not leftovers[0].exists()
+    # Those of a rebuild that was killed, also by a process of a container with the id of this one, where nothing is
+    # to be built any more.
+    for pid in (process.pid, os.getpid()):
+        leftovers[0].with_name(f".engines.{pid}.0123abcd.building").mkdir()
+    build_engines(options)
+    assert [path.name for path in options.output_dir.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_interrupted_builds_clean_up(options: BuildOptions) -> None:

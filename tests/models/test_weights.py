@@ -151,7 +151,9 @@ def test_other_types_are_refused_when_they_are_read(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
+    with pytest.raises(
+        CheckpointError, match=r"has neither model\.safetensors nor .*; convert other files to safetensors"
+    ):
         CheckpointWeights(tmp_path)
     with pytest.raises(CheckpointError, match="is not a directory"):
         CheckpointWeights(tmp_path / "absent")

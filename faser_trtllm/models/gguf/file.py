@@ -20,6 +20,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 
 MAGIC = b"GGUF"
+_MIN_BYTES = 24  # of MAGIC, the version and two counts
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 TensorType = GGMLQuantizationType
@@ -72,7 +73,12 @@ class GgufFile(Closing):
             with path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 magic = stream.read(4)
-                if magic != MAGIC or size < 24:
+                if magic == MAGIC and size < _MIN_BYTES:
+                    raise CheckpointError(
+                        f"{path.name}: {size} bytes are a truncated GGUF file, whose header has {_MIN_BYTES}; fetch it "
+                        "again"
+                    )
+                if magic != MAGIC:
                     raise CheckpointError(
                         f"{path.name}: {size} bytes that start with {magic!r} are no GGUF file, which starts with "
                         f"{MAGIC!r}; a checkpoint is a GGUF file or a Hugging Face folder"

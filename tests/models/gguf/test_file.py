@@ -109,6 +109,7 @@ ARRAY_HEAD = KEY + struct.pack("<I", ARRAY)
     [
         (b"", r"x\.gguf: 0 bytes that start with b'' are no GGUF file"),
         (b"PK\3\4" + bytes(100), "are no GGUF file, which starts with b'GGUF'"),
+        (header(0, 0)[:8], r"x\.gguf: 8 bytes are a truncated GGUF file, whose header has 24; fetch it again"),
         (header(0, 0, version=1), "the GGUF file is version 1, only versions 2 and 3"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "the GGUF file is big-endian"),
         (header(HUGE, 0), f"it claims {HUGE} tensors in 24 bytes"),
