@@ -48,6 +48,9 @@ stamp_of() { cat "$@" 2>/dev/null | sha256sum | cut -d' ' -f1; }
 is_done() { [ -f "$VENV/.faser-$1" ] && [ "$(cat "$VENV/.faser-$1")" = "$2" ]; }
 mark_done() { echo "$2" >"$VENV/.faser-$1"; }
 
+# False after `pip install '.[...]'` without -e, which puts a copy of the package in the place of this checkout.
+is_this_checkout() { [ "$("$PYTHON" -Ic 'import faser_trtllm; print(*faser_trtllm.__path__)' 2>/dev/null)" = "$PWD/faser_trtllm" ]; }
+
 pip_install() { "$PYTHON" -m pip install --quiet -c constraints.txt "$@"; }
 
 # With FASER_REQUIRE_HASHES=1, as in CI on GitHub, what is installed is checked by the hashes of locks/. Not by default:
@@ -63,7 +66,7 @@ setup() {
   fi
   local sources
   sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt $(find plugins/cpu plugins/triton -type f | LC_ALL=C sort))
-  if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
+  if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null || ! is_this_checkout; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
     if [ -n "${FASER_REQUIRE_HASHES:-}" ]; then
@@ -130,6 +133,7 @@ run_tests() {
   for argument in "$@"; do
     if [ "$argument" = --all ]; then
       export FASER_TEST_ALL=1
+      arguments+=(-ra) # with the reasons of what is skipped
     else
       arguments+=("$argument")
     fi

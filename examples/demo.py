@@ -30,6 +30,7 @@ from faser_trtllm.serving.observe.view import View, fetch, make_view
 ROOT = Path(__file__).resolve().parents[1]
 PAIR_DIR = ROOT / "engines" / "demo"
 BUILT_DIR = ROOT / "engines" / "built"
+LOG = BUILT_DIR / "demo.log"
 EXPAND = 16  # a pass takes milliseconds, as those of models in use do, and not less than the host takes for a step
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 PROMPTS = (
@@ -70,7 +71,7 @@ class _Service:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 if all went well and nothing was left behind."""
+    """0 if all went well and no process or port is left."""
     parser = argparse.ArgumentParser(prog="./build.sh demo", description="serve the bundled pair and stream text")
     parser.add_argument("--max_tokens", type=int, default=64, help="tokens of each answer (default: 64)")
     parser.add_argument(
@@ -118,7 +119,8 @@ def run(max_tokens: int, speculation: str) -> int:
     if left:
         print(f"\nstopped, but left behind: {', '.join(left)}", file=sys.stderr)
         return 1
-    print("\nstopped: no process, port or file left behind")
+    kept = f"{engine_dir.relative_to(ROOT)} (engines) and {LOG.relative_to(ROOT)}"
+    print(f"\nstopped: no process, port or temporary file is left; kept are {kept}")
     print(f"to serve it yourself: faser serve --engine_dir {engine_dir.relative_to(ROOT)}")
     return 0
 
@@ -133,8 +135,8 @@ def _build() -> Path:
     measure_once(output)
     print(
         f"engines and their costs: {output.relative_to(ROOT)} ({time.monotonic() - started_s:.1f} s)\n"
-        "  a pair trained on Python;"
-        f" the target runs {EXPAND} times its layers (the same function, with the work of a larger model)"
+        "  a toy pair of 7 and 1 million parameters trained on Python: its text is poor, its speed is what is shown;\n"
+        f"  the target runs {EXPAND} times its layers (the same function, with the work of a larger model)"
     )
     return output
 
@@ -151,7 +153,7 @@ def _serve(engine_dir: Path, speculations: tuple[str, ...], stack: ExitStack) ->
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             speculation=speculation,
-            log_file=BUILT_DIR / "demo.log",
+            log_file=LOG,
         )
         launcher = stack.enter_context(Launcher(options))
         launcher.start()

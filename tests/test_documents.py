@@ -45,6 +45,16 @@ def test_files_that_are_named_exist(path):
         assert any(list(place.glob(name)) for place in places), f"{path} names {name}, which is not there"
 
 
+def test_installations_keep_the_checkout():
+    """Without -e pip would put a copy in its place. Images of deploy/ have nothing but the copy."""
+    installed = re.compile(r"pip install([^\n`]*?)\s['\"]?\.(?![\w./-])")
+    command = ["git", "grep", "--untracked", "-l", "pip install", "--", ":!CHANGELOG.md", ":!deploy", ":!build.sh"]
+    paths = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    found = [(path, flags) for path in paths for flags in installed.findall((ROOT / path).read_text(errors="replace"))]
+    assert len(found) > 10
+    assert [path for path, flags in found if not flags.endswith("-e")] == []
+
+
 def test_nothing_says_to_install_the_project_by_a_name_that_no_index_has():
     """Outside pyproject.toml, where the name means the project itself."""
     wrong = re.compile(r"install\s+['\"]?faser[-_]trtllm|faser[-_]trtllm\[")
