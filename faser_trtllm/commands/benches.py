@@ -16,13 +16,13 @@ from faser_trtllm.commands.table import HELP_FLAGS, listing
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = "faser_trtllm/bench/serve/__main__.py"
-ABOUT = "Benchmarks. All but serve are in the repository and run from a checkout."
+PACKAGED = {"serve": "faser_trtllm/bench/serve/__main__.py", "golden": "faser_trtllm/bench/golden.py"}
+ABOUT = "Benchmarks. golden and serve are installed, the others run from a checkout."
 
 
 def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
     """Run a benchmark: peers, policies, the service, endurance, host, GPUs."""
-    files = {"serve": SERVE, **_files(root)}
+    files = {**PACKAGED, **_files(root)}
     if not arguments or arguments[0] in HELP_FLAGS:
         print(listing("faser bench", ABOUT, {name: _first_line(root / file) for name, file in sorted(files.items())}))
         return 0 if arguments else 2
@@ -35,7 +35,7 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
                 "after ./build.sh setup"
             )
         raise InvalidArgumentError(f"there is no {what} 'bench {name}'; `faser bench --help` lists the commands")
-    if name != "serve":
+    if name not in PACKAGED:
         _make_importable(root)
     module = importlib.import_module(files[name].removesuffix(".py").replace("/", "."))
     return module.main(rest) or 0

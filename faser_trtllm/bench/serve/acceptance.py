@@ -79,7 +79,8 @@ def read_record(answer: dict[str, Any]) -> Acceptance | None:
         record = choices[0].get("speculative_decoding_stats")  # vLLM before 0.32
     if not isinstance(record, dict):
         return None
-    counts: list[Any] = [record.get(name) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")]
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    counts: list[Any] = [record.get(name) for name in names]
     if not all(_is_count(count) for count in counts):
         return None
     steps, drafts, accepted = counts

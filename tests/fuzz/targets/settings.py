@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from faser_trtllm.bench.golden import by_place, read_curves
 from faser_trtllm.bench.serve.dataset import DATASETS, read_dataset
 from faser_trtllm.config import load_service_config
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
@@ -98,7 +99,12 @@ def run_trace(data: bytes) -> None:
 TRACE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n2023-11-16 18:17:04.03,396,109\n"
 
 
-# datasets
+# acceptance curves and datasets of benchmarks
+
+
+def run_golden(data: bytes) -> None:
+    for lengths in read_curves(put("golden/curves.yaml", data)).values():
+        assert all(0.0 <= chance <= 1.0 for chance in by_place(lengths))
 
 
 def run_dataset(data: bytes) -> None:
@@ -159,6 +165,13 @@ TARGETS = (
         JSON,
     ),
     Target("trace", run_trace, lambda: [TRACE, b"at_s,input\n0.5,3\n"], ("planner/load/trace.py",)),
+    Target(
+        "golden",
+        run_golden,
+        lambda: [b"a: {t: {1: 1.5, 2: 1.75}}", b"a:\n  off:\n    1: 2\n    2: 2.5\nb: {x: {1: 1}}\n"],
+        ("bench/golden.py",),
+        Codec(yaml.safe_load, _yaml),
+    ),
     Target(
         "dataset",
         run_dataset,
