@@ -30,6 +30,31 @@ def openai(
     chat_template: Annotated[
         Path | None, typer.Option("--chat_template", help="Jinja file; default: the template of the model")
     ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool_call_parser",
+            "--tool-call-parser",
+            help="how the model writes calls of functions, or none; default: what its chat template tells",
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--reasoning_parser",
+            "--reasoning-parser",
+            help="how the model marks its reasoning, or none; default: what its chat template tells",
+        ),
+    ] = None,
+    per_request_spec_decode_metrics: Annotated[
+        str,
+        typer.Option(
+            "--per_request_spec_decode_metrics",
+            "--per-request-spec-decode-metrics",
+            help="metrics.speculative_decoding in each answer: none, summary, or detailed with the numbers of each "
+            "step",
+        ),
+    ] = "none",
     max_body_bytes: Annotated[
         int | None, typer.Option("--max_body_bytes", help="largest request body; default: 4 MiB")
     ] = None,
@@ -94,6 +119,9 @@ def openai(
         port=port,
         served_model_name=served_model_name,
         chat_template=chat_template,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        per_request_spec_decode_metrics=per_request_spec_decode_metrics,
         max_body_bytes=max_body_bytes,
         api_key=api_key,
         allow_no_key=allow_no_key,

@@ -110,6 +110,10 @@ class Tokenizer:
             return self._backend.token_to_id(token)  # type: ignore[no-any-return]
         return None
 
+    def is_special(self, token: str) -> bool:
+        """True for a special token, which texts leave out unless they are asked not to."""
+        return self.token_id(token) in self._special_ids
+
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
         digest = hashlib.sha256()

@@ -33,11 +33,13 @@ class Logprobs:
     what it would add.
     """
 
-    def __init__(self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int], skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         # Its end is enough, and which of its tokens are the last does not matter.
         before = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:]) if isinstance(prompt, str) else prompt
-        self._detokenizer = IncrementalDetokenizer(tokenizer, before=before)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens, before=before)
         self._is_chat = is_chat
         self._offset = 0
 

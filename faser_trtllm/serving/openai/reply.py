@@ -10,6 +10,8 @@ from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.client import Response
+from faser_trtllm.serving.openai.chat.answer import Answer
+from faser_trtllm.serving.openai.drafts.records import metrics, prediction_usage
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.logprobs import Entry, Logprobs
 from faser_trtllm.serving.openai.request import GenerationRequest
@@ -36,7 +38,7 @@ class Reply:
         """The answer to a request that does not stream, after all deltas were added."""
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         choices = [choice.whole(index) for index, choice in enumerate(self._choices)]
-        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage(), **self._metrics()}
 
     def add(self, index: int, delta: Response) -> None:
         """Add a delta to the whole answer; raises RequestError if it becomes too large."""
@@ -64,11 +66,16 @@ class Reply:
     def chunks(self, index: int, delta: Response) -> list[dict[str, Any]]:
         """The chunks of a delta; empty if it adds nothing visible yet."""
         self._note(delta)
-        return [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
+        found = [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
+        if found and delta.is_final and not self._request.options.include_usage:
+            found[-1] |= self._metrics()
+        return found
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """The chunk after all deltas: the usage, if requested."""
-        return [self._chunk([]) | {"usage": self._usage()}] if self._request.options.include_usage else []
+        if not self._request.options.include_usage:
+            return []
+        return [self._chunk([]) | {"usage": self._usage(), **self._metrics()}]
 
     def _note(self, delta: Response) -> None:
         if read_finish(delta.finish_reason or "")[1]:
@@ -81,16 +88,21 @@ class Reply:
             usage["usage"] = self._usage() if self._request.options.usage_per_chunk else None
         return {**self._head, "object": kind, "choices": choices, **usage}
 
+    def _metrics(self) -> dict[str, Any]:
+        return metrics(self._request.spec_decode_metrics, self._choices[0].final)
+
     def _usage(self) -> dict[str, Any]:
         """Token counts so far; a prompt counts once for all its choices."""
         firsts = self._choices[:: self._request.num_choices]
         num_input_tokens = sum(choice.num_input_tokens for choice in firsts)
         num_output_tokens = sum(choice.num_output_tokens for choice in self._choices)
+        details = prediction_usage(choice.final for choice in self._choices)
         return {
             "prompt_tokens": num_input_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_input_tokens + num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
+            **({"completion_tokens_details": details} if details else {}),
         }
 
 
@@ -104,17 +116,23 @@ class _Choice:
         self._prompt = prompt if request.echo else None  # until it was echoed
         self._logprobs: Logprobs | None = None
         if request.logprobs is not None and tokenizer is not None:
-            self._logprobs = Logprobs(tokenizer, request.is_chat, prompt)
+            skips = bool(request.inputs.get("skip_special_tokens", True))
+            self._logprobs = Logprobs(tokenizer, request.is_chat, prompt, skips)
         self._texts: list[str] = []
+        self._answer = None if request.parsing is None else Answer(request.parsing)
         self._entries: list[Entry] = []
         self._finish_reason: str | None = None
+        self.final: Response | None = None
         self.num_input_tokens = 0
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
 
     def add(self, delta: Response) -> None:
         text, entries = self._added(delta)
-        self._texts.append(text)
+        if self._answer is None:
+            self._texts.append(text)
+        else:
+            self._answer.add(text, delta.is_final)
         self._entries += entries
         self._count(delta)
 
@@ -122,23 +140,34 @@ class _Choice:
         text = "".join(self._texts)
         logprobs = None if self._logprobs is None else self._logprobs.spell(self._entries)
         rest = {"index": index, "logprobs": logprobs, "finish_reason": self._finish_reason}
+        if self._answer is not None:
+            return {"message": self._answer.message(), **rest}
         if self._is_chat:
             return {"message": {"role": "assistant", "content": text, "refusal": None}, **rest}
         return {"text": text, **rest}
 
     def chunks(self, index: int, delta: Response) -> list[dict[str, Any]]:
-        self._count(delta)
         text, entries = self._added(delta)
+        deltas = self._deltas(text, delta.is_final)
+        self._count(delta)
         logprobs = None if self._logprobs is None or not entries else self._logprobs.spell(entries)
         has_content = bool(text or entries)
         if not self._is_chat:
             reason = self._finish_reason
             rest = {"index": index, "logprobs": logprobs, "finish_reason": reason}
             return [{"text": text, **rest}] if has_content or reason else []
-        pieces = [_chat_chunk(index, {"content": text}, logprobs, None)] if has_content else []
+        if entries and not deltas:
+            deltas = [{"content": ""}]
+        pieces = [_chat_chunk(index, found, None if i else logprobs, None) for i, found in enumerate(deltas)]
         if self._finish_reason is not None:
             pieces.append(_chat_chunk(index, {}, None, self._finish_reason))
         return pieces
+
+    def _deltas(self, text: str, is_last: bool) -> list[dict[str, Any]]:
+        """What a text adds to a chat's message."""
+        if self._answer is not None:
+            return self._answer.deltas(text, is_last)
+        return [{"content": text}] if text else []
 
     def _added(self, delta: Response) -> tuple[str, list[Entry]]:
         """The text and the tokens that a delta adds to the answer: the prompt's come before the first."""
@@ -161,8 +190,10 @@ class _Choice:
 
     def _count(self, delta: Response) -> None:
         if delta.finish_reason is not None:
+            self.final = delta
             reason = "length" if self._only_prompt else read_finish(delta.finish_reason)[0]
-            self._finish_reason = _FINISH_REASONS.get(reason, "stop")
+            reason = _FINISH_REASONS.get(reason, "stop")
+            self._finish_reason = reason if self._answer is None else self._answer.finish_reason(reason)
         if delta.finish_reason is not None or delta.num_output_tokens:
             self.num_input_tokens = delta.num_input_tokens or 0
             self.num_output_tokens = 0 if self._only_prompt else delta.num_output_tokens or 0
@@ -188,5 +219,5 @@ def event(value: Any, padding: int = 0) -> bytes:
 LAST_EVENT = b"data: [DONE]\n\n"
 
 
-def _chat_chunk(index: int, delta: dict[str, str], logprobs: Any, finish_reason: str | None) -> dict[str, Any]:
+def _chat_chunk(index: int, delta: dict[str, Any], logprobs: Any, finish_reason: str | None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

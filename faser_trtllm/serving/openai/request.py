@@ -10,6 +10,9 @@ from faser_trtllm.core.request_field import MAX_INT32, Bounds, rows
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, check_count
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.client import ResponseError
+from faser_trtllm.serving.openai.chat.answer import Parsing
+from faser_trtllm.serving.openai.chat.conversation import Conversation, read_conversation
+from faser_trtllm.serving.openai.drafts.prediction import prediction_inputs
 from faser_trtllm.serving.openai.error import RequestError, status_of
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
@@ -19,44 +22,37 @@ from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, SEED_STEP
 
 MAX_PROMPTS = 64
 MAX_SEQUENCES = 128
-MAX_MESSAGES = 2048
-MAX_CONTENT_PARTS = 1024
 DEFAULT_MAX_TOKENS = 16
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _ROWS = tuple(row for row in rows(TextRequest) if row.openai)
 _COMMON = frozenset(
     (
         *(row.openai for row in _ROWS),
-        *("model", "n", "stream", "stream_options", "logprobs", "logit_bias", "ignore_eos"),
+        *("model", "n", "stream", "stream_options", "logprobs", "logit_bias", "ignore_eos", "prediction"),
         *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     )
 )
 _COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix"}
 _CHAT = _COMMON | {
-    *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"),
-    *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
+    *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"),
+    *("reasoning_effort", "include_reasoning", "chat_template_kwargs", "functions", "function_call"),
+    *("modalities", "audio", "web_search_options", "verbosity"),
 }
 _NAMES = {row.name: row.openai for row in _ROWS} | {"text_input": "prompt", "input_ids": "prompt"}
 """Fields of the Triton model and what they are called here."""
 
-_IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
-)
+_IGNORED = frozenset(("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"))
 """Fields for the bookkeeping of OpenAI's service; they do not affect the answer."""
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "insertion is not supported"),
-    "tool_choice": (("none", "auto"), "tools are not supported"),
-    "functions": (([],), "tools are not supported"),
-    "function_call": (("none", "auto"), "tools are not supported"),
+    "functions": (([],), "tools take its place"),
+    "function_call": (("none", "auto"), "tool_choice takes its place"),
     "modalities": ((["text"],), "only text is supported"),
     "audio": ((), "only text is supported"),
     "web_search_options": ((), "searching the web is not supported"),
-    "reasoning_effort": (("none",), "reasoning efforts are not supported"),
     "verbosity": (("medium",), "verbosity is not supported"),
 }
 """Unsupported fields: the values that have no effect, and why others are refused."""
@@ -79,7 +75,8 @@ class GenerationRequest:
 
     logprobs: how many of the most probable tokens come with each token's, None: no log probs. echo: the answer
     begins with the prompt. only_prompt: it ends there; the model is asked for one token, since it gives no less.
-    guide_field: the field that constrains the output.
+    guide_field: the field that constrains the output. spec_decode_metrics: as ServedModel has it. parsing: how the
+    answers are read, None: they are text.
     """
 
     prompts: tuple[Prompt, ...]
@@ -93,6 +90,8 @@ class GenerationRequest:
     echo: bool = False
     only_prompt: bool = False
     guide_field: str | None = None
+    spec_decode_metrics: str = "none"
+    parsing: Parsing | None = None
 
     def named(self, error: ResponseError) -> FaserError:
         """The model's error with the names of this request's fields, if it is about one of them."""
@@ -134,7 +133,7 @@ def parse_completion(values: Mapping[str, Any], model: ServedModel) -> Generatio
     max_tokens = fields.integer("max_tokens", 0 if echo else 1)
     if max_tokens is None:
         max_tokens = DEFAULT_MAX_TOKENS
-    return _request(fields, model, prompts, max_tokens, logprobs, is_chat=False, echo=echo)
+    return _request(fields, model, prompts, max_tokens, logprobs, echo=echo)
 
 
 def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
@@ -143,40 +142,14 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
     logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOG_PROBS) or 0
     if logprobs and not fields.flag("logprobs"):
         raise RequestError(f"is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
-    _check_tools(fields)
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
     limits = [fields.integer(name, 1) for name in names]
     if len(set(limits)) > 1:
         raise RequestError(f"is {limits[0]} and max_completion_tokens {limits[1]}; send one of them", "max_tokens")
-    messages = _messages(fields.get("messages"))
-    if model.chat_template is None:
-        raise RequestError(
-            f"model {model.name} has no chat template; start the server with --engine_dir and --chat_template, or use "
-            "/v1/completions",
-            param="messages",
-        )
-    with naming_length("messages"):
-        model.check_size(sum(len(text) for message in messages for text in message.values()))
-        prompt = tuple(model.chat_template.encode(messages, model.check_length))
-        model.check_length(prompt)
-    if not prompt:
-        raise RequestError("render to an empty prompt; send a message with content", "messages")
+    conversation = read_conversation(fields, model)
     max_tokens = limits[0] if limits else model.max_seq_len
     wanted = logprobs if fields.flag("logprobs") else None
-    return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, wanted, is_chat=True)
-
-
-def _check_tools(fields: Fields) -> None:
-    """Tools are for a client's bookkeeping only: with tool_choice none the model answers in text, as it does here."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
-    if tools and not isinstance(tools, list):
-        raise RequestError(f"is {kind_of(tools)}, it must be a list", "tools")
-    if tools and choice != "none":
-        raise RequestError(
-            f"was sent with tool_choice {shown(choice or 'auto')}, allowed is none: the model calls no tools; "
-            "describe the answer with response_format instead",
-            "tools",
-        )
+    return _request(fields, model, (conversation.prompt,), max_tokens or DEFAULT_MAX_TOKENS, wanted, conversation)
 
 
 def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: ServedModel) -> Fields:
@@ -209,7 +182,7 @@ def _request(
     prompts: tuple[Prompt, ...],
     max_tokens: int,
     logprobs: int | None,
-    is_chat: bool,
+    conversation: Conversation | None = None,
     echo: bool = False,
 ) -> GenerationRequest:
     if logprobs is not None and model.tokenizer is None:
@@ -225,25 +198,31 @@ def _request(
         )
     stream = fields.flag("stream")
     options = _stream_options(fields, stream)
-    guide_field, guide = guide_inputs(fields)
+    guide_field, guide = guide_inputs(fields) if conversation is None else (conversation.guide_field, {})
     inputs = _inputs(fields, max(1, max_tokens))
     seed = inputs.pop("seed", None)
+    metrics_level = model.spec_decode_metrics if len(prompts) * num_choices == 1 else "none"  # as vLLM
     return GenerationRequest(
         prompts=prompts,
         num_choices=num_choices,
         inputs=inputs
         | guide
+        | ({} if conversation is None else dict(conversation.inputs))
         | {"stream": stream, "exclude_input_in_output": True}
         | _log_prob_inputs(logprobs, echo, max_tokens)
-        | ({"return_perf_metrics": True} if options.usage_per_chunk else {}),
+        | ({"return_perf_metrics": True} if options.usage_per_chunk else {})
+        | ({"return_acceptance": True} if metrics_level != "none" else {})
+        | prediction_inputs(fields),
         seed=None if seed is None else seed % 2**64,
         stream=stream,
         options=options,
         logprobs=logprobs,
-        is_chat=is_chat,
+        is_chat=conversation is not None,
         echo=echo,
         only_prompt=max_tokens == 0,
         guide_field=guide_field,
+        spec_decode_metrics=metrics_level,
+        parsing=None if conversation is None else conversation.parsing,
     )
 
 
@@ -340,42 +319,3 @@ def _prompt(value: Any) -> Prompt:
 
 def _is_ids(value: list[Any]) -> bool:
     return all(type(entry) is int for entry in value)
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if value is None:
-        raise RequestError("is missing, send a list of messages", "messages")
-    if not isinstance(value, list) or not value:
-        raise RequestError("must be a list of at least one message", "messages")
-    check_count("messages", len(value), MAX_MESSAGES)
-    return [_message(f"messages[{i}]", message) for i, message in enumerate(value)]
-
-
-def _message(where: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object with role and content", where)
-    fields = Fields(value)
-    role = fields.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(f"is {shown(role)}, allowed are {', '.join(_ROLES)}", f"{where}.role")
-    for name in ("tool_calls", "function_call", "audio"):
-        if fields.get(name):
-            raise RequestError("was sent, but only text is supported; leave it out", f"{where}.{name}")
-    message = {"role": _ROLES[role], "content": _content(f"{where}.content", fields.get("content"))}
-    if "name" in fields:
-        message["name"] = checked_text(f"{where}.name", fields.get("name"))
-    return message
-
-
-def _content(where: str, value: Any) -> str:
-    if isinstance(value, str):
-        return checked_text(where, value)
-    if not isinstance(value, list) or not value or len(value) > MAX_CONTENT_PARTS:
-        raise RequestError(f"is {kind_of(value)}, it must be a text or 1 to {MAX_CONTENT_PARTS} text parts", where)
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else part
-            raise RequestError(f"has a part of type {shown(kind)}, allowed is text", where)
-        texts.append(checked_text(where, part.get("text")))
-    return "".join(texts)

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,9 @@ from faser_trtllm.serving.launch.launcher import keep_serving
 from faser_trtllm.serving.launch.limits import MAX_OPEN_FILES
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.tritonserver import is_loopback
+from faser_trtllm.serving.openai.drafts.records import LEVELS
 from faser_trtllm.serving.openai.served_model import ServedModel
+from faser_trtllm.serving.parsers.registry import detect, parser_names
 
 if TYPE_CHECKING:
     import uvicorn
@@ -39,9 +41,11 @@ class OpenAIOptions:
 
     url: gRPC endpoint of a running Triton server; None starts one with the options `triton`.
     triton.engine_dir: also has the tokenizer and chat template; None with url: no chat and no logprobs.
-    chat_template: overrides the model's. stream_padding: bytes that events of streams are padded to a multiple of, 0:
-    where a client asks for it. api_key: that clients must send. allow_no_key: listen on any host without one.
-    allowed_origins: of web pages, for CORS. metrics_url: Triton's metrics; None: those of the server started here.
+    chat_template: overrides the model's. tool_call_parser, reasoning_parser: names, or none; None: those that the chat
+    template tells. per_request_spec_decode_metrics: one of records.LEVELS. stream_padding: bytes that events of streams
+    are padded to a multiple of, 0: where a client asks for it. api_key: that clients must send. allow_no_key: listen on
+    any host without one. allowed_origins: of web pages, for CORS. metrics_url: Triton's metrics; None: those of the
+    server started here.
     """
 
     url: str | None = None
@@ -49,6 +53,9 @@ class OpenAIOptions:
     port: int = 9000
     served_model_name: str = "faser"
     chat_template: Path | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    per_request_spec_decode_metrics: str = "none"
     max_body_bytes: int | None = None
     max_connections: int = 4096
     stream_padding: int = 0
@@ -70,6 +77,11 @@ def serve_openai(options: OpenAIOptions) -> int:
         Bounds(1024, 64 << 20).check("max_body_bytes", options.max_body_bytes)
     Bounds(1, MAX_OPEN_FILES).check("max_connections", options.max_connections)
     Bounds(0, MAX_STREAM_PADDING).check("stream_padding", options.stream_padding)
+    if options.per_request_spec_decode_metrics not in LEVELS:
+        raise InvalidArgumentError(
+            f"is {options.per_request_spec_decode_metrics}, allowed are {', '.join(LEVELS)}",
+            "per_request_spec_decode_metrics",
+        )
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
         raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
     if options.api_key is None and not options.allow_no_key and not is_loopback(options.host):
@@ -196,13 +208,32 @@ def _served_model(options: OpenAIOptions) -> ServedModel:
             raise InvalidArgumentError("engine_dir is not set; pass --engine_dir, or a running server with --url")
         if options.chat_template is not None:
             raise InvalidArgumentError("chat_template needs the tokenizer's files; pass --engine_dir")
-        return ServedModel(options.served_model_name)
+        return ServedModel(options.served_model_name, spec_decode_metrics=options.per_request_spec_decode_metrics)
     from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
     engines = EngineDir.load(engine_dir)
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     template = ChatTemplate.load(engines.tokenizer_dir, tokenizer, options.chat_template)
-    return ServedModel(options.served_model_name, tokenizer, template, engines.build_config.max_seq_len)
+    found = (None, None) if template is None else detect(template.source)
+    known = parser_names()
+    return ServedModel(
+        options.served_model_name,
+        tokenizer,
+        template,
+        engines.build_config.max_seq_len,
+        _parser("tool_call_parser", options.tool_call_parser, found[0], known[0]),
+        _parser("reasoning_parser", options.reasoning_parser, found[1], known[1]),
+        options.per_request_spec_decode_metrics,
+    )
+
+
+def _parser(option: str, asked: str | None, detected: str | None, known: Sequence[str]) -> str | None:
+    """The parser that is asked for, or else the one that the chat template tells."""
+    if asked is None:
+        return detected
+    if asked not in ("none", *known):
+        raise InvalidArgumentError(f"is {asked}, allowed are none, {', '.join(known)}", option)
+    return None if asked == "none" else asked
 
 
 def _check_url(options: OpenAIOptions) -> None:

@@ -31,7 +31,7 @@ from tests.fuzz.targets.served import TEMPLATE, tokenizer
 @functools.cache
 def _openai() -> ServedModel:
     template = ChatTemplate(TEMPLATE, tokenizer(), ["<|endoftext|>", "<|begin|>"], bos_token="<|begin|>", eos_token="")
-    return ServedModel("m", tokenizer(), template, 512)
+    return ServedModel("m", tokenizer(), template, 512, "hermes", "qwen3")
 
 
 def _use(request: GenerationRequest) -> None:
@@ -89,8 +89,24 @@ def chat_seeds() -> list[bytes]:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "<|endoftext|>"}]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts, "name": "n"}]
     chat = {"messages": messages, "model": "m"}
-    tools = {"tools": [{"type": "function"}], "tool_choice": "none", "logprobs": True, "top_logprobs": 2}
-    found = [chat, SAMPLING | chat | tools, chat | {"max_completion_tokens": 3, "max_tokens": 3}]
+    function = {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "null"}}},
+    }
+    tools = [
+        {"type": "function", "function": function},
+        {"type": "function", "function": {"name": "g", "strict": True}},
+    ]
+    call = {"id": "i", "type": "function", "function": {"name": "f", "arguments": '{"a": null}'}}
+    turns = [{"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "r"}]
+    turns.append({"role": "tool", "tool_call_id": "i", "content": "x"})
+    named = {"type": "function", "function": {"name": "f"}}
+    thinking = {"reasoning_effort": "low", "chat_template_kwargs": {"a": 1, "b": "x"}, "include_reasoning": False}
+    found = [chat, SAMPLING | chat | {"logprobs": True, "top_logprobs": 2}]
+    found += [chat | thinking | {"messages": [*messages, *turns], "tools": tools, "parallel_tool_calls": False}]
+    found += [chat | {"tools": tools, "tool_choice": choice} for choice in ("none", "auto", "required", named)]
+    found += [chat | {"max_completion_tokens": 3, "max_tokens": 3}]
     return [json.dumps(entry).encode() for entry in found]
 
 
@@ -222,11 +238,17 @@ def _encode_answer(value: Any) -> bytes:
 
 
 _OPENAI = ("serving/openai/request.py", "serving/openai/fields.py")
+_CHAT = tuple(f"serving/openai/chat/{name}.py" for name in ("conversation", "message", "tools", "template_args"))
 
 TARGETS = (
     Target("openai_completion", run_completion, completion_seeds, _OPENAI, JSON, words=tuple(SAMPLING)),
     Target(
-        "openai_chat", run_chat, chat_seeds, _OPENAI, JSON, words=(*SAMPLING, "role", "content", "user", "assistant")
+        "openai_chat",
+        run_chat,
+        chat_seeds,
+        (*_OPENAI, *_CHAT),
+        JSON,
+        words=(*SAMPLING, "role", "content", "user", "assistant", "tool", "tools", "tool_calls", "function"),
     ),
     Target("guide", run_guide, guide_seeds, ("serving/openai/guide.py", "guided/spec.py"), JSON),
     Target("dynamo_request", run_dynamo, dynamo_seeds, ("serving/dynamo/request.py",), JSON),

@@ -137,5 +137,18 @@ def test_an_answer_without_a_call_follows_its_own_schema(language):
     assert not language.holds(both, "Hi.")
 
 
+def test_texts_for_people_are_not_in_the_grammar(language):
+    """But names and values are, whatever they are called."""
+    noted = {"description": "says", "title": "says", "default": 1, "type": "integer"}
+    schema = {"type": "object", "properties": {"description": noted, "a": {"enum": [{"title": "x"}], "title": "says"}}}
+    schema |= {"required": ["description", "a"], "$defs": {"title": noted}}
+    described = Tools((), (Function("f", schema, True),), "required", None, False)
+    grammar = language.grammar.of_calls(described, language.envelope, None)
+    assert "says" not in grammar
+    text = language.good[0].replace('{"a": 1}', '{"description": 5, "a": {"title": "x"}}')
+    assert language.holds(grammar, text)
+    assert not language.holds(grammar, text.replace('"x"', '"y"'))
+
+
 def test_no_grammar_is_known_of_other_parsers(language):
     assert envelope_of("another", language.tokenizer) is None

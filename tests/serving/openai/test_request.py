@@ -213,15 +213,11 @@ BAD_CHATS = [
     ({"messages": ["a"]}, "messages[0] is a string"),
     ({"messages": [{"role": "robot", "content": "a"}]}, 'messages[0].role is "robot"'),
     ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role is"),
-    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is null"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'type "image_url"'),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content is null"),
-    ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}, "tool_calls was sent"),
-    ({"tools": [{"type": "function"}]}, 'tools was sent with tool_choice "auto", allowed is none'),
-    ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tools are not supported"),
-    ({"tools": {}, "tool_choice": "none", "messages": [1]}, "messages[0] is a number"),
-    ({"tools": {"a": 1}, "tool_choice": "none"}, "tools is an object, it must be a list"),
+    ({"messages": [1]}, "messages[0] is a number"),
     ({"structured_outputs": {"choice": []}}, "choice is an array, it must be a list of at least one"),
     ({"guided_choice": ["a", ""]}, "guided_choice holds an empty text"),
     ({"guided_choice": ["a", 1]}, "guided_choice is a number, it must be a string"),
@@ -254,11 +250,6 @@ def test_bad_requests_get_one_sentence(served, ask, fields, message):
     error = error_object(caught.value)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"].partition(".")[0] in fields
-
-
-def test_tools_that_may_not_be_called_are_taken(served):
-    plain = chat(served)
-    assert chat(served, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none") == plain
 
 
 def test_a_bias_is_the_model_s(served):

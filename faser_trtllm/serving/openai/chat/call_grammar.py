@@ -20,13 +20,16 @@ _BASE = r"""%llguidance {}
 TEXT: /(.|\n)*/
 gap: /[ \t\r\n]{0,8}/
 """
+_NOTES = frozenset(("description", "title", "examples", "default", "deprecated", "$comment"))
+_VALUES = frozenset(("enum", "const", "x-guidance"))
+_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """How a family writes calls: first, call, separator, call ... last; a call is before, name, between, arguments,
     after. begin: with which its first call begins where text may come before; "" if only the first character of an
-    answer tells, a brace. marks: strings in it that are tokens of their own.
+    answer tells, a brace. other_marks: further strings that may be tokens of their own.
     """
 
     before: str
@@ -36,17 +39,21 @@ class Envelope:
     first: str = ""
     last: str = ""
     begin: str = ""
-    marks: tuple[str, ...] = ()
+    other_marks: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(mark for mark in (self.begin, *self.other_marks) if mark)
 
 
 HERMES = Envelope(
-    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", begin="<tool_call>", marks=("</tool_call>",)
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", begin="<tool_call>", other_marks=("</tool_call>",)
 )
-LLAMA3 = Envelope('{"name": "', '", "parameters": ', "}", separator="; ")
+LLAMA3 = Envelope('{"name": "', '", "parameters": ', "}", separator="; ", other_marks=("<|python_tag|>",))
 MISTRAL = Envelope(
     '{"name": "', '", "arguments": ', "}", separator=", ", first="[TOOL_CALLS][", last="]", begin="[TOOL_CALLS]"
 )
-MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", separator="", begin="[TOOL_CALLS]", marks=("[ARGS]",))
+MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", separator="", begin="[TOOL_CALLS]", other_marks=("[ARGS]",))
 
 _ENVELOPES = {"hermes": HERMES, "llama3_json": LLAMA3, "mistral": MISTRAL}
 
@@ -134,7 +141,7 @@ class CallGrammar:
 
     def _text(self, text: str, envelope: Envelope) -> str:
         """This text; marks in it may be tokens."""
-        marks = "|".join(re.escape(mark) for mark in (envelope.begin, *envelope.marks) if mark)
+        marks = "|".join(map(re.escape, envelope.marks))
         pieces = re.split(f"({marks})", text) if marks else [text]
         return " ".join(self._mark(piece) if i % 2 else _quoted(piece) for i, piece in enumerate(pieces) if piece)
 
@@ -153,11 +160,28 @@ def _arguments(function: Function, is_forced: bool) -> Mapping[str, Any]:
     """The schema that the arguments follow."""
     if function.parameters is None:
         return {"type": "object", "additionalProperties": False}
-    return {"type": "object"} | function.parameters if is_forced or function.is_strict else {"type": "object"}
+    return {"type": "object", **function.parameters} if is_forced or function.is_strict else {"type": "object"}
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITE_SPACE}} | schema)}"
+    """A schema in a grammar."""
+    whole = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **_bare(schema)}
+    return f"%json {json.dumps(whole, separators=(',', ':'))}"
+
+
+def _bare(schema: Any) -> Any:
+    """A schema without what says nothing about values, since texts for people are the longest part of many."""
+    if isinstance(schema, list):
+        return [_bare(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            found[name] = {key: _bare(entry) for key, entry in value.items()}
+        elif name not in _NOTES:
+            found[name] = value if name in _VALUES else _bare(value)
+    return found
 
 
 def _quoted(text: str) -> str:

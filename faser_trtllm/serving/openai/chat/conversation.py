@@ -68,7 +68,9 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
     elif guide:
         thinking = None  # it is followed from the first token
     parsing = _parsing(model, tools, thinking, shows_reasoning)
-    return Conversation(prompt, parsing, guide_field, guide)
+    shows_special = _has_special_marks(model, tools, thinking)
+    inputs = guide | ({"skip_special_tokens": False} if shows_special else {})
+    return Conversation(prompt, parsing, guide_field, inputs)
 
 
 def _thinking(model: ServedModel, prompt: Sequence[int]) -> Thinking | None:
@@ -101,6 +103,18 @@ def _grammar(
     if content is not None and not envelope.begin and not tools.is_forced:
         raise RequestError(f"and {field} were sent, both of which begin with a brace; send one of them", "tools")
     return grammar.of_calls(tools, envelope, thinking, content)
+
+
+def _has_special_marks(model: ServedModel, tools: Tools | None, thinking: Thinking | None) -> bool:
+    """Texts have to show special tokens, since the parsers look for such."""
+    assert model.tokenizer is not None, "it has a chat template"
+    marks: tuple[str, ...] = () if thinking is None else (thinking.start, thinking.end)
+    if tools is not None:
+        envelope = envelope_of(model.tool_parser or "", model.tokenizer)
+        if envelope is None:
+            return True
+        marks += envelope.marks
+    return any(map(model.tokenizer.is_special, marks))
 
 
 def _schema(guide: Mapping[str, str]) -> Mapping[str, Any] | None:
