@@ -8,7 +8,6 @@ import hmac
 import logging
 import re
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.client import CLIENT_HEADER, ResponseError
 from faser_trtllm.serving.client import Response as Delta
+from faser_trtllm.serving.observe.page import fresh_page
 from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
 from faser_trtllm.serving.openai.generation import Generation
 from faser_trtllm.serving.openai.intake import Intake, Parse
@@ -42,7 +42,6 @@ log = logging.getLogger("faser.openai")
 
 MAX_BODY_BYTES = 4 << 20
 DEFAULT_PADDING = 512  # an event with the text of a step and few log probs is smaller
-_METRICS_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = "1"
 
 T = TypeVar("T")
@@ -96,7 +95,7 @@ def build_app(service: Service) -> Starlette:
         if service.metrics_url is None:
             return _error(RequestError("metrics are not known here; start the server with --metrics_url", status=404))
         try:
-            page = await asyncio.to_thread(_read_page, service.metrics_url)
+            page = await fresh_page(service.metrics_url)
         except OSError:
             return _error(UnavailableError("the Triton server's metrics cannot be reached; try again in a moment"))
         return Response(page, media_type="text/plain; version=0.0.4")
@@ -264,12 +263,6 @@ async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _read_page(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_METRICS_TIMEOUT_S) as answer:
-        page: bytes = answer.read()
-        return page
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
