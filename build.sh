@@ -49,7 +49,9 @@ is_done() { [ -f "$VENV/.faser-$1" ] && [ "$(cat "$VENV/.faser-$1")" = "$2" ]; }
 mark_done() { echo "$2" >"$VENV/.faser-$1"; }
 
 # False after `pip install '.[...]'` without -e, which puts a copy of the package in the place of this checkout.
-is_this_checkout() { [ "$("$PYTHON" -Ic 'import faser_trtllm; print(*faser_trtllm.__path__)' 2>/dev/null)" = "$PWD/faser_trtllm" ]; }
+is_this_checkout() {
+  [ "$("$PYTHON" -Ic 'import faser_trtllm; print(faser_trtllm.__file__)' 2>/dev/null)" = "$PWD/faser_trtllm/__init__.py" ]
+}
 
 pip_install() { "$PYTHON" -m pip install --quiet -c constraints.txt "$@"; }
 

@@ -41,7 +41,7 @@ class Checkout:
     def setup(self) -> list[str]:
         """Run ./build.sh setup -> the calls of pip that it made."""
         self.noted.write_text("")
-        env = self.env | {"PLACE": str(self.place)}
+        env = self.env | {"PLACE": str(self.place / "__init__.py")}
         subprocess.run([str(self.path / "build.sh"), "setup"], env=env, check=True, capture_output=True)
         return [line for line in self.noted.read_text().splitlines() if line.startswith("-m pip ")]
 
