@@ -245,3 +245,31 @@ def test_kill_9_ends_every_stream_with_an_error_within_two_seconds(server, kille
             with pytest.raises((ResponseError, UnavailableError)):
                 drain(client)
         assert time.monotonic() - killed_s < KILLED_S
+
+
+def test_what_may_be_tried_again_can_be_told_over_http(fake_engine_dir, tmp_path):
+    """By 503 at infer. generate's status means nothing (docs/deployment.md), but a client may ask for the code."""
+    config = tmp_path / "faser.yaml"
+    config.write_text("restart_backoff_s: 7200\nrestart_backoff_max_s: 7200\n")
+    fields = {"text_input": ("BYTES", "a"), "max_tokens": ("INT32", 2)}
+    inputs = [{"name": n, "datatype": t, "shape": [1, 1], "data": [value]} for n, (t, value) in fields.items()]
+    options = {"is_fake": True, "config": config, "decoupled": False}
+
+    def ask(server, call, body):
+        request = urllib.request.Request(f"{server.http_url}/v2/models/faser/{call}", data=json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                return answer.status, ""
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]
+
+    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
+        server.wait_ready()
+        assert ask(server, "infer", {"inputs": inputs})[0] == 200
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        status, sentence = ask(server, "infer", {"inputs": inputs})
+        assert status == 503
+        assert "again" in sentence
+        status, record = ask(server, "generate", {"text_input": "a", "max_tokens": 2, "error_codes": True})
+        assert status >= 400
+        assert json.loads(record)["code"] == "UNAVAILABLE"
