@@ -138,7 +138,7 @@ class StandIn:
             "num_spec_steps": self.num_pieces,
             "num_draft_tokens": 3 * self.num_pieces,
             "num_accepted_draft_tokens": self.num_pieces,
-            "acceptance_histogram": {"1": self.num_pieces},
+            "acceptance_histogram": [0, self.num_pieces, 0, 0],
             "mean_acceptance_length": 2.0,
             "draft_acceptance_rate": 1 / 3,
             "num_spec_tokens": 3,
