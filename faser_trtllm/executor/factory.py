@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
+from faser_trtllm.config import DrafterName, ExecutorConfig
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
@@ -26,7 +26,15 @@ from faser_trtllm.executor.branches import BranchRows, CopyKv
 from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
-from faser_trtllm.executor.settings import choose_costs, choose_drafters, choose_limits, cost_gauges, policy_of
+from faser_trtllm.executor.settings import (
+    choose_costs,
+    choose_drafters,
+    choose_limits,
+    cost_gauges,
+    may_branch,
+    no_branches,
+    policy_of,
+)
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.partition.core_set import CoreSet
@@ -236,11 +244,8 @@ def assemble(
         log.warning("%s (%s)", SYNTHETIC_WARNING, config.synthetic_acceptance)
     branches: BranchRows | None = None
     if config.num_branches and max_draft_len:
-        if copy_kv is None or draft is None or config.scheduler is not SchedulerKind.NATIVE or is_synthetic:
-            raise ConfigError(
-                f"num_branches is {config.num_branches}, which takes cpu or cuda engines with a draft model, the "
-                "native scheduler and no synthetic acceptance; set it to 0"
-            )
+        if copy_kv is None or not may_branch(config, draft is not None):
+            raise no_branches(config.num_branches)
         branches = BranchRows(spec, copy_kv, sampling, kv.block_table, config.num_branches, max_draft_len)
     admission = Admission(
         spec.vocab_size,

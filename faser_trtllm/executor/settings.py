@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import DrafterName, ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.opening import OpenRequest, backend_of, check_request
@@ -62,8 +62,23 @@ def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
             gpu_partitions=config.gpu_partitions,
         )
     )
+    drafts = limits.max_draft_len and config.speculation != "off"
+    if config.num_branches and drafts and not may_branch(config, DrafterName.MODEL in choose_drafters(engines, config)):
+        raise no_branches(config.num_branches)
     if config.trace_file:
         check_trace_file(Path(config.trace_file))
+
+
+def may_branch(config: ExecutorConfig, has_model: bool) -> bool:
+    """Whether token trees go with the other settings. has_model: a draft model drafts."""
+    return has_model and config.scheduler is SchedulerKind.NATIVE and config.synthetic_acceptance is None
+
+
+def no_branches(num_branches: int) -> ConfigError:
+    return ConfigError(
+        f"num_branches is {num_branches}, which takes cpu or cuda engines with a draft model, the native scheduler and "
+        "no synthetic acceptance; set it to 0"
+    )
 
 
 def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:
