@@ -137,9 +137,9 @@ void Channel::wake() {
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
 
-void Channel::wait(int timeout_ms, bool reads, bool wants_room) {
-  const short wanted = static_cast<short>((reads ? POLLIN : 0) | (wants_room ? POLLOUT : 0));
-  pollfd events[2] = {{wake_fd_, POLLIN, 0}, {wanted != 0 ? socket_ : -1, wanted, 0}};
+void Channel::wait(int timeout_ms, bool wants_room) {
+  const short wanted = static_cast<short>(POLLIN | (wants_room ? POLLOUT : 0));
+  pollfd events[2] = {{wake_fd_, POLLIN, 0}, {socket_, wanted, 0}};
   if (poll(events, 2, timeout_ms) <= 0 || events[0].revents == 0) return;
   uint64_t count;
   [[maybe_unused]] const ssize_t taken = read(wake_fd_, &count, sizeof(count));

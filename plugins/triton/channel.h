@@ -29,8 +29,8 @@ class Channel {
   void wake();
 
   // For the reading thread, without the owner's lock:
-  // Waits for wake(), for bytes if reads, and for room to send if wants_room.
-  void wait(int timeout_ms, bool reads, bool wants_room);
+  // Waits for wake(), for bytes, and for room to send if wants_room.
+  void wait(int timeout_ms, bool wants_room);
   // Reads what has arrived and hands over each whole frame; false at the end of the stream.
   // Throws std::runtime_error on a frame that is too long.
   bool receive(const std::function<void(const char* begin, const char* end)>& on_frame);

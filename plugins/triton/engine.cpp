@@ -22,6 +22,8 @@ constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this mul
 constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
 constexpr double kMaxTimeS = 1e9;   // above what faser.yaml allows, and cannot overflow the clock
 constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
+constexpr char kNotSent[] =
+    "the output is made faster than the server can send it; ask for less of it, or send the request again later";
 constexpr char kShuttingDown[] = "the server is shutting down; send the request to another one";
 
 using Seconds = std::chrono::duration<double>;
@@ -218,13 +220,12 @@ void Engine::serve_process() {
   Clock::time_point next_ping = started, next_check = started, last_pass = started;
   while (!closing_) {
     const Clock::time_point now = Clock::now();
-    const bool reads = large_responses_.num_bytes() < kMaxUnsentBytes;
     bool wants_room = false;
     int timeout_ms = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       // A pause of this process or machine is no silence of the engine: a pass counts for a ping's period at most.
-      if (awaits_pong_ && reads) silent_s_ += std::min(Seconds(now - last_pass).count(), kPingPeriodS);
+      if (awaits_pong_) silent_s_ += std::min(Seconds(now - last_pass).count(), kPingPeriodS);
       last_pass = now;
       if (is_stuck(started)) return;
       if (state_ == State::kReady && now >= next_ping) {
@@ -241,8 +242,8 @@ void Engine::serve_process() {
       if (!requests_.empty()) next = std::min(next, next_check);
       timeout_ms = std::max(1, static_cast<int>(std::ceil(1e3 * Seconds(next - now).count())));
     }
-    channel_.wait(timeout_ms, reads, wants_room);
-    if (reads && !channel_.receive([this](const char* begin, const char* end) { handle(begin, end); })) return;
+    channel_.wait(timeout_ms, wants_room);
+    if (!channel_.receive([this](const char* begin, const char* end) { handle(begin, end); })) return;
   }
 }
 
@@ -267,12 +268,14 @@ bool Engine::is_stuck(Clock::time_point started) {
 }
 
 void Engine::check_cancelled() {
-  for (auto& [handle, request] : requests_) {
-    if (!request->was_cancelled()) continue;
-    FrameWriter frame(ToEngine::kCancel);
-    frame.put(handle);
-    if (channel_.send(frame.frame()) == Sent::kYes) request->note_cancelled();
-  }
+  for (auto& [handle, request] : requests_)
+    if (request->was_cancelled() && cancel(handle)) request->note_cancelled();
+}
+
+bool Engine::cancel(uint64_t handle) {
+  FrameWriter frame(ToEngine::kCancel);
+  frame.put(handle);
+  return channel_.send(frame.frame()) == Sent::kYes;
 }
 
 void Engine::handle(const char* begin, const char* end) {
@@ -338,22 +341,26 @@ void Engine::answer(FrameReader& body) {
     if (found == requests_.end()) throw std::runtime_error("it answered a request that is not open");
     request = found->second;
     if (is_final) requests_.erase(found);  // from now on nobody asks whether it was cancelled
+    if (request->is_dropped) return;
+    request->is_large |= num_bytes > kLargeBytes;
+    request->is_dropped = request->is_large && large_responses_.is_full(request.get(), num_bytes, kMaxUnsentBytes);
+    if (request->is_dropped) request->note_cancelled();
+    if (request->is_dropped && !is_final) cancel(handle);
   }
-  request->is_large |= num_bytes > kLargeBytes;
-  if (!request->is_large) {
+  if (request->is_dropped)
+    fail(request, {TRITONSERVER_ERROR_UNAVAILABLE, kNotSent});
+  else if (request->is_large)
+    large_responses_.post(request.get(), num_bytes, [request, bytes = std::string(begin, num_bytes)] {
+      FrameReader own(bytes.data(), bytes.data() + bytes.size());
+      request->answer(own);
+    });
+  else
     request->answer(response);
-    return;
-  }
-  large_responses_.post(num_bytes, [this, request, bytes = std::string(begin, num_bytes)] {
-    FrameReader own(bytes.data(), bytes.data() + bytes.size());
-    request->answer(own);
-    channel_.wake();
-  });
 }
 
 void Engine::fail(const std::shared_ptr<OpenRequest>& request, const Refusal& refusal) {
   if (request->is_large)
-    large_responses_.post(0, [request, refusal] { request->fail(refusal); });
+    large_responses_.post(request.get(), 0, [request, refusal] { request->fail(refusal); });
   else
     request->fail(refusal);
 }
@@ -386,6 +393,7 @@ void Engine::end_process() {
     changed_.notify_all();
   }
   for (auto& [handle, request] : left) {
+    if (request->is_dropped) continue;
     const ModelInfo& info = models[request->model()].info;
     fail(request, refusal);
     Metrics::count_failure(info.name, info.version, "UNAVAILABLE");

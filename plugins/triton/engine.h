@@ -73,6 +73,7 @@ class Engine {
   void answer(FrameReader& body);
   void fail(const std::shared_ptr<OpenRequest>& request, const Refusal& refusal);
   void check_cancelled();
+  bool cancel(uint64_t handle);
   bool is_stuck(Clock::time_point started);
   double hung_s() const;
   double health_timeout_s() const;

@@ -32,7 +32,8 @@ class OpenRequest {
   // Ends the request with an error.
   void fail(const Refusal& refusal);
 
-  bool is_large = false;  // one of its responses was large, so that those after it follow on the same thread
+  bool is_large = false;    // one of its responses was large, so that those after it follow on the same thread
+  bool is_dropped = false;  // it ended with an error here, and its last response is yet to come
 
  private:
   void send_outputs(FrameReader& body, bool is_final);

@@ -17,7 +17,7 @@ constexpr const char* kRelease = "0.1.0";            // of the package, which mu
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // of what the engine process has yet to read
-constexpr uint64_t kLargeBytes = 256ull << 10;       // of a response that is sent by a thread of its own
+constexpr uint64_t kLargeBytes = 8ull << 10;         // of a response that is sent by a thread of its own
 constexpr uint64_t kMaxUnsentBytes = 256ull << 20;   // of large responses that wait for that thread
 
 enum class ToEngine : uint8_t { kHello = 1, kOpen, kClose, kRequest, kCancel, kPing };

@@ -159,6 +159,32 @@ void large_responses() {
   expect(has(ended(failed), "stopped"), "large responses end with the engine process, too");
 }
 
+void large_responses_of_several() {
+  Model model("several", "o0");
+  load(model);
+  const Pointer slow = asking("r20000r20000r20000r20000r20000r20000R20000"), quick = asking("R20000");
+  slow->send_ms = 100;
+  model.execute(slow);
+  slow->wait_for_responses(1);
+  model.execute(quick);
+  ended(quick, 1);
+  expect(!slow->wait_for(0), "requests with large responses take turns");
+  ended(slow, 7);
+}
+
+// 90 MB each: the fourth is too much.
+void more_than_can_be_sent() {
+  Model model("too much", "o0");
+  load(model);
+  const Pointer greedy = asking("r90000000r90000000r90000000r90000000r9c");
+  greedy->send_ms = 60'000;
+  model.execute(greedy);
+  answer(model, "R5");  // all of it has come
+  greedy->send_ms = 0;
+  expect(has(ended(greedy), "faster than the server can send"), "a request ends whose output fills the memory");
+  answer(model, "R20000");
+}
+
 // The engine process dies in one way or another while requests run: all end, and it serves again.
 void crashes() {
   Model model("crashes", "t959111o0");
@@ -428,6 +454,8 @@ constexpr Scenario kScenarios[] = {{"versions", versions},
                                    {"errors", errors},
                                    {"cancellation", cancellation},
                                    {"large_responses", large_responses},
+                                   {"large_responses_of_several", large_responses_of_several},
+                                   {"more_than_can_be_sent", more_than_can_be_sent},
                                    {"crashes", crashes},
                                    {"hangs", hangs},
                                    {"silence", silence},

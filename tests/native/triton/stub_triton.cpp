@@ -688,7 +688,7 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSend(TRITONBACKEND_Response* response,
   const bool is_final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL;
   if (stream->is_final.load(std::memory_order_relaxed)) broken("a response follows the final one");
   if (is_final) stream->is_final.store(true, std::memory_order_relaxed);
-  if (stream->client->send_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(stream->client->send_ms));
+  for (int ms = 0; ms < stream->client->send_ms; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   delete response;
   stream->client->add(std::move(sent), is_final);
   return nullptr;

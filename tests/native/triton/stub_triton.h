@@ -48,8 +48,8 @@ class Request {
   std::vector<Input> inputs;
   std::vector<std::string> outputs;
   std::vector<std::pair<std::string, std::string>> parameters;
-  std::string fails;  // the function of Triton that fails for this request
-  int send_ms = 0;    // what a response takes the sending thread
+  std::string fails;            // the function of Triton that fails for this request
+  std::atomic<int> send_ms{0};  // what a response takes the sending thread
   bool keeps_responses = true;
 
   void cancel() { is_cancelled = true; }
