@@ -42,7 +42,7 @@ def build_engines(
 ) -> EngineDir | None:
     """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
 
-    note: called with a sentence about each checkpoint whose weights are rounded.
+    note: called with a sentence about each checkpoint whose weights are rounded, or that lacks rows for end tokens.
 
     Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
     missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
@@ -67,8 +67,9 @@ def build_engines(
             if source.role in fp8_roles(options) and source.head is None:
                 types = source.checkpoint.stored_types
                 sentence = describe_fp8(source.role, types, source.config, source.weights)
-            if note is not None and sentence is not None:
-                note(sentence)
+            for line in filter(None, (sentence, source.unreachable_ends())):
+                if note is not None:
+                    note(line)
         build_config = _build_config(options, backend, sources)
         _check_output_dir(options)
         if not options.dry_run:

@@ -99,6 +99,14 @@ class Source:
             "significant bits"
         )
 
+    def unreachable_ends(self) -> str | None:
+        """A sentence if the tokenizer has end tokens that the model has no rows for, or None."""
+        tokenizer = self.checkpoint.tokenizer
+        found = ", ".join(f"{tokenizer.token(i)!r} ({i})" for i in tokenizer.unreachable_end_ids)
+        if not found or self.role != "target":
+            return None
+        return f"no text ends with {found}: the model's ids are 0 to {self.config.vocab_size - 1}"
+
     def is_same(self, recorded: Mapping[str, Mapping[str, Any]]) -> bool:
         """True if a manifest's entry for this role, with "sha256" per file, matches these files."""
         return self.first_difference(recorded) is None

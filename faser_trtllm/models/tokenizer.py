@@ -8,7 +8,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,38 @@ from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.config import read_json, token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
+_CONFIG_FILES = ("generation_config.json", "config.json")
 MAX_TOKEN_ID = (1 << 21) - 1  # the largest vocabularies have some 2^18 tokens
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTEXT_TOKENS = 4
+
+_END_TOKENS = frozenset(
+    (
+        *("</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend▁of▁sentence\uff5c>"),
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>"),
+        *("<EOT>", "_<EOT>", "▁<EOT>", "[EOT]", "[e~[", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
+        "<|tool_response>",
+        # What models write after code that they were to fill in: padding, the next file, the next repository.
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
+        *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    )
+)
+"""Added tokens that end a text by their names, for which models are known; those that llama.cpp ends at."""
+_NO_ENDS = (
+    ("<|end|>", {"<|return|>", "<|call|>"}),
+    ("<|end|>", {"<|calls|>", "<|flush|>"}),
+    ("</s>", {"<|tool_response>"}),
+)
+"""(token, others): the token ends a message and no turn, or is a mark of HTML, in vocabularies that have the others."""
 
 
 class Tokenizer:
     """A tokenizer.json with its bos and eos ids. Immutable; safe to share between threads.
 
     bos_token_id: None if the model has none; tokenizer.json decides whether encode adds it.
-    eos_token_ids: generation_config.json's, else config.json's, else tokenizer_config.json's eos_token.
+    eos_token_ids: the ids that end a text, of all sources, the tokenizer's own eos_token first: tokenizer_config.json,
+    special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts.
+    unreachable_end_ids: end tokens that the model has no row for, so that no text ends there.
     """
 
     def __init__(self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
@@ -41,6 +63,7 @@ class Tokenizer:
         )
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
+        self.unreachable_end_ids: tuple[int, ...] = ()
         decoder_types = _decoder_types(data.get("decoder"))
         if "ByteLevel" in decoder_types and decoder_types != ["ByteLevel"]:
             raise CheckpointError(
@@ -51,8 +74,11 @@ class Tokenizer:
         self._bytes_cache: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, directory: Path) -> Tokenizer:
-        """Read a checkpoint or engine directory; CheckpointError says what is missing."""
+    def load(cls, directory: Path, vocab_size: int | None = None, stated: Sequence[int] = ()) -> Tokenizer:
+        """Read a checkpoint or engine directory; CheckpointError says what is missing.
+
+        vocab_size: rows of the model; its configuration may name no end id beyond them. stated: further end ids.
+        """
         try:
             definition = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -62,12 +88,14 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{TOKENIZER_FILE} cannot be read in {directory}: {reason_of(error)}") from error
         tokenizer = cls(definition)
-        sources = [_optional_json(directory / name) for name in ("generation_config.json", "config.json")]
-        settings = _optional_json(directory / "tokenizer_config.json")
-        sources.append({f"{kind}_token_id": tokenizer._id_of(settings.get(f"{kind}_token")) for kind in ("bos", "eos")})
-        bos = token_ids(_first(sources, "bos_token_id"), f"bos_token_id in {directory}")
-        tokenizer.bos_token_id = bos[0] if bos else None
-        tokenizer.eos_token_ids = token_ids(_first(sources, "eos_token_id"), f"eos_token_id in {directory}")
+        names = ("tokenizer_config.json", "special_tokens_map.json")
+        settings = [_optional_json(directory / name) for name in names]
+        own = {kind: [tokenizer._own_id(s, kind) for s in settings] for kind in ("bos", "eos")}
+        begins = [*(_optional_json(directory / name).get("bos_token_id") for name in _CONFIG_FILES), *own["bos"]]
+        bos = next((found for found in begins if found is not None), None)
+        tokenizer.bos_token_id = next(iter(token_ids(bos, f"bos_token_id in {directory}")), None)
+        eos = [found for found in own["eos"] if found is not None]
+        tokenizer.end_at([*eos, *end_ids_of(directory, vocab_size), *stated], vocab_size)
         return tokenizer
 
     @property
@@ -79,6 +107,19 @@ class Tokenizer:
     def definition(self) -> str:
         """An equivalent tokenizer.json as text."""
         return str(self._backend.to_str())
+
+    def end_at(self, end_ids: Sequence[int], vocab_size: int | None = None) -> None:
+        """Let texts end at these ids and at the tokens that end texts by their names, next to no others.
+
+        vocab_size: rows of the model, None: as many as ids; ids beyond become unreachable_end_ids.
+        """
+        names = {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
+        others = [token for token, marks in _NO_ENDS if marks <= names.keys()]
+        named = sorted(names[token] for token in _END_TOKENS & names.keys() if token not in others)
+        found = tuple(dict.fromkeys((*end_ids, *named)))
+        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
+        self.eos_token_ids = tuple(i for i in found if i < limit)
+        self.unreachable_end_ids = tuple(i for i in found if i >= limit)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
@@ -139,9 +180,17 @@ class Tokenizer:
     def _vocabulary(self) -> dict[str, int]:
         return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
 
-    def _id_of(self, token: Any) -> int | None:
+    def _own_id(self, settings: Mapping[str, Any], kind: str) -> int | None:
+        """The id of settings' eos_token or bos_token: a text, or an object with it; also of one that only settings
+        add."""
+        token = settings.get(f"{kind}_token")
         content = token.get("content") if isinstance(token, dict) else token
-        return self.token_id(content) if isinstance(content, str) else None
+        found = self.token_id(content) if isinstance(content, str) else None
+        added = settings.get("added_tokens_decoder")
+        if found is None and content is not None and isinstance(added, dict):
+            ids = [key for key, entry in added.items() if isinstance(entry, dict) and entry.get("content") == content]
+            found = next((int(key) for key in ids if key.isascii() and key.isdigit() and len(key) < 10), None)
+        return found
 
     def _token_bytes(self, token_id: int) -> bytes:
         """A ByteLevel token's bytes, as the library's decoder maps them: all characters or none."""
@@ -304,5 +353,19 @@ def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _first(sources: Sequence[dict[str, Any]], key: str) -> Any:
-    return next((source[key] for source in sources if source.get(key) is not None), None)
+def end_ids_of(directory: Path, vocab_size: int | None = None) -> list[int]:
+    """The end ids that a directory's configurations name; CheckpointError for what is none, or beyond vocab_size."""
+    found: list[int] = []
+    for name in _CONFIG_FILES:
+        what = f"{name} in {directory}: eos_token_id"
+        ids = token_ids(_optional_json(directory / name).get("eos_token_id"), what)
+        check_end_ids(ids, vocab_size, what)
+        found += ids
+    return found
+
+
+def check_end_ids(ids: Sequence[int], vocab_size: int | None, what: str) -> None:
+    """Raise CheckpointError for an id that the model has no row for, which no text could end with."""
+    largest = max(ids, default=0)
+    if vocab_size is not None and largest >= vocab_size:
+        raise CheckpointError(f"{what} is {largest}, the model's ids are 0 to {vocab_size - 1}; correct or remove it")

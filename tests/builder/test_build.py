@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from faser_trtllm.builder import build, engine_file, source
 from faser_trtllm.builder.build import BuildOptions, build_engines
@@ -22,6 +23,7 @@ from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
 from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights
+from faser_trtllm.serving.launch.check import check_engine_dir
 from tests.support.checkpoints import make_checkpoint, make_pair, write_tokenizer
 
 
@@ -396,3 +398,23 @@ def test_recognising_a_finished_build_does_not_read_the_weights(
     build_engines(options)
     monkeypatch.setattr(source, "sha256_of", lambda path: pytest.fail(f"{path} read again"))
     build_engines(options, lambda *step: pytest.fail("built again"))
+
+
+def test_texts_end_at_all_end_tokens_that_the_model_has(options: BuildOptions) -> None:
+    """The build says which it has no row for, and so do engines: later readers of the directory leave it out, too."""
+    for directory in (options.checkpoint_dir, options.draft_checkpoint_dir):
+        assert directory is not None
+        (directory / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+        backend = Backend.from_file(str(directory / "tokenizer.json"))
+        backend.add_special_tokens(["<|im_end|>"])
+        (directory / "tokenizer.json").write_text(backend.to_str())
+    lines: list[str] = []
+    engines = build_engines(options, note=lines.append)
+    assert engines is not None
+    assert lines == ["no text ends with '<|im_end|>' (320): the model's ids are 0 to 319"]
+    assert Tokenizer.load(engines.tokenizer_dir, engines.vocab_size).eos_token_ids == (0, 7, 9)
+    report = list(check_engine_dir(options.output_dir))
+    assert report[1] == "note: texts end with '<|endoftext|>' (0), '&' (7), '(' (9)"
+    (options.checkpoint_dir / "generation_config.json").write_text('{"eos_token_id": [7, 320]}')
+    with pytest.raises(CheckpointError, match="eos_token_id is 320, the model's ids are 0 to 319"):
+        build_engines(options)

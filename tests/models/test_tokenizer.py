@@ -5,12 +5,13 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -171,14 +172,107 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path: Path) -> Non
     assert meanwhile > 0.1 * alone
 
 
-def test_where_the_end_tokens_come_from(tmp_path: Path) -> None:
+def test_all_sources_of_end_tokens_count(tmp_path: Path) -> None:
+    """<|endoftext|>, which is 0, is the tokenizer's own eos_token, and one by its name, too."""
     directory = make_checkpoint(tmp_path, eos_token_id=7)
     (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 2}')
-    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((5, 6), 2)
+    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((0, 5, 6, 7), 2)
+    assert Tokenizer.load(directory, stated=(9, 5)).eos_token_ids == (0, 5, 6, 7, 9)
     (directory / "generation_config.json").unlink()
-    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((7,), 1)
+    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((0, 7), 1)
     (directory / "config.json").unlink()
     assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((0,), 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"tokenizer_config.json": {"eos_token": "«stop»"}}, (319,)),
+        ({"tokenizer_config.json": {"eos_token": {"content": "«stop»", "special": True}}}, (319,)),
+        ({"special_tokens_map.json": {"eos_token": "«stop»"}}, (319,)),
+        ({"special_tokens_map.json": {"eos_token": {"content": "«stop»"}}}, (319,)),
+        ({"tokenizer_config.json": {"eos_token": None}, "special_tokens_map.json": {"eos_token": "«stop»"}}, (319,)),
+        (
+            {"tokenizer_config.json": {"eos_token": "<new>", "added_tokens_decoder": {"318": {"content": "<new>"}}}},
+            (318,),
+        ),
+        ({"tokenizer_config.json": {"eos_token": "<new>", "added_tokens_decoder": {"-1": {"content": "<new>"}}}}, ()),
+        ({"tokenizer_config.json": {"eos_token": "no token of it"}}, ()),
+    ],
+)
+def test_the_tokenizers_own_end_token(tmp_path: Path, files: dict[str, Any], found: tuple[int, ...]) -> None:
+    write_tokenizer(tmp_path, 319)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_special_tokens(["«stop»"])
+    (tmp_path / "tokenizer.json").write_text(backend.to_str())
+    (tmp_path / "tokenizer_config.json").unlink()
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer.load(tmp_path).eos_token_ids == (*found, 0)
+
+
+@pytest.mark.parametrize(
+    ("added", "ends"),
+    [
+        (["<|im_start|>", "<|im_end|>"], ["<|im_end|>"]),
+        (["<|start_header_id|>", "<|eot_id|>", "<|eom_id|>"], ["<|eot_id|>", "<|eom_id|>"]),
+        (["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"], ["<|fim_pad|>"]),
+        (["<|file_sep|>", "<|repo_name|>", "<tool_call>", "</think>"], ["<|file_sep|>", "<|repo_name|>"]),
+        (["<|end|>", "<|return|>"], ["<|end|>", "<|return|>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], ["<|calls|>", "<|flush|>"]),
+        (["</s>", "<|tool_response>"], ["<|tool_response>"]),
+    ],
+)
+@pytest.mark.parametrize("is_special", [True, False])
+def test_added_tokens_that_are_known_to_end_texts(
+    tmp_path: Path, added: list[str], ends: list[str], is_special: bool
+) -> None:
+    directory = make_checkpoint(tmp_path)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.add_tokens([AddedToken(token, special=is_special, normalized=False) for token in added])
+    (directory / "tokenizer.json").write_text(backend.to_str())
+    assert Tokenizer.load(directory).eos_token_ids == (0, *map(backend.token_to_id, ends))
+
+
+def test_a_piece_of_text_that_is_spelled_like_an_end_token_is_none(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path)
+    data = json.loads((directory / "tokenizer.json").read_text())
+    data["model"]["vocab"]["</s>"] = 320
+    (directory / "tokenizer.json").write_text(json.dumps(data))
+    assert Tokenizer.load(directory).token_id("</s>") == 320
+    assert Tokenizer.load(directory).eos_token_ids == (0,)
+
+
+def test_end_tokens_without_a_row_of_the_model_are_left_out(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens(["<|im_end|>"])
+    (directory / "tokenizer.json").write_text(backend.to_str())
+    tokenizer = Tokenizer.load(directory, vocab_size=320)
+    assert (tokenizer.eos_token_ids, tokenizer.unreachable_end_ids) == ((0,), (320,))
+    tokenizer = Tokenizer.load(directory, vocab_size=321)
+    assert (tokenizer.eos_token_ids, tokenizer.unreachable_end_ids) == ((0, 320), ())
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        (320, "is 320, the model's ids are 0 to 319; correct or remove it"),
+        ([0, 10**12], "is 1000000000000, the model's ids are 0 to 319"),
+        (-1, "is -1, it must be a token id"),
+        ([2, True], r"is \[2, True\], it must be a token id"),
+        (2.0, r"is 2\.0, it must be a token id"),
+        ("2", "is '2', it must be a token id"),
+        ({"a": 2}, "is {'a': 2}, it must be a token id"),
+    ],
+)
+def test_configurations_name_end_tokens_of_the_model(tmp_path: Path, file: str, ids: object, sentence: str) -> None:
+    directory = make_checkpoint(tmp_path)
+    (directory / file).write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(CheckpointError, match=f"{file} in .*: eos_token_id {sentence}"):
+        Tokenizer.load(directory, vocab_size=320)
 
 
 def test_truncation_and_padding_of_training_are_off(tmp_path: Path) -> None:
@@ -245,4 +339,4 @@ def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
 def test_half_a_surrogate_pair_is_no_token(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 300)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
-    assert Tokenizer.load(tmp_path).eos_token_ids == ()
+    assert Tokenizer.load(tmp_path).eos_token_ids == (0,)

@@ -17,7 +17,7 @@ from faser_trtllm.models.gguf.config import model_config
 from faser_trtllm.models.gguf.file import GgufFile
 from faser_trtllm.models.gguf.tokenizer import gguf_tokenizer, special_ids
 from faser_trtllm.models.gguf.weights import GgufWeights
-from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
+from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer, end_ids_of
 from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_shapes, expected_shapes
 
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -59,11 +59,12 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
     tokenizer_from = tokenizer_dir or directory
     names = (*plain.files, *(name for name in (*_CONFIG_FILES, INDEX_FILE) if (directory / name).exists()))
     tokenizer_files = _existing(tokenizer_from)
+    ends = end_ids_of(directory, config.vocab_size)
     return Checkpoint(
         directory,
         config,
         weights,
-        Tokenizer.load(tokenizer_from),
+        Tokenizer.load(tokenizer_from, config.vocab_size, ends),
         _contents(tokenizer_files),
         {name: directory / name for name in names} | tokenizer_files,
         _stored_types(plain, quantized),
@@ -74,22 +75,22 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
     file = stack.enter_context(GgufFile(path))
     config = model_config(file)
     weights = GgufWeights(file, config)
-    ends, bos = special_ids(file.metadata, path.name)
+    ends, bos = special_ids(file.metadata, path.name, config.vocab_size)
     if tokenizer_dir is not None:
         found = _existing(tokenizer_dir)
-        tokenizer, contents = Tokenizer.load(tokenizer_dir), _contents(found)
-        tokenizer.eos_token_ids = tokenizer.eos_token_ids or ends
+        tokenizer, contents = Tokenizer.load(tokenizer_dir, config.vocab_size, ends), _contents(found)
     else:
         found = {}
         translated = gguf_tokenizer(file.metadata, path.name)
         contents = dict(translated.files)
         try:
-            tokenizer = Tokenizer(contents[TOKENIZER_FILE].decode(), bos, ends)
+            tokenizer = Tokenizer(contents[TOKENIZER_FILE].decode(), bos)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{path.name}: the tokenizer cannot be used ({error}); give a folder with the model's "
                 "tokenizer.json as --tokenizer_dir"
             ) from error
+        tokenizer.end_at(ends, config.vocab_size)
     types = sorted({tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1})
     config = dataclasses.replace(config, bos_token_id=bos, eos_token_ids=ends)
     return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))

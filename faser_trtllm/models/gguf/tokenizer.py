@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.tokenizer import check_end_ids
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PADDING = re.compile(r"\[PAD\d+\]")
@@ -87,14 +88,18 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
     return GgufTokenizer(files, bos, ends)
 
 
-def special_ids(metadata: Mapping[str, Any], source: str) -> tuple[tuple[int, ...], int | None]:
-    """-> (ids that end a text, the id that begins one)."""
+def special_ids(
+    metadata: Mapping[str, Any], source: str, vocab_size: int | None = None
+) -> tuple[tuple[int, ...], int | None]:
+    """-> (ids that end a text, the id that begins one). vocab_size: ids that the model has, None: not checked."""
     found = {}
-    for kind in ("eos", "eot", "eom", "bos"):
+    for kind in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep", "bos"):
         key = f"tokenizer.ggml.{kind}_token_id"
         value = metadata.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise CheckpointError(f"{source}: {key} is {value!r:.80}, it must be a token id")
+        if value is not None and kind != "bos":
+            check_end_ids([value], vocab_size, f"{source}: {key}")
         found[kind] = value
     bos = found.pop("bos")
     return tuple(dict.fromkeys(value for value in found.values() if value is not None)), bos

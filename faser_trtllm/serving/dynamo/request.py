@@ -46,7 +46,7 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
     """The sampling parameters of a request; raises InvalidArgumentError for unsupported options.
 
     Defaults are those of OpenAI's API: temperature 1, no seed, output up to the end of the sequence. Stop words are
-    left to Dynamo, which finds them in the text. eos_token_ids: used if the request has none.
+    left to Dynamo, which finds them in the text. eos_token_ids: the tokenizer's, which end texts next to the request's.
     """
     for name in _FOREIGN:
         if request.get(name):
@@ -109,8 +109,7 @@ def _part(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _end_ids(request: Mapping[str, Any], stop: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     wanted = set(_ids(stop, "stop_token_ids"))
     if not stop.get("ignore_eos"):
-        hidden = {*_ids(stop, "stop_token_ids_hidden"), *_ids(request, "eos_token_ids")}
-        wanted |= hidden or set(eos_token_ids)
+        wanted |= {*_ids(stop, "stop_token_ids_hidden"), *_ids(request, "eos_token_ids"), *eos_token_ids}
     return tuple(sorted(wanted))
 
 

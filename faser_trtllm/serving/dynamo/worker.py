@@ -86,7 +86,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
         await asyncio.to_thread(ensure_profile, options.engine_dir, config)
         self._executor = executor = await asyncio.to_thread(open_executor, options.engine_dir, config)
         engines = EngineDir.load(options.engine_dir)
-        self._eos_token_ids = tuple(Tokenizer.load(engines.tokenizer_dir).eos_token_ids)
+        self._eos_token_ids = tuple(Tokenizer.load(engines.tokenizer_dir, engines.vocab_size).eos_token_ids)
         executor.watch_cache(self._events)
         executor.start()
         gauges, built = executor.stats(), engines.build_config

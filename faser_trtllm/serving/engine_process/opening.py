@@ -45,7 +45,8 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     from faser_trtllm.serving.launch.faults import faults_of_environment, with_faults
 
     faults = faults_of_environment()
-    tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)
+    engines = EngineDir.load(engine_dir)
+    tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
     ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` has done so before the first start
     executor = open_executor(
         engine_dir,

@@ -9,6 +9,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.engine_report import cuda_file_line, engine_report
 from faser_trtllm.serving.text.offline import generate_all
 
@@ -20,6 +21,9 @@ def check_engine_dir(path: Path) -> Iterator[str]:
     """One line per check that passed; raises FaserError at the first that failed."""
     engines = EngineDir.load(path, verify_hashes=True)
     yield f"ok: every file has the size and hash of the manifest ({path})"
+    tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
+    ends = ", ".join(f"{tokenizer.token(i)!r} ({i})" for i in tokenizer.eos_token_ids)
+    yield f"note: texts end with {ends or 'no token'}"
     if engines.backend == "cuda":
         yield from _cuda_report(engines)
         return

@@ -40,7 +40,8 @@ def generate_all(
     executor: Executor, engine_dir: Path, prompts: Sequence[str], fields: Mapping[str, Any]
 ) -> Iterator[Completion]:
     """Run the prompts on an executor that was not started. fields: of TextRequest, the same for every prompt."""
-    generator = TextGenerator(executor, Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir))
+    engines = EngineDir.load(engine_dir)
+    generator = TextGenerator(executor, Tokenizer.load(engines.tokenizer_dir, engines.vocab_size))
     finals: dict[int, tuple[TextOutput, float]] = {}
     started_s = time.perf_counter()
 

@@ -453,9 +453,9 @@ def test_what_runs_on_cpu_engines_only_says_so(pair) -> None:
 
 def test_faser_check_tells_what_a_directory_holds(pair) -> None:
     lines = list(check_engine_dir(pair.path))
-    assert lines[1].startswith("target: bfloat16, 0 MiB, 3 layers in segments 0-1 1-2 2-3")
-    assert lines[2].startswith("draft: bfloat16")
-    assert "need an NVIDIA GPU" in lines[3]
+    assert lines[2].startswith("target: bfloat16, 0 MiB, 3 layers in segments 0-1 1-2 2-3")
+    assert lines[3].startswith("draft: bfloat16")
+    assert "need an NVIDIA GPU" in lines[4]
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch) -> None:

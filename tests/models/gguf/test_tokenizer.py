@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.gguf.tokenizer import gguf_tokenizer
@@ -19,7 +19,7 @@ from faser_trtllm.models.tokenizer import Tokenizer as OurTokenizer
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint
 from tests.support.effort import examples
-from tests.support.gguf_writer import STRING, TYPE_BF16, U32, gguf_bytes, gguf_of, write_gguf
+from tests.support.gguf_writer import ARRAY, I32, STRING, TYPE_BF16, U32, gguf_bytes, gguf_of, write_gguf
 
 TEXTS = st.one_of(
     st.text(max_size=40),
@@ -211,6 +211,37 @@ def test_ends_template_and_padding_are_taken_over(tmp_path: Path, base: dict[str
     assert settings_json == {"bos_token": "<|begin|>", "eos_token": "<|endoftext|>"}
 
 
+@pytest.mark.parametrize("kind", [3, 4], ids=["control", "user-defined"])
+@pytest.mark.parametrize("key", [None, "eot", "eom", "fim_pad", "fim_rep", "fim_sep"])
+def test_a_file_ends_texts_where_its_folder_does(tmp_path: Path, kind: int, key: str | None) -> None:
+    """At tokens that its keys name, and at those that end texts by their names."""
+    folder = make_checkpoint(tmp_path / "folder", vocab_size=324, tokenizer_vocab_size=320)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|file_sep|>"]
+    backend.add_tokens([AddedToken(token, special=kind == 3, normalized=False) for token in tokens])
+    (folder / "tokenizer.json").write_text(backend.to_str())
+    metadata, tensors = gguf_of(folder, TYPE_BF16)
+    metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, metadata["tokenizer.ggml.tokens"][1][1] + tokens))
+    metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [3, 3] + [1] * 318 + [kind] * 4))
+    if key is not None:
+        metadata[f"tokenizer.ggml.{key}_token_id"] = (U32, 320)
+        (folder / "generation_config.json").write_text('{"eos_token_id": [0, 320]}')
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes(metadata, tensors))
+    with opened(tmp_path / "x.gguf") as ours, opened(folder) as theirs:
+        found = ours.checkpoint.tokenizer.eos_token_ids
+        assert found == theirs.checkpoint.tokenizer.eos_token_ids == (0, *([] if key is None else [320]), 321, 323)
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom", "fim_sep"])
+def test_an_end_token_of_a_file_is_one_of_the_model(tmp_path: Path, key: str) -> None:
+    metadata, tensors = gguf_of(make_checkpoint(tmp_path / "folder"), TYPE_BF16)
+    metadata[f"tokenizer.ggml.{key}_token_id"] = (U32, 320)
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes(metadata, tensors))
+    sentence = rf"x\.gguf: tokenizer\.ggml\.{key}_token_id is 320, the model's ids are 0 to 319; correct or remove it"
+    with pytest.raises(CheckpointError, match=sentence), opened(tmp_path / "x.gguf"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -246,7 +277,7 @@ def test_a_tokenizer_of_ones_own_replaces_one_that_cannot_be_read(tmp_path: Path
         pass
     with opened(file, folder) as found:
         assert found.checkpoint.tokenizer.first_difference(OurTokenizer.load(folder)) is None
-        assert found.checkpoint.tokenizer.eos_token_ids == (0,)
+        assert found.checkpoint.tokenizer.eos_token_ids == (0, 7), "the folder's and the file's"
         assert found.checkpoint.tokenizer_files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     larger = make_checkpoint(tmp_path / "larger", vocab_size=330)
     with (

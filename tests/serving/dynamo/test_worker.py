@@ -334,7 +334,7 @@ def test_defaults_and_spellings_of_a_request():
     }
     params = read_params(request, 100, (7,))
     assert (params.top_k, params.top_p, params.seed, params.logit_bias) == (0, 0.9, 3, ((5, 2.0),))
-    assert (params.end_ids, params.min_tokens, params.return_log_probs) == ((4, 5, 9), 0, False)
+    assert (params.end_ids, params.min_tokens, params.return_log_probs) == ((4, 5, 7, 9), 0, False)
     request["stop_conditions"]["ignore_eos"] = True
     assert read_params(request, 100, (7,)).end_ids == (9,)
     with pytest.raises(InvalidArgumentError, match="best_of 4"):
