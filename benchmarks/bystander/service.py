@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.ports import free_ports
 from benchmarks.soak.watch import process_sample
-from faser_trtllm.bench.serve.served import free_ports
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.ports import free_ports
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.watch import ServiceProcesses
-from faser_trtllm.bench.serve.served import free_ports
 from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.launch.process import command_line
 from faser_trtllm.serving.observe.scrape import Scrape
