@@ -20,8 +20,8 @@ class SoakOptions:
     service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
     serve`.
     late_share: share of requests whose deadline is shorter than a request takes.
-    kv_cache_tokens: size of the KV cache of a service that is started here: small, so that its memory is touched for the
-    first time while processes are still killed, and so that requests are preempted and cached blocks evicted.
+    kv_cache_tokens: size of the KV cache of a service that is started here: small, so that its memory is touched for
+    the first time while processes are still killed, and so that requests are preempted and cached blocks evicted.
     concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: share of them
     over HTTP.
     hostile_share: share of requests of hostile clients (hostile.py). num_idle: connections that say nothing.
