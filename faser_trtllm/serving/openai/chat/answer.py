@@ -127,7 +127,7 @@ def _merge(last: Delta, delta: Delta) -> bool:
             last[name] += text
         return True
     (one,), (other,) = last["tool_calls"], delta["tool_calls"]
-    if "id" in one or "id" in other or one["index"] != other["index"]:
+    if "id" in one or one["index"] != other["index"]:
         return False
     one["function"]["arguments"] += other["function"]["arguments"]
     return True
