@@ -21,6 +21,8 @@ from faser_trtllm.serving.openai.error import error_object
 from faser_trtllm.serving.openai.fields import Fields, parse_object
 from faser_trtllm.serving.openai.guide import guide_inputs
 from faser_trtllm.serving.openai.request import GenerationRequest, ServedModel, parse_chat, parse_completion
+from faser_trtllm.serving.openai.responses.reply import ResponsesReply
+from faser_trtllm.serving.openai.responses.request import parse_responses
 from tests.fuzz.scratch import JSON, from_json
 from tests.fuzz.target import Codec, Target
 from tests.fuzz.targets.served import TEMPLATE, tokenizer
@@ -54,6 +56,16 @@ def run_chat(data: bytes) -> None:
         _use(parse_chat(parse_object(data), _openai()))
     except FaserError as error:
         json.dumps(error_object(error)).encode()
+
+
+def run_responses(data: bytes) -> None:
+    try:
+        request = parse_responses(parse_object(data), _openai())
+    except FaserError as error:
+        json.dumps(error_object(error)).encode()
+    else:
+        _use(request)
+        ResponsesReply(request, "m", None).first_chunks()
 
 
 SAMPLING: dict[str, Any] = {
@@ -107,6 +119,24 @@ def chat_seeds() -> list[bytes]:
     found += [chat | thinking | {"messages": [*messages, *turns], "tools": tools, "parallel_tool_calls": False}]
     found += [chat | {"tools": tools, "tool_choice": choice} for choice in ("none", "auto", "required", named)]
     found += [chat | {"max_completion_tokens": 3, "max_tokens": 3}]
+    return [json.dumps(entry).encode() for entry in found]
+
+
+def responses_seeds() -> list[bytes]:
+    parts = [{"type": "input_text", "text": "a"}]
+    items = [
+        {"type": "message", "role": "user", "content": parts},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+    ]
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
+    schema = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
+    more = {"instructions": "i", "metadata": {"k": "v"}, "reasoning": {"effort": "low", "summary": "auto"}}
+    found = [{"model": "m", "input": "a"}, {"model": "m", "input": items, **more}]
+    found += [{"model": "m", "input": "a", "text": schema, "max_output_tokens": 5, "stream": True}]
+    named = {"type": "function", "name": "f"}
+    found += [{"model": "m", "input": "a", "tools": tools, "tool_choice": choice} for choice in ("auto", named)]
     return [json.dumps(entry).encode() for entry in found]
 
 
@@ -249,6 +279,14 @@ TARGETS = (
         (*_OPENAI, *_CHAT),
         JSON,
         words=(*SAMPLING, "role", "content", "user", "assistant", "tool", "tools", "tool_calls", "function"),
+    ),
+    Target(
+        "openai_responses",
+        run_responses,
+        responses_seeds,
+        ("serving/openai/responses/request.py",),
+        JSON,
+        words=("input", "instructions", "type", "function_call", "function_call_output", "input_text", "format"),
     ),
     Target("guide", run_guide, guide_seeds, ("serving/openai/guide.py", "guided/spec.py"), JSON),
     Target("dynamo_request", run_dynamo, dynamo_seeds, ("serving/dynamo/request.py",), JSON),

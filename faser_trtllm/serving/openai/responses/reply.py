@@ -1,0 +1,96 @@
+"""Builds the answers of /v1/responses, whole or as events, from a chat's chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.client import Response
+from faser_trtllm.serving.openai.reply import Reply, event
+from faser_trtllm.serving.openai.request import GenerationRequest
+from faser_trtllm.serving.openai.responses.items import Event, Items
+from faser_trtllm.serving.openai.responses.request import ResponsesRequest
+
+
+class ResponsesReply:
+    """As Reply, of a request with one sequence."""
+
+    last_event = b""  # the stream ends with response.completed or response.incomplete
+
+    def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
+        assert isinstance(request, ResponsesRequest)
+        self._chat = Reply(request, model_name, tokenizer)
+        self._items = Items()
+        self._finish_reason: str | None = None
+        self._num_events = 0
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model_name}
+        self._head |= {"error": None, **request.echoed}
+
+    def add(self, index: int, delta: Response) -> None:
+        """Add a delta to the whole answer."""
+        self.chunks(index, delta)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer to a request that does not stream, after all deltas were added."""
+        return self._response(self._status)
+
+    def first_chunks(self) -> list[Event]:
+        begun = self._response("in_progress")
+        return self._numbered({"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress"))
+
+    def chunks(self, index: int, delta: Response) -> list[Event]:
+        """The events of a delta."""
+        found: list[Event] = []
+        for chunk in self._chat.chunks(index, delta):
+            for choice in chunk["choices"]:
+                found += self._items.add(choice["delta"])
+                self._finish_reason = choice["finish_reason"] or self._finish_reason
+        if delta.is_final:
+            found += self._items.end(self._status)
+        return self._numbered(found)
+
+    def last_chunks(self) -> list[Event]:
+        """The event of the end."""
+        status = self._status
+        return self._numbered([{"type": f"response.{status}", "response": self._response(status)}])
+
+    def event(self, value: Event, padding: int = 0) -> bytes:
+        return f"event: {value['type']}\n".encode() + event(value, padding)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        has_ended = status != "in_progress"
+        (last,) = self._chat.last_chunks()
+        told = ("metrics", "system_fingerprint") if has_ended else ()
+        more: dict[str, Any] = {name: last[name] for name in told if name in last}
+        return {
+            **self._head,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": list(self._items.output) if has_ended else [],
+            "usage": _usage(last["usage"]) if has_ended else None,
+            **more,
+        }
+
+    def _numbered(self, events: Iterable[Event]) -> list[Event]:
+        found = [{**value, "sequence_number": self._num_events + i} for i, value in enumerate(events)]
+        self._num_events += len(found)
+        return found
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts are not counted apart."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
