@@ -37,6 +37,16 @@ log = logging.getLogger(__name__)
 _DRAFTER_MODULE = "tensorrt_llm._torch.speculative.drafter"
 _RESOURCE_MODULE = "tensorrt_llm._torch.pyexecutor.resource_manager"
 _DUMMY_MARKS = ("is_attention_dp_dummy", "is_cuda_graph_dummy", "is_dummy_request")
+_REQUEST_FIELDS = (
+    "get_tokens",
+    "py_draft_pages_allocated",
+    "py_draft_tokens",
+    "py_max_new_tokens",
+    "py_orig_prompt_len",
+    "py_request_id",
+)
+"""What is read and set of a request and has no default."""
+
 _PARALLEL_SIZES = {
     "tp_size": "tensor_parallel_size",
     "pp_size": "pipeline_parallel_size",
@@ -217,12 +227,15 @@ def _make_drafter() -> type:
         def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
             """Fill py_draft_tokens of the generation requests.
 
-            Raises ConfigError where drafts would be wrong: on several GPUs, or with another max_draft_len in the
-            configuration. If drafting itself fails, it proposes nothing from then on.
+            Raises ConfigError where drafts would be wrong: on several GPUs, with another max_draft_len in the
+            configuration, or where a class of TensorRT-LLM lacks what is recorded of it. If drafting itself fails, it
+            proposes nothing from then on.
             """
             requests = list(scheduled_requests.generation_requests)
             if not self._is_checked:
                 check_one_process(resource_manager)
+                for request in requests:
+                    check_request(request)
                 self._is_checked = self._check_length(requests)
             real = [request for request in requests if not _is_dummy(request)]
             coming = [request for request in scheduled_requests.context_requests if not _is_dummy(request)]
@@ -304,15 +317,33 @@ def _make_resources() -> type:
     return FaserResources
 
 
+def check_request(request: Any) -> None:
+    """ConfigError if a request of TensorRT-LLM lacks a field that drafting needs."""
+    from faser_trtllm.trtllm.gate import drafter_contract_error
+
+    missing = [name for name in _REQUEST_FIELDS if not hasattr(request, name)]
+    if missing:
+        raise drafter_contract_error(f"has requests without {' and '.join(missing)}, which FaserDrafter needs")
+
+
 def check_one_process(resource_manager: Any) -> None:
-    """ConfigError if TensorRT-LLM runs the target on more than one GPU, by the mapping of its KV cache manager."""
-    from faser_trtllm.trtllm.gate import import_module
+    """ConfigError if TensorRT-LLM runs the target on more than one GPU, by the mapping of its KV cache manager.
+
+    Both kinds of manager have one; without it, nothing here tells on how many GPUs the target runs.
+    """
+    from faser_trtllm.trtllm.gate import drafter_contract_error, import_module
 
     if resource_manager is None:
         return
     kind = import_module(_RESOURCE_MODULE).ResourceManagerType.KV_CACHE_MANAGER
-    mapping = getattr(resource_manager.get_resource_manager(kind), "mapping", None)
-    check_parallel_sizes({option: getattr(mapping, size, 1) for size, option in _PARALLEL_SIZES.items()})
+    manager = resource_manager.get_resource_manager(kind)
+    mapping = getattr(manager, "mapping", None)
+    missing = [size for size in _PARALLEL_SIZES if not hasattr(mapping, size)]
+    if missing:
+        found = "no KV cache manager" if manager is None else f"a KV cache manager ({type(manager).__name__})"
+        lack = "" if manager is None else f" without mapping.{missing[0]}"
+        raise drafter_contract_error(f"has {found}{lack}, so FaserDrafter cannot tell that the target is on one GPU")
+    check_parallel_sizes({option: getattr(mapping, size) for size, option in _PARALLEL_SIZES.items()})
 
 
 def check_parallel_sizes(options: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
 """Releases whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
 
 _DRAFTER_FIX = "install 1.2.x, 1.3.0rc or 1.4.0rc, or serve without it (faser serve)"
+_CONTRACT_FIX = "faser check --trtllm lists what differs; install another version, or serve without it (faser serve)"
 _REMOVED = (
     "1.3 removed the engine backend and changed the classes that scheduler: trtllm calls; use the native scheduler, or "
 )
@@ -67,10 +68,24 @@ def require_drafter() -> str:
     """The release ("1.3") of the installed version, if its drafter is recorded; ConfigError otherwise."""
     version = installed_version("FaserDrafter")
     if not is_drafter_known(version):
-        raise ConfigError(
-            f"TensorRT-LLM {version} is installed, and FaserDrafter is not written for it; {_DRAFTER_FIX}"
-        )
+        raise ConfigError(f"TensorRT-LLM {version} is installed, and {_why_unknown(version)}; {_DRAFTER_FIX}")
     return release_of(version)
+
+
+def _why_unknown(version: str) -> str:
+    release = release_of(version)
+    if release == "1.2":
+        return "FaserDrafter is not written for candidates of 1.2.0"
+    if release in DRAFTER_RELEASES:
+        return f"FaserDrafter is not written for it: of {release}, only candidates of {release}.0 could be read"
+    if re.match(r"(0|1\.[01])\.", version):
+        return "FaserDrafter is not written for releases before 1.2"
+    return f"FaserDrafter is not written for it: its classes are recorded up to {DRAFTER_RELEASES[-1]}.0rc"
+
+
+def drafter_contract_error(what: str) -> ConfigError:
+    """what: differs from the record, and what follows, as a clause ("has no x, so ...")."""
+    return ConfigError(f"TensorRT-LLM {installed_version('FaserDrafter')} {what}; {_CONTRACT_FIX}")
 
 
 def installed_version(what: str) -> str:

@@ -6,19 +6,21 @@ asked, its drafts padded; then the target verifies and the rest of the room is t
 
 from __future__ import annotations
 
-from tests.trtllm import fakes
+from tests.trtllm import fakes, rules_py
 
 RESOURCES = "tensorrt_llm._torch.pyexecutor.resource_manager"
 install = fakes.install
 
 
 def resource_manager(modules, spec_manager=None, **sizes):
-    """The composite that a drafter is given. sizes: of the mapping (tp_size=2)."""
+    """The composite that a drafter is given, with the release's default KV cache manager. sizes: of the mapping."""
     kinds = modules[RESOURCES].ResourceManagerType
     mapping = modules["tensorrt_llm.mapping"].Mapping()
     for name, size in sizes.items():
         setattr(mapping, name, size)
-    managers = {kinds.KV_CACHE_MANAGER: modules[RESOURCES].KVCacheManager(mapping)}
+    v2 = modules.get(rules_py.KV_CACHE_MANAGER_V2.rpartition(".")[0])
+    make = modules[RESOURCES].KVCacheManager if v2 is None else v2.KVCacheManagerV2
+    managers = {kinds.KV_CACHE_MANAGER: make(mapping)}
     if spec_manager is not None:
         managers[kinds.SPEC_RESOURCE_MANAGER] = spec_manager
     return modules[RESOURCES].ResourceManager(managers)
@@ -27,7 +29,8 @@ def resource_manager(modules, spec_manager=None, **sizes):
 class PyExecutor:
     """next_token(tokens) is the target's greedy choice. is_resting(request, step): left out, as if paused.
 
-    resources: what the drafter is given, and told of ends; None: it is given nothing.
+    resources: what the drafter is given, and told of ends; None: it is given nothing. With a KV cache manager V2, rows
+    are booked as its scheduler books them.
     """
 
     def __init__(
@@ -53,6 +56,9 @@ class PyExecutor:
         self._max_batch_size = max_batch_size
         self._is_resting = is_resting
         self._resources = resources
+        kind = modules[RESOURCES].ResourceManagerType.KV_CACHE_MANAGER
+        manager = None if resources is None else resources.get_resource_manager(kind)
+        self._v2 = manager if hasattr(manager, "try_allocate_generation") else None
         self.active = []
         self.outputs = {}
         self.proposals = []  # (tokens before, proposal) of every request and step
@@ -93,6 +99,8 @@ class PyExecutor:
             request.state = self._State.GENERATION_IN_PROGRESS
         for request in batch.generation_requests:
             self._verify(request)
+        if self._v2 is not None:
+            self._v2.update_resources(batch)
         for request in self.active:
             if self._is_done(request):
                 self._free(request)
@@ -126,7 +134,8 @@ class PyExecutor:
         )
         self._drafter.pad_draft_tokens_for_cuda_graph(*(given if takes_manager and given else (batch,)))
         for request in batch.generation_requests:
-            assert self._get_draft_token_length(request) <= request.py_draft_pages_allocated or not takes_manager
+            has_room = self._get_draft_token_length(request) <= request.py_draft_pages_allocated
+            assert has_room or not takes_manager or self._v2 is not None  # which counts rows itself
 
     def _free(self, request):
         if self._resources is not None:
@@ -142,7 +151,8 @@ class PyExecutor:
         for request in self.active:
             if request.state is self._State.GENERATION_IN_PROGRESS:
                 room = 0 if request.py_disable_speculative_decoding else length
-                request.draft_tokens = [0] * length
+                if hasattr(request, "draft_tokens"):
+                    request.draft_tokens = [0] * length
                 request.py_last_draft_tokens = request.py_draft_tokens
                 request.py_draft_tokens = [0] * room
                 request.py_draft_pages_allocated = room
@@ -154,7 +164,10 @@ class PyExecutor:
                 break
             if request.state is self._State.CONTEXT_INIT:
                 getattr(batch, "context_requests_last_chunk", batch.context_requests).append(request)
-            elif not self._is_resting(request, self.step_number):
+            elif self._is_resting(request, self.step_number):
+                if self._v2 is not None:
+                    self._v2.suspend_request(request)
+            elif self._v2 is None or self._v2.try_allocate_generation(request):
                 batch.generation_requests.append(request)
         return batch
 
@@ -167,9 +180,12 @@ class PyExecutor:
             if draft != new[-1]:
                 break
         request.py_num_accepted_draft_tokens = len(new) - 1
-        request.py_rewind_len = request.py_draft_pages_allocated - request.py_num_accepted_draft_tokens
+        room = request.py_draft_pages_allocated if self._v2 is None else self._get_draft_token_length(request)
+        request.py_rewind_len = room - request.py_num_accepted_draft_tokens
         self.num_accepted += request.py_num_accepted_draft_tokens
         self._take(request, new)
+        if self._is_done(request):
+            request.state = self._State.GENERATION_COMPLETE
 
     def _take(self, request, new):
         for token in new[: self._left(request)]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _TORCH = "tensorrt_llm._torch"
 _RESOURCES = f"{_TORCH}.pyexecutor.resource_manager"
+_BOUND = "tensorrt_llm.bindings.internal.batch_manager"
+KV_CACHE_MANAGER_V2 = f"{_TORCH}.pyexecutor.kv_cache.kv_cache_manager_v2.KVCacheManagerV2"
 DRAFTER = f"{_TORCH}.speculative.drafter.Drafter"
 LLM = "tensorrt_llm.llmapi.LLM"
 SERVER = "tensorrt_llm.serve.OpenAIServer"
@@ -17,13 +19,44 @@ class PyLlmRequest:
         self.py_request_id = self.request_id
         self.py_prompt_len = self.py_orig_prompt_len = self.prompt_len
         self.py_max_new_tokens = self.max_new_tokens
-        self.py_draft_tokens = self.draft_tokens or []
+        self.py_draft_tokens = []
         self.py_draft_pages_allocated = self.py_num_accepted_draft_tokens = self.py_rewind_len = 0
         self.py_num_accepted_draft_tokens_indices = []
         self.py_decoding_iter = 0
         self.py_last_draft_tokens = self.py_draft_logits = self.py_target_probs = self.py_batch_idx = None
         self.py_end_id = self.py_seq_slot = self.py_target_seq_slot = None
         self.py_is_draft = self.py_disable_speculative_decoding = False
+        self.is_attention_dp_dummy = self.is_cuda_graph_dummy = self.is_dummy_request = False
+
+
+class LeanLlmRequest:
+    """The bound request of 1.4, as far as anything here needs it."""
+
+    def __init__(self, request_id, max_new_tokens, input_tokens, sampling_config, is_streaming):
+        self.request_id = request_id
+        self.prompt_len = len(input_tokens)
+        self.max_new_tokens = max_new_tokens
+        self.state = self._package["tensorrt_llm.bindings.LlmRequestState"].CONTEXT_INIT
+        self._tokens = list(input_tokens)
+
+    def get_tokens(self, beam):
+        return list(self._tokens)
+
+    def add_new_token(self, token, beam):
+        self._tokens.append(token)
+
+
+class LeanPyLlmRequest:
+    """The Python request of 1.4: nothing that FaserDrafter does not use."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.py_request_id = self.request_id
+        self.py_orig_prompt_len = self.prompt_len
+        self.py_max_new_tokens = self.max_new_tokens
+        self.py_draft_tokens = []
+        self.py_draft_pages_allocated = 0
+        self.py_disable_speculative_decoding = False
         self.is_attention_dp_dummy = self.is_cuda_graph_dummy = self.is_dummy_request = False
 
 
@@ -151,6 +184,43 @@ class ExtendingKVCacheManager(KVCacheManager):
         request.py_draft_pages_allocated = max(request.py_draft_pages_allocated, len(request.py_draft_tokens))
 
 
+class KVCacheManagerV2:
+    """Since 1.4.0rc1: rows per request, booked by the scheduler for the drafts of a step and, after it, for padding.
+
+    A paused request keeps its rows. update_resources takes back those of rejected drafts, and checks that as many are
+    left as the request has tokens with keys and values.
+    """
+
+    def __init__(self, mapping=None):
+        self.mapping = mapping or Mapping()
+        self._rows, self._booked, self._suspended = {}, {}, set()
+
+    def try_allocate_generation(self, req):
+        draft_len = get_draft_token_length(req)
+        self._suspended.discard(req.py_request_id)
+        self._booked[req.py_request_id] = draft_len
+        self._rows.setdefault(req.py_request_id, len(req.get_tokens(0)) - 1)
+        self._rows[req.py_request_id] += 1 + draft_len
+        return True
+
+    def extend_capacity_for_tokens(self, request):
+        booked = self._booked.pop(request.py_request_id)
+        self._rows[request.py_request_id] += max(0, get_draft_token_length(request) - booked)
+
+    def suspend_request(self, req):
+        self._suspended.add(req.py_request_id)
+
+    def update_resources(self, scheduled_batch):
+        for request in scheduled_batch.generation_requests:
+            if request.state.name != "GENERATION_COMPLETE":
+                assert request.py_request_id not in self._suspended
+                self._rows[request.py_request_id] -= request.py_rewind_len
+                assert self._rows[request.py_request_id] == len(request.get_tokens(0)) - 1
+
+    def free_resources(self, request):
+        self._rows.pop(request.py_request_id, None)
+
+
 class ResourceManager:
     """managers: by their kind. A request that ends, or is paused, is freed in all of them."""
 
@@ -169,8 +239,10 @@ class ResourceManager:
 def behaviours(release):
     """By the recorded names."""
     is_new = release != "1.2"
-    return {
-        f"{_TORCH}.pyexecutor.llm_request.LlmRequest": PyLlmRequest,
+    is_newest = release == "1.4"
+    newest = {f"{_BOUND}.LlmRequest": LeanLlmRequest, KV_CACHE_MANAGER_V2: KVCacheManagerV2} if is_newest else {}
+    return newest | {
+        f"{_TORCH}.pyexecutor.llm_request.LlmRequest": LeanPyLlmRequest if is_newest else PyLlmRequest,
         f"{_TORCH}.pyexecutor.llm_request.get_draft_token_length": get_draft_token_length,
         f"{_TORCH}.pyexecutor.scheduler.ScheduledRequests": SplitScheduledRequests if is_new else ScheduledRequests,
         f"{_RESOURCES}.BaseResourceManager": BaseResourceManager,

@@ -233,12 +233,24 @@ def test_a_later_version_is_refused_with_what_it_removed(monkeypatch):
         gate.load_bindings()
 
 
-def test_a_version_whose_drafter_is_not_known_is_one_sentence(monkeypatch):
-    fakes.install(monkeypatch, version="1.5.0rc0")
-    with pytest.raises(
-        ConfigError, match=r"^TensorRT-LLM 1\.5\.0rc0 is installed, and FaserDrafter is not written for"
-    ):
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("1.5.0rc0", "it: its classes are recorded up to 1.4.0rc; install"),
+        ("1.4.0", "it: of 1.4, only candidates of 1.4.0 could be read; install"),
+        ("1.3.1", "it: of 1.3, only candidates of 1.3.0 could be read; install"),
+        ("1.2.0rc8", "candidates of 1.2.0; install"),
+        ("1.1.0", "releases before 1.2; install"),
+        ("0.21.0rc1", "releases before 1.2; install"),
+    ],
+)
+def test_a_version_whose_drafter_is_not_known_is_refused_with_the_reason(monkeypatch, version, why):
+    fakes.install(monkeypatch, version=version)
+    with pytest.raises(ConfigError) as caught:
         gate.require_drafter()
+    assert str(caught.value).startswith(
+        f"TensorRT-LLM {version} is installed, and FaserDrafter is not written for {why}"
+    )
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch):

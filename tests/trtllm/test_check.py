@@ -51,7 +51,7 @@ def test_another_version_is_one_sentence_and_exit_code_2(check, monkeypatch):
     code, _, err = check("--trtllm")
     assert code == 2
     assert err.startswith(
-        "faser: TensorRT-LLM 1.5.0 is installed, and FaserDrafter is not written for it; install 1.2.x"
+        "faser: TensorRT-LLM 1.5.0 is installed, and FaserDrafter is not written for it: its classes are recorded up to"
     )
     assert err.count("\n") == 1
 
@@ -172,6 +172,38 @@ def test_a_name_that_is_gone_is_named(monkeypatch):
     modules = fakes.install(monkeypatch)
     del modules["tensorrt_llm.llmapi"].LLM
     assert Finding("tensorrt_llm.llmapi.LLM", ("it is gone",)) in compare(SURFACE)
+
+
+class ThinRequest:
+    """A request of 1.4 with what FaserDrafter uses, except for its room for drafts, and with something new."""
+
+    def __init__(self, *args, **kwargs):
+        self.py_request_id = self.py_orig_prompt_len = self.py_max_new_tokens = self.py_new = 0
+        self.py_draft_tokens = []
+        self.py_disable_speculative_decoding = False
+        self.is_attention_dp_dummy = self.is_cuda_graph_dummy = self.is_dummy_request = False
+
+
+def test_a_field_of_requests_that_is_gone_is_named(check, monkeypatch):
+    """Of 1.4's requests, those fields that FaserDrafter uses are compared, and no others."""
+    modules = fakes.install(monkeypatch, version="1.4.0rc1")
+    modules["tensorrt_llm._torch.pyexecutor.llm_request"].LlmRequest = ThinRequest
+    code, out, _ = check("--trtllm")
+    assert code == 1
+    assert [line.partition(": ")[2] for line in out.splitlines() if line.startswith("DIFFERS")] == [
+        "attribute py_draft_pages_allocated is gone"
+    ]
+    assert out.splitlines()[-1].endswith("do not use FaserDrafter with this version")
+
+
+def test_a_class_that_has_moved_within_a_release_is_found_where_it_was(check, monkeypatch):
+    modules = fakes.install(monkeypatch, version="1.4.0rc1")
+    home = "tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2"
+    monkeypatch.setitem(sys.modules, home, None)
+    code, out, _ = check("--trtllm")
+    assert (code, f"{home} cannot be imported" in out) == (1, True)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.pyexecutor.kv_cache_manager_v2", modules[home])
+    assert check("--trtllm")[0] == 0
 
 
 def test_a_broken_api_surface_ends_with_exit_code_1(check, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import sys
 import threading
 from dataclasses import replace
@@ -22,6 +23,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm import drafter as drafter_module
+from faser_trtllm.trtllm.check.api_surface import load_entries
 from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_drafter
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
 from tests.engine.cuda.harness import build_pair
@@ -279,7 +281,15 @@ def test_faser_drafter_over_a_real_draft_engine_gives_the_targets_text(any_draft
     made = make(engine_dir, max_draft_len=4, num_threads=1).decoding_config()
     drafter, resources = pickle.loads(pickle.dumps((made.drafter, made.resource_manager)))
     manager = resource_manager(modules, resources)
-    executor = PyExecutor(modules, drafter, lambda tokens: known[tuple(tokens[:3])][len(tokens)], 4, resources=manager)
+    rng = random.Random(1)
+    executor = PyExecutor(
+        modules,
+        drafter,
+        lambda tokens: known[tuple(tokens[:3])][len(tokens)],
+        4,
+        resources=manager,
+        is_resting=lambda *_: rng.random() < 0.2,
+    )
     for i, prompt in enumerate(prompts):
         executor.submit(i, prompt, 59)  # the known texts end there
     executor.run()
@@ -356,6 +366,75 @@ def test_a_schedule_whose_keys_changed_their_meaning_is_refused(monkeypatch, eng
     with pytest.raises(ConfigError, match=rf"its keys mean something else since {version[:3]}; write speculation="):
         drafter_module.FaserDrafter(engine_dir, max_draft_len=3, draft_len_schedule={1: 3})
     forget_classes()
+
+
+def test_rows_of_padding_are_booked_where_the_kv_cache_manager_books_rows(any_drafter_class, engine_dir):
+    """Requests beyond max_concurrency keep no room for drafts, and are padded all the same once speculation is on."""
+    make, modules = any_drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1, max_concurrency=2)
+    executor = small_executor(modules, drafter, 3, resource_manager(modules), is_resting=lambda _, step: step % 7 == 3)
+    for i in range(3):
+        executor.submit(i, [1, i], 12 + 20 * (i == 2))
+    executor.run()
+    drafter.shutdown()
+    assert executor.lengths[2]
+    assert not any(executor.lengths[2])
+    assert [len(executor.outputs[i]) for i in range(3)] == [12, 12, 32]
+
+
+def bare_request(**without):
+    """A request with what 1.4's entry records and nothing else."""
+    fields = load_entries("1.4")["tensorrt_llm._torch.pyexecutor.llm_request.LlmRequest"].instance_attributes
+    known = dict.fromkeys(fields, False) | {
+        "py_request_id": 1,
+        "py_orig_prompt_len": 2,
+        "py_max_new_tokens": 30,
+        "py_draft_tokens": [0] * 3,
+        "py_draft_pages_allocated": 3,
+        "get_tokens": lambda beam: [5, 6],
+    }
+    return SimpleNamespace(**{name: value for name, value in known.items() if name not in without})
+
+
+def test_of_a_request_only_the_recorded_fields_are_used(any_drafter_class, engine_dir):
+    make, modules = any_drafter_class
+    drafter, request = make(engine_dir, max_draft_len=3, num_threads=1), bare_request()
+    batch = SimpleNamespace(generation_requests=[request], context_requests=[bare_request()])
+    drafter.prepare_draft_tokens(batch, resource_manager(modules))
+    drafter.shutdown()
+    assert len(request.py_draft_tokens) == 3
+
+
+@pytest.mark.parametrize("gone", ["py_draft_pages_allocated", "py_orig_prompt_len", "get_tokens"])
+def test_requests_without_a_field_are_refused_and_not_logged_as_a_failure(any_drafter_class, engine_dir, caplog, gone):
+    make, modules = any_drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1)
+    batch = SimpleNamespace(generation_requests=[bare_request(**{gone: None})], context_requests=[])
+    version = re.escape(modules["tensorrt_llm"].__version__)
+    with pytest.raises(
+        ConfigError, match=rf"^TensorRT-LLM {version} has requests without {gone}, .*; faser check --trtllm lists"
+    ):
+        drafter.prepare_draft_tokens(batch, resource_manager(modules))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("manager", "says"),
+    [
+        (None, r"has no KV cache manager, so"),
+        (SimpleNamespace(), r"has a KV cache manager \(SimpleNamespace\) without mapping\.tp_size, so"),
+        (
+            SimpleNamespace(mapping=SimpleNamespace(tp_size=1, pp_size=1)),
+            r"has a KV cache manager \(SimpleNamespace\) without mapping\.cp_size, so",
+        ),
+    ],
+)
+def test_a_kv_cache_manager_that_does_not_tell_the_number_of_gpus_is_refused(drafter_class, engine_dir, manager, says):
+    make, _ = drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1)
+    batch = SimpleNamespace(generation_requests=[bare_request()], context_requests=[])
+    with pytest.raises(ConfigError, match=f"{says} FaserDrafter cannot tell that the target is on one GPU"):
+        drafter.prepare_draft_tokens(batch, SimpleNamespace(get_resource_manager=lambda kind: manager))
 
 
 @pytest.mark.parametrize("mark", ["is_attention_dp_dummy", "is_cuda_graph_dummy", "is_dummy_request"])

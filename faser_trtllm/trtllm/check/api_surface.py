@@ -32,7 +32,7 @@ class Entry:
     """One name of the package: a class, an enum, a function or a value.
 
     init, args and methods hold arguments in the recorded spelling; signature() makes them an inspect.Signature.
-    read_write: attribute -> its type.
+    read_write: attribute -> its type. other_modules: where some versions of the release have the name instead.
     """
 
     name: str  # dotted, with its module
@@ -51,6 +51,7 @@ class Entry:
     base: str | None = None
     dynamic_attributes: bool = False
     unconfirmed: Sequence[str] = ()
+    other_modules: Sequence[str] = ()
 
     @property
     def module(self) -> str:

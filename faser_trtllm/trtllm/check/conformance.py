@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from faser_trtllm.trtllm.check.api_surface import Entry, Symbol, is_unconfirmed, parse_arguments, signature
@@ -32,7 +34,7 @@ def compare(surface: Mapping[str, Entry]) -> list[Finding]:
 
 def _compare_entry(entry: Entry) -> Finding:
     try:
-        found = getattr(importlib.import_module(entry.module), entry.short_name)
+        found = getattr(_import_first(entry.module, entry.other_modules), entry.short_name)
     except ImportError as error:
         return Finding(entry.name, (f"{entry.module} cannot be imported: {str(error).splitlines()[0]}",))
     except AttributeError:
@@ -57,6 +59,17 @@ def _compare_entry(entry: Entry) -> Finding:
         else:
             problems += [f"attribute {name} is gone" for name in missing if not re.search(rf"\b{name}\b", source or "")]
     return Finding(entry.name, tuple(problems), tuple(unseen))
+
+
+def _import_first(module: str, others: Sequence[str]) -> ModuleType:
+    """The first of them that there is; ImportError of the first if none is."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        for other in others:
+            with contextlib.suppress(ImportError):
+                return importlib.import_module(other)
+        raise
 
 
 def _compare_attributes(entry: Entry, found: type) -> Iterator[str]:
