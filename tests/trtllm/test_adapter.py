@@ -254,16 +254,16 @@ def test_real_engines_give_the_tokens_of_the_native_scheduler(engine_dir, specul
     assert all(len(output) == 20 for output in tokens[SchedulerKind.NATIVE].values())
 
 
-def test_the_native_scheduler_has_one_way_of_chunking():
+def test_the_native_scheduler_has_one_way_of_chunking(engine_dir):
     config = SchedulerConfig(context_chunking_policy=ContextChunkingPolicy.EQUAL_PROGRESS)
     with pytest.raises(ConfigError, match="context_chunking_policy is EQUAL_PROGRESS, the native scheduler has"):
-        open_executor(None, ExecutorConfig(scheduler_config=config))
+        open_executor(engine_dir, ExecutorConfig(scheduler_config=config))
 
 
-def test_a_missing_package_is_told_before_engines_are_opened(monkeypatch):
+def test_a_missing_package_is_told_before_engines_are_opened(monkeypatch, engine_dir):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="the package tensorrt_llm is missing"):
-        open_executor(None, ExecutorConfig(scheduler=SchedulerKind.TRTLLM))
+        open_executor(engine_dir, ExecutorConfig(scheduler=SchedulerKind.TRTLLM))
 
 
 def test_what_could_not_be_resumed_without_chunking_is_refused():
