@@ -100,7 +100,7 @@ def test_each_failure_in_a_row_doubles_the_rest(caplog):
 def test_an_error_is_raised_where_no_guard_is(fault):
     setup = Setup(policy="fixed:3")
     executor, collector = setup.open(), Collector()
-    executor._draft_worker._stage.drafters[0]._engine = with_faults(setup.draft, "draft", parse_faults(fault))
+    executor._draft_worker._stage.drafters[-1]._engine = with_faults(setup.draft, "draft", parse_faults(fault))
     executor.submit("0", [1, 2], SamplingParams(max_tokens=20), collector.sink("0"))
     with pytest.raises(Exception, match="on purpose"):
         any(not executor.step() for _ in range(100))
@@ -124,7 +124,7 @@ def test_a_slow_draft_is_a_timeout_but_not_while_it_reads_prompts():
         setup = Setup(policy="fixed:3", faults="draft_error@step999999", draft_timeout_ms=timeout_ms)
         executor = setup.open()
         clock = SlowClock()
-        executor._draft_worker._stage._stage.drafters[0]._clock = clock
+        executor._draft_worker._stage._stage.drafters[-1]._clock = clock
         collector = Collector()
         executor.submit("0", prompt, SamplingParams(max_tokens=max_tokens), collector.sink("0"))
         while executor.step():
