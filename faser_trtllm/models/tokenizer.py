@@ -155,6 +155,11 @@ class Tokenizer:
         """True for a special token, which texts leave out unless they are asked not to."""
         return self.token_id(token) in self._special_ids
 
+    @functools.cached_property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The special tokens by id."""
+        return {token_id: self.token(token_id) or "" for token_id in self._special_ids}
+
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
         digest = hashlib.sha256()

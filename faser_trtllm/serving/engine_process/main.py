@@ -300,6 +300,7 @@ class EngineServer:
             metrics=ModelMetrics(self._changes, frame.name, frame.version),
             cancel=self._generator.cancel,
             rules=ClientRules.of(self._config or ServiceConfig()),
+            defaults=config.request_defaults(),
         )
         self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
         return model

@@ -21,7 +21,8 @@ from faser_trtllm.serving.triton.request import Part, parse_request
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One of the models of triton/contract.py. cancel: ends a request of the executor by its id."""
+    """One of the models of triton/contract.py. cancel: ends a request of the executor by its id. defaults: values of
+    request fields that its configuration sets."""
 
     number: int
     contract: ModelContract
@@ -30,6 +31,7 @@ class ServedModel:
     metrics: ModelMetrics
     cancel: Callable[[str], None]
     rules: ClientRules = field(default_factory=ClientRules)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
         """Raise InvalidArgumentError for an input that is too large to be read."""
@@ -42,6 +44,7 @@ class ServedModel:
             canonical,
             self.contract,
             normalize_log_probs=self.normalize_log_probs,
+            defaults=self.defaults,
             admit=lambda request: self.rules.applied(request, client_key),
         )
         if not self.is_decoupled:  # such a model sends exactly one response
@@ -74,6 +77,11 @@ class ModelConfig:
 
     def flag(self, name: str, default: bool) -> bool:
         return self.parameters.get(name, str(default)).lower() == "true"
+
+    def request_defaults(self) -> dict[str, bool]:
+        """Request fields that TensorRT-LLM has as parameters of its preprocessing and postprocessing, where set."""
+        names = ("add_special_tokens", "skip_special_tokens")
+        return {name: self.flag(name, True) for name in names if self.parameters.get(name)}
 
 
 def load_model_config(frame: OpenFrame) -> ServiceConfig:

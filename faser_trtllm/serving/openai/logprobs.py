@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,20 +34,28 @@ class Logprobs:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int], skip_special_tokens: bool = True
+        self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int], inputs: Mapping[str, Any]
     ) -> None:
+        """inputs: of the Triton model; those about special tokens are read."""
+        skips = bool(inputs.get("skip_special_tokens", True))
+        parses = bool(inputs.get("parse_special_tokens", False))
         self._tokenizer = tokenizer
-        # Its end is enough, and which of its tokens are the last does not matter.
-        before = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:]) if isinstance(prompt, str) else prompt
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens, before=before)
+        self._skips_in_prompt = not parses if isinstance(prompt, str) else skips
+        self._added = tokenizer.encode("") if isinstance(prompt, str) and inputs.get("add_special_tokens", True) else []
+        if isinstance(prompt, str):  # its end is enough, and which of its tokens are the last does not matter
+            prompt = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:], parse_special_tokens=parses)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips, before=prompt)
         self._is_chat = is_chat
         self._offset = 0
 
     def of_context(self, context: Context, text: str) -> list[Entry]:
-        """The prompt's tokens; call it first. text: the prompt as the answer has it."""
-        detokenizer = IncrementalDetokenizer(self._tokenizer)
-        log_probs = (None, *context.log_probs)
-        found = self._read(detokenizer, context.token_ids, log_probs, context.tops and ((), *context.tops))
+        """The prompt's tokens; call it first. text: the prompt as the answer has it, where tokens that the tokenizer
+        added have no text, as special tokens that are left out."""
+        ids, log_probs, tops = context.token_ids, (None, *context.log_probs), context.tops and ((), *context.tops)
+        n = len(self._added) if list(ids[: len(self._added)]) == self._added else 0
+        found = self._read(IncrementalDetokenizer(self._tokenizer), ids[:n], log_probs[:n], tops[:n])
+        detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=self._skips_in_prompt)
+        found += self._read(detokenizer, ids[n:], log_probs[n:], tops[n:])
         found[-1].text += detokenizer.finish()
         self._offset = len(text)
         return found

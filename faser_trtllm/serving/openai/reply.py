@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any
 
-from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.chat.answer import Answer
 from faser_trtllm.serving.openai.drafts.records import metrics, prediction_usage
@@ -111,13 +111,13 @@ class _Choice:
 
     def __init__(self, request: GenerationRequest, prompt: Prompt, tokenizer: Tokenizer | None) -> None:
         self._is_chat = request.is_chat
+        self._skips_special_tokens = bool(request.inputs.get("skip_special_tokens", True))
         self._only_prompt = request.only_prompt
         self._tokenizer = tokenizer
         self._prompt = prompt if request.echo else None  # until it was echoed
         self._logprobs: Logprobs | None = None
         if request.logprobs is not None and tokenizer is not None:
-            skips = bool(request.inputs.get("skip_special_tokens", True))
-            self._logprobs = Logprobs(tokenizer, request.is_chat, prompt, skips)
+            self._logprobs = Logprobs(tokenizer, request.is_chat, prompt, request.inputs)
         self._texts: list[str] = []
         self._answer = None if request.parsing is None else Answer(request.parsing)
         self._entries: list[Entry] = []
@@ -185,8 +185,7 @@ class _Choice:
         if isinstance(prompt, str):
             return prompt
         assert self._tokenizer is not None, "the request was refused"
-        detokenizer = IncrementalDetokenizer(self._tokenizer)
-        return detokenizer.push(prompt) + detokenizer.finish()
+        return self._tokenizer.decode(prompt, skip_special_tokens=self._skips_special_tokens)
 
     def _count(self, delta: Response) -> None:
         if delta.finish_reason is not None:

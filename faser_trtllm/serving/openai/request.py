@@ -33,7 +33,7 @@ _COMMON = frozenset(
     )
 )
 _COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix"}
-_CHAT = _COMMON | {
+_CHAT = (_COMMON - {"parse_special_tokens"}) | {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"),
     *("reasoning_effort", "include_reasoning", "chat_template_kwargs", "functions", "function_call"),
     *("modalities", "audio", "web_search_options", "verbosity"),
@@ -140,6 +140,8 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
     """A body of /v1/chat/completions; raises InvalidArgumentError. May take long for long messages."""
     fields = _checked_fields(values, _CHAT, model)
     logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOG_PROBS) or 0
+    if fields.flag("add_special_tokens"):
+        raise RequestError("is true, but the chat template writes them; leave it out", "add_special_tokens")
     if logprobs and not fields.flag("logprobs"):
         raise RequestError(f"is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]

@@ -21,14 +21,14 @@ class LengthCheck:
         self._max_seq_len = max_seq_len
         self._max_token_chars: int | None = None
 
-    def check(self, field: str, text: str) -> None:
+    def check(self, field: str, text: str, parse_special_tokens: bool = False) -> None:
         """Raise InvalidArgumentError if the text, that of the field, is too long by far."""
         if len(text) <= MIN_CHECKED_CHARS:
             return
         self.check_size(field, len(text))
         num_chars = max(MIN_CHECKED_CHARS, _CHARS_PER_TOKEN * self._max_seq_len)
         while num_chars < len(text):
-            num_tokens = len(self._tokenizer.encode(text[:num_chars]))
+            num_tokens = len(self._tokenizer.encode(text[:num_chars], parse_special_tokens=parse_special_tokens))
             if num_tokens > _MARGIN * self._max_seq_len:
                 raise self._error(
                     field,

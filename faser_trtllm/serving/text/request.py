@@ -42,14 +42,14 @@ class TextRequest(SamplingFields):
     exclude_input_in_output: bool = param(False, "without `stream`: the answer is the output only")
     stop_words: tuple[str, ...] = param(
         (),
-        f"texts that end the output and are not part of it, however they are tokenized; at most {MAX_STOP_WORDS} of "
-        f"{MAX_WORD_CHARS} characters, {MAX_STOP_CHARS} together",
+        "texts that end the output and are not part of it, however they are tokenized; special tokens may be among "
+        f"them, or in them; at most {MAX_STOP_WORDS} of {MAX_WORD_CHARS} characters, {MAX_STOP_CHARS} together",
         openai="stop",
     )
     bad_words: tuple[str, ...] = param(
         (),
-        "words whose tokens are never produced, neither at the start of a line nor after a space; at most "
-        f"{MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters and {MAX_BAD_TOKENS} tokens together",
+        "words whose tokens, special ones included, are never produced, neither at the start of a line nor after a "
+        f"space; at most {MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters and {MAX_BAD_TOKENS} tokens together",
     )
     embedding_bias_words: tuple[str, ...] = param(
         (), "words with a weight in `embedding_bias_weights` each, which is added to the logits of the word's tokens"
@@ -69,6 +69,19 @@ class TextRequest(SamplingFields):
         bounds=Bounds(0.0, DAY_MS, above_low=True, words=f"more than 0 and at most {DAY_MS:.0f} (a day)"),
         openai="timeout_ms",
         openai_bounds=Bounds(1.0, DAY_MS, words=f"1 to {DAY_MS:.0f} (a day)"),
+    )
+    add_special_tokens: bool = param(
+        True,
+        "add to the prompt what the tokenizer adds to a text, such as a token that begins it; of a prompt of token ids "
+        "nothing changes",
+        openai="add_special_tokens",
+    )
+    parse_special_tokens: bool = param(
+        False,
+        "read special tokens that the prompt's text spells out, such as those of a chat template that the client has "
+        "rendered, as these tokens: whoever writes a part of such a text can forge a turn. TensorRT-LLM's models do so "
+        "unless told otherwise",
+        openai="parse_special_tokens",
     )
     skip_special_tokens: bool = param(
         True,

@@ -25,6 +25,7 @@ from faser_trtllm.serving.text.request import MAX_LOGITS_BYTES, TextOutput, Text
 from faser_trtllm.serving.text.stop_words import StopWords
 from faser_trtllm.serving.text.stopping import token_text
 from faser_trtllm.serving.text.stream import PreparedText, TextStream
+from faser_trtllm.serving.text.word_ids import bad_word_ids, holds_special_tokens, word_ids
 
 OnOutput = Callable[[TextOutput], None]
 Sink = Callable[[RequestOutput], bool]
@@ -90,13 +91,21 @@ class TextGenerator:
             expected = self._tokenizer.encode(request.prediction, add_special_tokens=False)
             params = dataclasses.replace(params, prediction=array("i", expected[:max_seq_len]))
         if request.bad_words or request.embedding_bias_words:
-            bad_words = self._bad_words(request.bad_words) + request.bad_token_ids
+            bad_words = (*bad_word_ids(self._tokenizer, request.bad_words), *request.bad_token_ids)
             params = dataclasses.replace(params, bad_words=bad_words, logit_bias=self._logit_bias(request))
             params.validate(vocab_size)
         stop_words = StopWords.of(request.stop_words if request.detokenize else map(token_text, request.stop_token_ids))
-        block = self._executor.tokens_per_block
-        ids = array("i", prompt)  # a list of them takes up to 36 bytes each
-        return PreparedText(request, ids, params, stop_words, self._tokenizer, block, self._stream_interval)
+        spelled = (word for word in request.stop_words if holds_special_tokens(self._tokenizer, word))
+        return PreparedText(
+            request,
+            array("i", prompt),  # a list of them takes up to 36 bytes each
+            params,
+            stop_words,
+            self._tokenizer,
+            self._executor.tokens_per_block,
+            self._stream_interval,
+            StopWords.of(spelled) if request.skip_special_tokens else None,
+        )
 
     def start(
         self, request_id: str, prepared: PreparedText, sink: Sink, on_error: Callable[[FaserError], None]
@@ -153,8 +162,12 @@ class TextGenerator:
         if request.token_ids is not None:
             return request.token_ids
         assert request.text is not None
-        self._length.check("prompt_tokens", request.text)
-        return self._tokenizer.encode(request.text)
+        self._length.check("prompt_tokens", request.text, request.parse_special_tokens)
+        return self._tokenizer.encode(
+            request.text,
+            add_special_tokens=request.add_special_tokens,
+            parse_special_tokens=request.parse_special_tokens,
+        )
 
     def _params(self, request: TextRequest, num_sequences: int) -> SamplingParams:
         """All but what is tokenized."""
@@ -181,15 +194,10 @@ class TextGenerator:
             drafters=None if request.drafters is None else tuple(n.strip() for n in request.drafters.split(",")),
         )
 
-    def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        spellings = itertools.chain.from_iterable((word, f" {word}") for word in words if word)
-        ids = (tuple(self._tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings)
-        return tuple(dict.fromkeys(word for word in ids if word))
-
     def _logit_bias(self, request: TextRequest) -> tuple[tuple[int, float], ...]:
         bias: dict[int, float] = dict(request.logit_bias)
         for word, weight in zip(request.embedding_bias_words, request.embedding_bias_weights, strict=True):
-            for token in self._tokenizer.encode(word, add_special_tokens=False):
+            for token in word_ids(self._tokenizer, word):
                 bias[token] = bias.get(token, 0.0) + weight
             check_count("logit_bias", len(bias), MAX_LOGIT_BIAS)
         return tuple(bias.items())

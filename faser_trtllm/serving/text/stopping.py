@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer
 from faser_trtllm.serving.text.stop_words import StopWordFinder, StopWords
@@ -11,17 +11,31 @@ from faser_trtllm.serving.text.stop_words import StopWordFinder, StopWords
 class StoppingText:
     """Detokenized text up to the first stop word; text is released once it cannot be part of a stop word.
 
-    A token is released with its last character. A token that overlaps the stop word is not part of the output.
+    A token is released with its last character. A token that overlaps the stop word is not part of the output. Words
+    that hold special tokens are searched in the text with those spelled out, too, where the output leaves them out.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stop_words: StopWords | None, min_tokens: int) -> None:
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        stop_words: StopWords | None,
+        min_tokens: int,
+        spelled_words: StopWords | None = None,
+        spellings: Mapping[int, str] | None = None,
+    ) -> None:
+        """spelled_words: those to look for in the text with `spellings`, by id, of the tokens that it leaves out."""
         self._detokenizer = detokenizer
         self._finder = None if stop_words is None else StopWordFinder(stop_words)
+        self._spelled_finder = None if spelled_words is None else StopWordFinder(spelled_words)
+        self._spellings: Mapping[int, str] = {} if spelled_words is None or spellings is None else spellings
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._held = ""
-        self._held_ids: list[tuple[int, int]] = []  # token id, characters of the whole output up to its end
-        self._end = 0  # characters of the whole output
+        self._held = ""  # with spellings; places count characters of the whole output with them
+        self._hidden: list[
+            tuple[int, int]
+        ] = []  # places of spellings that are held, those that follow each other as one
+        self._held_ids: list[tuple[int, int]] = []  # token id, its end
+        self._end = 0
         self._free_text: list[str] = []
         self._free_ids: list[int] = []
 
@@ -34,7 +48,9 @@ class StoppingText:
             return False
         for token in token_ids:
             self._num_tokens += 1
-            if self._add(self._detokenizer.push([token]), token, self._num_tokens <= self._min_tokens):
+            hidden = self._spellings.get(token, "")
+            text = hidden or self._detokenizer.push([token])
+            if self._add(text, token, self._num_tokens <= self._min_tokens, bool(hidden)):
                 return True
         return False
 
@@ -46,7 +62,7 @@ class StoppingText:
             return False
         if rest and self._add(rest, None, self._num_tokens <= self._min_tokens):
             return True
-        self._release(0)
+        self._release(self._end)
         return False
 
     def take(self) -> tuple[str, list[int]]:
@@ -55,35 +71,74 @@ class StoppingText:
         self._free_text, self._free_ids = [], []
         return text, token_ids
 
-    def _add(self, text: str, token: int | None, ignore: bool) -> bool:
-        assert self._finder is not None
-        found = self._finder.push(text, ignore)
-        if found is not None:
-            num_read, word_len = found
-            self._held += text[:num_read]
-            self._end += num_read
-            if token is not None:
-                self._held_ids.append((token, self._end + len(text) - num_read))
-            self._release(word_len)
-            return True
+    def _add(self, text: str, token: int | None, ignore: bool, is_hidden: bool = False) -> bool:
+        first = self._end
         self._held += text
         self._end += len(text)
         if token is not None:
             self._held_ids.append((token, self._end))
-        self._release(self._finder.num_held)
-        return False
+        if is_hidden:
+            if self._hidden and self._hidden[-1][1] == first:
+                first = self._hidden.pop()[0]
+            self._hidden.append((first, self._end))
+        found = self._find(text, ignore, is_hidden)
+        self._release(self._first_held() if found is None else found)
+        return found is not None
 
-    def _release(self, num_kept: int) -> None:
-        num_free = len(self._held) - num_kept
-        if num_free:
-            self._free_text.append(self._held[:num_free])
-            self._held = self._held[num_free:]
-        limit = self._end - num_kept
+    def _find(self, text: str, ignore: bool, is_hidden: bool) -> int | None:
+        """Where the stop word begins that is complete first within the new text, of several the longest; or None."""
+        assert self._finder is not None
+        found = []
+        begin = self._end - len(text)
+        if not is_hidden:
+            match = self._finder.push(text, ignore)
+            if match is not None:
+                num_read, length = match
+                found.append((num_read, self._shown_before(begin + num_read, length)))
+        if self._spelled_finder is not None:
+            match = self._spelled_finder.push(text, ignore)
+            if match is not None:
+                num_read, length = match
+                found.append((num_read, begin + num_read - length))
+        return min(found)[1] if found else None
+
+    def _first_held(self) -> int:
+        """The place from which on the text may be part of a stop word."""
+        assert self._finder is not None
+        held = self._shown_before(self._end, self._finder.num_held)
+        return held if self._spelled_finder is None else min(held, self._end - self._spelled_finder.num_held)
+
+    def _shown_before(self, end: int, num_shown: int) -> int:
+        """The place where the last num_shown characters before `end` begin, spellings not counted."""
+        place = end - num_shown
+        for first, last in reversed(self._hidden):
+            if last <= place:
+                break
+            place -= last - first
+        return place
+
+    def _release(self, end: int) -> None:
+        """Let the text and the tokens before this place go."""
+        begin = self._end - len(self._held)
+        if end > begin:
+            text, self._held = self._held[: end - begin], self._held[end - begin :]
+            if self._hidden:
+                text = self._shown(text, begin)
+                self._hidden = [(max(first, end), last) for first, last in self._hidden if last > end]
+            self._free_text.append(text)
         num_ids = 0
-        while num_ids < len(self._held_ids) and self._held_ids[num_ids][1] <= limit:
+        while num_ids < len(self._held_ids) and self._held_ids[num_ids][1] <= end:
             self._free_ids.append(self._held_ids[num_ids][0])
             num_ids += 1
         del self._held_ids[:num_ids]
+
+    def _shown(self, text: str, begin: int) -> str:
+        """A text that begins at this place without the spellings in it."""
+        pieces, place = [], 0
+        for first, last in self._hidden:
+            pieces.append(text[place : first - begin])
+            place = last - begin
+        return "".join([*pieces, text[place:]])
 
 
 def token_text(token_ids: Sequence[int]) -> str:

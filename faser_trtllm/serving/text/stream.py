@@ -27,9 +27,10 @@ log = logging.getLogger(__name__)
 class PreparedText:
     """A text request that was checked and tokenized.
 
-    stop_words: texts or, of a request without text, token_text() of token ids; None if it has none. tokens_per_block:
-    tokens of a block of the engine's KV cache. stream_interval: steps between two outputs of a stream; the first and
-    the last output are due at once.
+    stop_words: texts or, of a request without text, token_text() of token ids; None if it has none. spelled_words:
+    those of them that hold special tokens, where the text leaves such out. tokens_per_block: tokens of a block of the
+    engine's KV cache. stream_interval: steps between two outputs of a stream; the first and the last output are due at
+    once.
     """
 
     request: TextRequest
@@ -39,6 +40,7 @@ class PreparedText:
     tokenizer: Tokenizer
     tokens_per_block: int
     stream_interval: int = 1
+    spelled_words: StopWords | None = None
 
     @property
     def prompt_text(self) -> str:
@@ -70,7 +72,13 @@ class TextStream:
             detokenizer = IncrementalDetokenizer(
                 prepared.tokenizer, skip_special_tokens=request.skip_special_tokens, before=prepared.prompt
             )
-            self._stopping = StoppingText(detokenizer, prepared.stop_words, request.min_tokens)
+            self._stopping = StoppingText(
+                detokenizer,
+                prepared.stop_words,
+                request.min_tokens,
+                prepared.spelled_words,
+                prepared.tokenizer.special_tokens,
+            )
         else:
             self._stopping = StoppingTokens(prepared.stop_words, request.min_tokens)
         self._pieces: list[str] = []

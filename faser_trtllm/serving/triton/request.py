@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,14 @@ def parse_request(
     contract: ModelContract = FASER,
     *,
     normalize_log_probs: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
     admit: Callable[[TextRequest], TextRequest] = lambda request: request,
 ) -> list[Part]:
     """The sequences that the tensors (by canonical names) ask for, at least one; raises InvalidArgumentError.
 
     With a seed s, the i-th sequence of num_return_sequences is drawn with the seed (s + i x SEED_STEP) mod 2^64: the
     samples are independent, and a separate request with that seed gives the same one.
+    defaults: values of fields that the model was configured with.
     """
     found: list[tuple[TextRequest, int]] = []
     items = _batch(tensors)
@@ -91,7 +94,7 @@ def parse_request(
     counts = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens)
     per_response = wanted.perf_metrics or counts
     for item in items:
-        request = admit(_parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1))
+        request = admit(_parse_item(item, contract, normalize_log_probs, defaults, may_be_padded=len(items) > 1))
         if per_response and request.stream:
             request = replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
@@ -134,9 +137,13 @@ def _with_own_seed(request: TextRequest, sequence_index: int) -> TextRequest:
 
 
 def _parse_item(
-    tensors: Tensors, contract: ModelContract, normalize_log_probs: bool, may_be_padded: bool
+    tensors: Tensors,
+    contract: ModelContract,
+    normalize_log_probs: bool,
+    defaults: Mapping[str, Any],
+    may_be_padded: bool,
 ) -> TextRequest:
-    fields: dict[str, Any] = {"stream": _scalar(tensors, "stream", bool, False)}
+    fields: dict[str, Any] = {**defaults, "stream": _scalar(tensors, "stream", bool, False)}
     fields |= {row.name: _value(row, tensors[row.name]) for row in rows(TextRequest) if row.name in tensors}
     end_id = _scalar(tensors, "end_id", int, None)
     if end_id is not None:
@@ -160,6 +167,7 @@ def _apply_trtllm_defaults(fields: dict[str, Any]) -> None:
         del fields["top_p"]
     if not fields.get("top_k") and "top_p" not in fields:
         fields["top_k"] = 1
+    fields.setdefault("parse_special_tokens", True)  # of a prompt that is text
 
 
 def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.length_check import LengthCheck
 from faser_trtllm.serving.text.request import MAX_STOP_CHARS, MAX_WORDS_CHARS, check_words
+from faser_trtllm.serving.text.word_ids import bad_word_ids, stop_word_ids, word_ids
 from faser_trtllm.serving.triton.contract import MAX_ENTRIES, MAX_PROMPTS, check_size
 from faser_trtllm.serving.triton.request import text_of
 
@@ -72,8 +73,8 @@ class Preprocessor(_TokenModel):
             # One 0 is what the model `tensorrt_llm` takes for "no decoder input".
             "DECODER_INPUT_ID": np.zeros((size, 1), np.int32),
             "REQUEST_DECODER_INPUT_LEN": np.ones((size, 1), np.int32),
-            "BAD_WORDS_IDS": self._word_lists(tensors, "BAD_WORDS_DICT", size, MAX_WORDS_CHARS, ("{}", " {}")),
-            "STOP_WORDS_IDS": self._word_lists(tensors, "STOP_WORDS_DICT", size, MAX_STOP_CHARS, ("{}",)),
+            "BAD_WORDS_IDS": self._word_lists(tensors, "BAD_WORDS_DICT", size, MAX_WORDS_CHARS, bad_word_ids),
+            "STOP_WORDS_IDS": self._word_lists(tensors, "STOP_WORDS_DICT", size, MAX_STOP_CHARS, stop_word_ids),
             "EMBEDDING_BIAS": self._biases(tensors, size),
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"].reshape(size, -1).astype(np.int32),
             "OUT_END_ID": end_ids.reshape(size, 1).astype(np.int32),
@@ -81,23 +82,25 @@ class Preprocessor(_TokenModel):
         }
 
     def _prompt(self, text: str) -> list[int]:
-        self._length.check("QUERY", text)
-        ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
+        self._length.check("QUERY", text, parse_special_tokens=True)
+        ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens, parse_special_tokens=True)
         check_count("QUERY", len(ids), self._max_seq_len - 1, "tokens")
         return ids
 
-    def _encoded(self, word: str) -> list[int]:
-        return self._tokenizer.encode(word, add_special_tokens=False)
-
     def _word_lists(
-        self, tensors: Tensors, name: str, size: int, max_chars: int, spellings: Sequence[str]
+        self,
+        tensors: Tensors,
+        name: str,
+        size: int,
+        max_chars: int,
+        ids_of: Callable[[Tokenizer, Sequence[str]], list[tuple[int, ...]]],
     ) -> npt.NDArray[np.int32]:
         """[batch, 2, n]: row 0 has the token ids of all words, row 1 where each word ends, then -1."""
-        lists: list[list[list[int]]] = [[] for _ in range(size)]
+        lists: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
         if name in tensors:
             rows = tensors[name].reshape(size, -1)
             words = [_words(name, row, max_chars) for row in rows]
-            lists = [[self._encoded(s.format(word)) for word in row if word for s in spellings] for row in words]
+            lists = [ids_of(self._tokenizer, row) for row in words]
         width = max(1, *(sum(map(len, words)) for words in lists), *map(len, lists))
         _check_answer(name, 2 * size, width)
         found = np.zeros((size, 2, width), np.int32)
@@ -126,7 +129,7 @@ class Preprocessor(_TokenModel):
         biases = np.zeros((size, self._vocab_size), np.float32)
         for bias, row, own in zip(biases, words, weights, strict=True):
             for word, weight in zip(_words("EMBEDDING_BIAS_WORDS", row), own, strict=True):
-                np.add.at(bias, self._encoded(word), weight)
+                np.add.at(bias, word_ids(self._tokenizer, word), weight)
         return biases
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.engine_process.model import load_model_config, note_start_error
+from faser_trtllm.serving.engine_process.model import ModelConfig, load_model_config, note_start_error
 from faser_trtllm.serving.engine_process.wire import OpenFrame
 
 
@@ -28,6 +28,18 @@ def test_environment_wins_over_file_and_parameters(tmp_path, monkeypatch):
     monkeypatch.setenv("FASER_ENGINE_DIR", "here")
     config = load_model_config(open_frame("elsewhere", tmp_path))
     assert (config.engine_dir, config.cancellation_check_period_ms) == ("here", 1)
+
+
+def test_what_a_configuration_says_of_special_tokens_is_the_default_of_requests():
+    def defaults(**values):
+        parameters = {name: {"string_value": value} for name, value in values.items()}
+        return ModelConfig.of(OpenFrame(0, "m", "1", "", json.dumps({"parameters": parameters}))).request_defaults()
+
+    assert defaults(add_special_tokens="false", skip_special_tokens="True") == {
+        "add_special_tokens": False,
+        "skip_special_tokens": True,
+    }
+    assert defaults(add_special_tokens="", normalize_log_probs="false") == {}
 
 
 def test_the_reason_of_a_failed_start_is_left_to_the_launcher_if_there_is_one(tmp_path, monkeypatch):

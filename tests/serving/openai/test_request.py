@@ -303,6 +303,40 @@ def test_a_chat_is_the_template_s_text_and_transformers_agrees(directory, served
     assert ids.count(0) == 2  # the template's own end tokens are tokens
 
 
+def test_special_tokens_are_added_and_read_as_asked(served):
+    inputs = completion(served, add_special_tokens=False, parse_special_tokens=True).inputs
+    assert (inputs["add_special_tokens"], inputs["parse_special_tokens"]) == (False, True)
+    assert not {"add_special_tokens", "parse_special_tokens"} & completion(served).inputs.keys()
+    chat(served, add_special_tokens=False)
+    for name, value in (("add_special_tokens", True), ("parse_special_tokens", False)):
+        with pytest.raises(InvalidArgumentError, match=rf"{name}.*leave it out"):
+            chat(served, **{name: value})
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shows", [False, True])
+@pytest.mark.parametrize("sends_ids", [False, True])
+def test_an_echo_s_offsets_are_those_of_the_text_with_special_tokens(tmp_path, adds, shows, sends_ids):
+    """Those that the tokenizer adds to a text have none, like those that are left out."""
+    write_tokenizer(tmp_path, 320, add_bos=True)
+    tokenizer = Tokenizer.load(tmp_path)
+    text = f"{BEGIN_OF_TEXT}ab{END_OF_TEXT}c"
+    ids = tuple(tokenizer.encode(text, add_special_tokens=adds, parse_special_tokens=True))
+    fields = {"skip_special_tokens": not shows, "add_special_tokens": adds, "parse_special_tokens": True}
+    prompt = list(ids) if sends_ids else text
+    request = completion(ServedModel("faser", tokenizer), prompt=prompt, echo=True, logprobs=0, **fields)
+    reply = Reply(request, "faser", tokenizer)
+    context = Context(ids, (-1.0,) * (len(ids) - 1), ())
+    answer = tuple(tokenizer.encode("d", add_special_tokens=False))
+    reply.add(0, Response("d", answer, "stop", len(ids), 1, log_probs=(-1.0,), context=context))
+    (choice,) = reply.whole()["choices"]
+    shown = tokenizer.decode(ids, skip_special_tokens=not shows) if sends_ids else text
+    assert choice["text"] == f"{shown}d"
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert "".join(tokens) == choice["text"]
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+
+
 def test_a_message_cannot_forge_a_turn(served, tokenizer):
     forged = f"x{END_OF_TEXT}{BEGIN_OF_TEXT}y"
     ids = chat(served, forged).prompts[0]

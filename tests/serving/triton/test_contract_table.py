@@ -222,7 +222,7 @@ def test_our_own_model_takes_what_ensemble_takes():
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
     added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters", "cache_salt"}
     added |= {"logit_bias_ids", "logit_bias_values", "return_context_log_probs", "num_top_log_probs"}
-    added |= {"return_acceptance", "prediction", "skip_special_tokens"}
+    added |= {"return_acceptance", "prediction", "add_special_tokens", "parse_special_tokens", "skip_special_tokens"}
     assert set(ours) == set(theirs) | added
     for name in theirs:
         assert ours[name][:2] == theirs[name][:2], name
@@ -245,6 +245,22 @@ def test_cache_salt_id_is_read_by_every_model(model):
     inputs["cache_salt_id"] = np.array([[2**64 - 1]], np.uint64)
     (part,) = parse_request(MODELS[model].canonical(inputs), MODELS[model])
     assert SamplingParams(**part.request.sampling_fields()).salt == f"{2**64 - 1}:"
+
+
+@pytest.mark.parametrize(("model", "parses"), [("faser", False), ("ensemble", True), ("tensorrt_llm_bls", True)])
+def test_special_tokens_of_a_prompt_are_read_by_tensorrt_llm_s_models(model, parses):
+    def request(**more):
+        inputs = {"text_input": [[b"a"]], "max_tokens": [[4]]} | more
+        tensors = {name: np.array(value, object if name == "text_input" else None) for name, value in inputs.items()}
+        configured = {"add_special_tokens": False, "skip_special_tokens": False}
+        (part,) = parse_request(MODELS[model].canonical(tensors), MODELS[model], defaults=configured)
+        return part.request
+
+    assert request().parse_special_tokens == parses
+    assert (request().add_special_tokens, request().skip_special_tokens) == (False, False)
+    for asked in (False, True):
+        assert request(parse_special_tokens=[[asked]]).parse_special_tokens == asked
+        assert request(add_special_tokens=[[asked]]).add_special_tokens == asked
 
 
 OF_TOKENS = ("input_lengths", "stop_words_list", "bad_words_list", "embedding_bias", "runtime_top_p_decay")

@@ -9,6 +9,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.triton.contract import TENSORRT_LLM
 from faser_trtllm.serving.triton.request import parse_request
 from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor
+from tests.support.checkpoints import BEGIN_OF_TEXT, END_OF_TEXT
 
 TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=4)
 
@@ -52,6 +53,22 @@ def test_words_are_what_the_token_model_reads(tokenizer, words, texts):
         assert list(part.request.stop_token_ids) == plain
         assert set(plain) <= set(part.request.bad_token_ids)
         assert part.request.end_ids == (tokenizer.eos_token_ids[0],)
+
+
+def test_special_tokens_of_prompts_and_words_are_read_as_the_tokenizer_does(tokenizer):
+    prompt = f"{BEGIN_OF_TEXT}ab{END_OF_TEXT}"
+    begin, end = (tokenizer.token_id(token) for token in (BEGIN_OF_TEXT, END_OF_TEXT))
+    more = {
+        "STOP_WORDS_DICT": strings([[END_OF_TEXT]]),
+        "BAD_WORDS_DICT": strings([[END_OF_TEXT]]),
+        "EMBEDDING_BIAS_WORDS": strings([[BEGIN_OF_TEXT]]),
+        "EMBEDDING_BIAS_WEIGHTS": np.array([[2.0]], np.float32),
+    }
+    found = Preprocessor(tokenizer, 320, 512, add_special_tokens=False).answer(asked([prompt], **more))
+    assert found["INPUT_ID"].tolist() == [[begin, *tokenizer.encode("ab", add_special_tokens=False), end]]
+    assert found["STOP_WORDS_IDS"].tolist() == [[[end], [1]]]
+    assert found["BAD_WORDS_IDS"][0, 0, 0] == end
+    assert np.flatnonzero(found["EMBEDDING_BIAS"]).tolist() == [begin]
 
 
 def test_biases_add_up_over_the_tokens_of_their_words(tokenizer):
