@@ -1,4 +1,9 @@
-"""Parsers by name, and by the chat template of a model."""
+"""Parsers by name, and by the chat template of a model. The names are those of vLLM's options.
+
+There is no library that does this. partial-json-parser completes JSON that was cut, for another parser to read: it goes
+over the whole text again at each piece, and gives values, not the model's characters. openai-harmony renders and reads
+the token ids of gpt-oss's format only, whose models are not served here.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,68 @@ from typing import Any
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.parsers.event import OutputParser
+from faser_trtllm.serving.parsers.parser import Parser
+from faser_trtllm.serving.parsers.tool_parser import (
+    ToolParser,
+    deepseek_v3,
+    hermes,
+    llama3_json,
+    mistral,
+    qwen3_coder,
+)
+
+_TOOL_PARSERS: dict[str, ToolParser] = {
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v31": deepseek_v3,
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "llama4_json": llama3_json,
+    "mistral": mistral,
+    "qwen3_coder": qwen3_coder,
+}
+_THINK = ("<think>", "</think>")
+_REASONING_MARKS = {"deepseek_r1": _THINK, "mistral": ("[THINK]", "[/THINK]"), "qwen3": _THINK}
 
 
 def parser_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the parsers of calls and of reasoning."""
-    return (), ()
+    return tuple(_TOOL_PARSERS), tuple(_REASONING_MARKS)
 
 
 def detect(chat_template: str) -> tuple[str | None, str | None]:
     """The parsers of calls and of reasoning that a chat template tells, None: it tells none."""
-    return None, None
+    return _tool_parser(chat_template), _reasoning_parser(chat_template)
+
+
+def _tool_parser(template: str) -> str | None:
+    if "<\uff5ctool\u2581calls\u2581begin\uff5c>" in template:
+        return "deepseek_v3" if "```json" in template else "deepseek_v31"
+    if "<tool_call>" in template:
+        if "<function=" in template:
+            return "qwen3_coder"
+        return "hermes" if "arguments" in template and "<arg_key>" not in template else None
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if '"parameters"' in template and '"name"' in template and "<|start_header_id|>" in template:
+        return "llama3_json"
+    return None
+
+
+def _reasoning_parser(template: str) -> str | None:
+    if "[THINK]" in template:
+        return "mistral"
+    if "<think>" in template or "</think>" in template:
+        return "deepseek_r1" if "<\uff5cAssistant\uff5c>" in template else "qwen3"
+    return None
 
 
 def reasoning_marks(reasoning_parser: str) -> tuple[str, str]:
-    """What begins and ends the reasoning."""
-    raise InvalidArgumentError(f"{reasoning_parser} is not known")
+    """The texts that begin and end the reasoning; they are added tokens of the models, special ones of some."""
+    if reasoning_parser not in _REASONING_MARKS:
+        raise InvalidArgumentError(
+            f"is {reasoning_parser}, allowed are {', '.join(_REASONING_MARKS)}", "reasoning_parser"
+        )
+    return _REASONING_MARKS[reasoning_parser]
 
 
 def make_parser(
@@ -31,5 +83,15 @@ def make_parser(
     tools: Sequence[Mapping[str, Any]],
     starts_in_reasoning: bool,
 ) -> OutputParser:
-    """A parser for one answer."""
-    raise InvalidArgumentError(f"{tool_parser or reasoning_parser} is not known")
+    """A parser for one answer.
+
+    tools: OpenAI's definitions of the functions; text that calls another one is content. starts_in_reasoning: the
+    prompt ends within the reasoning. The text has to have the marks of both parsers, also those that are special
+    tokens. Raises InvalidArgumentError for unknown names.
+    """
+    if tool_parser is not None and tool_parser not in _TOOL_PARSERS:
+        raise InvalidArgumentError(f"is {tool_parser}, allowed are {', '.join(_TOOL_PARSERS)}", "tool_parser")
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    read_calls = None if tool_parser is None else _TOOL_PARSERS[tool_parser]
+    thinking = None if reasoning_parser is None else reasoning_marks(reasoning_parser)
+    return Parser(read_calls, functions, thinking, starts_in_reasoning and thinking is not None)

@@ -1,0 +1,180 @@
+"""Calls as JSON objects, read as they arrive: {"name": ..., "arguments": {...}} in any order of the two.
+
+The arguments are the model's own characters from the first brace to the one that closes it. Only strings and brackets
+are looked at in between, so that arguments which are no JSON (a comma too much, a line break in a string) get to the
+client as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container
+
+from faser_trtllm.serving.parsers.reader import SPACE, EndOfTextError, MalformedError, Reader, Reading
+from faser_trtllm.serving.parsers.sink import Sink
+
+ARGUMENTS = ("arguments", "parameters")
+_NOTES = ("id", "type")
+_MAX_STRING_CHARS = 1024  # of names and ids
+_MAX_KEYS = 8  # of a call, before its arguments and after them
+_OUTSIDE = re.compile(r'"|[{\[]+|[}\]]')
+_INSIDE = re.compile(r'["\\]')
+_SCALAR_END = re.compile(f"[{SPACE},}}\\]]")
+
+
+class Scanner:
+    """Finds the end of an object, an array or a string, over pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+
+    def end(self, text: str, start: int) -> int:
+        """The place after the value, -1 if it goes on after this text; start: 0, or the end of the text before."""
+        at = start
+        if self._is_escaped and at < len(text):
+            at += 1
+            self._is_escaped = False
+        while True:
+            found = (_INSIDE if self._is_string else _OUTSIDE).search(text, at)
+            if found is None:
+                return -1
+            at, last = found.end(), text[found.end() - 1]
+            if last == "\\":
+                self._is_escaped = at == len(text)
+                at += 1
+                continue
+            if last == '"':
+                self._is_string = not self._is_string
+            elif last in "{[":
+                self._depth += at - found.start()
+            else:
+                self._depth -= 1
+            if not (self._depth or self._is_string):
+                return at
+
+
+def read_call(reader: Reader, sink: Sink, names: Container[str], end: str = "") -> Reading[None]:
+    """One call, and the mark `end` after it, which may be missing. Its beginning is held until the call is certain.
+
+    Raises MalformedError, EndOfTextError.
+    """
+    yield from reader.expect("{")
+    name: str | None = None
+    call_id: str | None = None
+    early: list[str] = []  # arguments before the name
+    for _ in range(_MAX_KEYS):
+        key = yield from _string(reader)
+        yield from reader.expect(":")
+        if key == "name":
+            name = yield from _string(reader)
+            if name not in names:
+                raise MalformedError
+        elif key in _NOTES:
+            value = yield from _string(reader)
+            call_id = value if key == "id" else call_id
+        elif key not in ARGUMENTS or early:
+            raise MalformedError
+        elif name is None:
+            yield from read_arguments(reader, early.append)
+        else:
+            _start(reader, sink, name, call_id)
+            yield from read_arguments(reader, sink.arguments)
+            break
+        if name is not None and early:
+            _start(reader, sink, name, call_id)
+            sink.arguments("".join(early))
+            break
+        if not (yield from reader.accept(",")):
+            yield from reader.expect("}")
+            if name is None:
+                raise MalformedError
+            _start(reader, sink, name, call_id)
+            sink.arguments("{}")
+            yield from _close(reader, end)
+            return
+    else:
+        raise MalformedError
+    yield from _rest(reader, end)
+
+
+def read_arguments(reader: Reader, add: Callable[[str], None]) -> Reading[None]:
+    """The text of one object, in pieces. Raises MalformedError, EndOfTextError."""
+    if (yield from reader.peek()) != "{":
+        raise MalformedError
+    yield from _scan(reader, add)
+
+
+def _start(reader: Reader, sink: Sink, name: str, call_id: str | None) -> None:
+    reader.forget()
+    sink.start(name, call_id)
+
+
+def _rest(reader: Reader, end: str) -> Reading[None]:
+    """What follows the arguments within the object; the call stands whatever it is."""
+    reader.hold()
+    try:
+        for _ in range(_MAX_KEYS):
+            if (yield from reader.accept("}")):
+                break
+            if end and (yield from reader.accept(end)):
+                return  # the model left the brace out
+            yield from reader.expect(",")
+            yield from _string(reader)
+            yield from reader.expect(":")
+            yield from _skip_value(reader)
+        else:
+            raise MalformedError
+    except EndOfTextError:
+        reader.forget()
+        raise
+    yield from _close(reader, end)
+
+
+def _close(reader: Reader, end: str) -> Reading[None]:
+    reader.forget()
+    if end:
+        yield from reader.accept(end)
+
+
+def _string(reader: Reader) -> Reading[str]:
+    """The value of a JSON string."""
+    if (yield from reader.peek()) != '"':
+        raise MalformedError
+    pieces: list[str] = []
+    yield from _scan(reader, pieces.append, _MAX_STRING_CHARS)
+    try:
+        value = json.loads("".join(pieces))
+    except ValueError as error:
+        raise MalformedError from error
+    assert isinstance(value, str)
+    return value
+
+
+def _skip_value(reader: Reader) -> Reading[None]:
+    if (yield from reader.peek()) in '{["':
+        yield from _scan(reader, lambda _: None)
+        return
+    while (found := _SCALAR_END.search(reader.text, reader.at)) is None:
+        reader.take(len(reader.text))
+        yield from reader.more()
+    reader.take(found.start())
+
+
+def _scan(reader: Reader, add: Callable[[str], None], max_chars: int | None = None) -> Reading[None]:
+    """Take a value that begins with a bracket or a quote, and add its pieces."""
+    scanner = Scanner()
+    num_chars = 0
+    while True:
+        end = scanner.end(reader.text, reader.at)
+        piece = reader.take(len(reader.text) if end < 0 else end)
+        num_chars += len(piece)
+        if max_chars is not None and num_chars > max_chars:
+            raise MalformedError
+        if piece:
+            add(piece)
+        if end >= 0:
+            return
+        yield from reader.more()

@@ -1,0 +1,57 @@
+"""Collects what a parser finds. White space next to a mark is part of the model's format, not of the text."""
+
+from __future__ import annotations
+
+from faser_trtllm.serving.parsers.event import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from faser_trtllm.serving.parsers.reader import SPACE
+
+
+class Sink:
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._kind: type[ContentDelta] | type[ReasoningDelta] = ContentDelta
+        self._space: list[str] = []  # at the end of the text so far: a mark may follow
+        self._follows_mark = False
+        self._num_calls = 0
+
+    def take(self) -> list[Event]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def begin(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> None:
+        """A mark ends the text before it, and text of another kind begins."""
+        self._kind = kind
+        self._mark()
+
+    def add(self, text: str) -> None:
+        """Text of the current kind."""
+        body = text.rstrip(SPACE)
+        space = text[len(body) :]
+        if body:
+            lead = "".join(self._space)
+            self._events.append(self._kind(body.lstrip(SPACE) if self._follows_mark else lead + body))
+            self._space.clear()
+            self._follows_mark = False
+        if space and not self._follows_mark:
+            self._space.append(space)
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        """A call."""
+        self._mark()
+        self._events.append(ToolCallStart(self._num_calls, name, call_id))
+        self._num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Text of the arguments of the last call."""
+        self._events.append(ToolArgumentsDelta(self._num_calls - 1, text))
+
+    def end(self) -> None:
+        """The text ends."""
+        if self._space:
+            self._events.append(self._kind("".join(self._space)))
+            self._space.clear()
+
+    def _mark(self) -> None:
+        self._space.clear()
+        self._follows_mark = True

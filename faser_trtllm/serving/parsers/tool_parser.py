@@ -1,0 +1,161 @@
+"""How families of models write calls.
+
+Text that begins like a call and turns out to be none (an unknown function, no object of arguments, the end of the text)
+is content as it was written; marks within it are not looked for again, so that all texts take linear time. Once the
+name is known and the arguments have begun, it is a call: its arguments reach to the bracket that closes them, whatever
+is in between, or to the end of the text. What the object has after its arguments is left out; where it breaks off,
+content goes on. In a string of the arguments, marks are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from faser_trtllm.serving.parsers.json_call import read_arguments, read_call
+from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, Marks, Reader, Reading
+from faser_trtllm.serving.parsers.sink import Sink
+from faser_trtllm.serving.parsers.xml_call import read_xml_call
+
+Functions = Mapping[str, Mapping[str, Any]]  # by name: the schemas of their arguments
+ToolParser = Callable[[Reader, Sink, Functions], Reading[None]]
+_MAX_NAME_CHARS = 256
+
+
+def text_up_to(reader: Reader, sink: Sink, marks: Marks) -> Reading[bool]:
+    """Pass text on up to a mark, which is not taken; whether there is one."""
+    while True:
+        place, is_found = marks.find(reader.text, reader.at)
+        sink.add(reader.take(place))
+        if is_found:
+            return True
+        if reader.has_ended:
+            sink.add(reader.take(len(reader.text)))
+            return False
+        yield
+
+
+def hermes(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated. Hermes, Qwen2.5 and Qwen3. The marks are
+    added tokens, special ones of some models."""
+
+    def call() -> Reading[None]:
+        yield from reader.expect("<tool_call>")
+        yield from read_call(reader, sink, functions, "</tool_call>")
+
+    marks = Marks("<tool_call>")
+    while (yield from text_up_to(reader, sink, marks)):
+        yield from _attempt(reader, sink, call())
+
+
+def llama3_json(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
+    """{"name": ..., "parameters": {...}} at the beginning or after <|python_tag|>, which is a special token; further
+    ones follow, with or without a semicolon. Llama 3.1, 3.2, 3.3 and 4."""
+
+    def call() -> Reading[None]:
+        if is_next:
+            yield from reader.accept(";")
+        yield from reader.accept("<|python_tag|>")
+        yield from read_call(reader, sink, functions)
+
+    marks = Marks("<|python_tag|>")
+    is_next = False
+    may_begin = True
+    while may_begin or (yield from text_up_to(reader, sink, marks)):
+        is_next = may_begin = yield from _attempt(reader, sink, call())
+
+
+def mistral(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
+    """[TOOL_CALLS] and a JSON list of objects, or the name, [CALL_ID] and the id if there is one, [ARGS] or nothing,
+    and the arguments. All three are special tokens. Mistral, Mixtral, Ministral, Devstral, Magistral."""
+
+    def listed() -> Reading[None]:
+        while True:
+            yield from read_call(reader, sink, functions)
+            reader.hold()
+            if not (yield from reader.accept(",")):
+                yield from reader.accept("]")
+                reader.forget()
+                return
+
+    def call() -> Reading[None]:
+        yield from reader.expect("[TOOL_CALLS]")
+        first = yield from reader.peek()
+        if first == "{":
+            yield from read_call(reader, sink, functions)
+        elif first == "[":
+            yield from reader.accept("[")
+            yield from listed()
+        else:
+            head = (yield from reader.until("{", 2 * _MAX_NAME_CHARS)).rstrip().removesuffix("[ARGS]")
+            name, _, call_id = head.partition("[CALL_ID]")
+            yield from _arguments(reader, sink, functions, name.strip(), call_id.strip() or None)
+
+    marks = Marks("[TOOL_CALLS]")
+    while (yield from text_up_to(reader, sink, marks)):
+        yield from _attempt(reader, sink, call())
+
+
+_CALLS, _CALL, _NAME, _CALL_END, _CALLS_END = (
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+)
+
+
+def deepseek_v3(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
+    """Calls between the marks tool_calls_begin and tool_calls_end. Each has tool_call_begin, its type, tool_sep, its
+    name, a fenced block of JSON, tool_call_end; or (V3.1) tool_call_begin, its name, tool_sep, JSON, tool_call_end. The
+    marks, which are spelled with the bars and spaces of DeepSeek's tokenizer, are special tokens."""
+
+    def call() -> Reading[None]:
+        yield from reader.accept(_CALLS)
+        yield from reader.expect(_CALL)
+        name = yield from reader.until("<", _MAX_NAME_CHARS)
+        yield from reader.expect(_NAME)
+        if (yield from reader.peek()) != "{":
+            name = yield from reader.until("\n", _MAX_NAME_CHARS)
+            yield from reader.expect("```json")
+        yield from _arguments(reader, sink, functions, name.strip())
+        for mark in ("```", _CALL_END, _CALLS_END):
+            yield from reader.accept(mark)
+
+    marks = Marks(_CALLS, _CALL)
+    while (yield from text_up_to(reader, sink, marks)):
+        yield from _attempt(reader, sink, call())
+
+
+def qwen3_coder(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
+    """<tool_call><function=NAME><parameter=KEY>VALUE</parameter> ... </function></tool_call>, the outer pair may be
+    missing. Qwen3-Coder, Qwen3.5. Only the outer pair are added tokens, special ones of no model known here."""
+
+    def call() -> Reading[None]:
+        yield from reader.accept("<tool_call>")
+        yield from read_xml_call(reader, sink, functions)
+        yield from reader.accept("</tool_call>")
+
+    marks = Marks("<tool_call>", "<function=")
+    while (yield from text_up_to(reader, sink, marks)):
+        yield from _attempt(reader, sink, call())
+
+
+def _arguments(
+    reader: Reader, sink: Sink, functions: Functions, name: str, call_id: str | None = None
+) -> Reading[None]:
+    """The arguments of a call that has its name before them."""
+    if name not in functions or (yield from reader.peek()) != "{":
+        raise MalformedError
+    reader.forget()
+    sink.start(name, call_id)
+    yield from read_arguments(reader, sink.arguments)
+
+
+def _attempt(reader: Reader, sink: Sink, call: Reading[None]) -> Reading[bool]:
+    """Read a call; whether there was one to its end. What is held when it fails is text."""
+    reader.hold()
+    try:
+        yield from call
+    except (MalformedError, EndOfTextError):
+        sink.add(reader.release())
+        return False
+    reader.forget()
+    return True

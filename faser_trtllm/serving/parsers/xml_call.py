@@ -1,0 +1,110 @@
+"""Calls with their parameters in tags: <function=NAME>, <parameter=KEY>, a value, </parameter> ... </function>.
+
+The arguments are made of the values, each once it is complete: of a parameter that the function's schema calls a
+string, or does not know, it is a string; of others the model's own text if it is JSON of the type, else a string.
+A value ends at the first </parameter>, without the line break at either end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from faser_trtllm.json_text import parse_json
+from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, Marks, Reader, Reading
+from faser_trtllm.serving.parsers.sink import Sink
+
+_MAX_NAME_CHARS = 1024
+_END = "</parameter>"
+_MARKS = Marks(_END)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "number": (int, float),
+    "integer": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's, too
+
+
+def read_xml_call(reader: Reader, sink: Sink, functions: Mapping[str, Mapping[str, Any]]) -> Reading[None]:
+    """Raises MalformedError, EndOfTextError."""
+    yield from reader.expect("<function=")
+    name = (yield from reader.until(">", _MAX_NAME_CHARS)).strip()
+    yield from reader.expect(">")
+    if name not in functions:
+        raise MalformedError
+    reader.forget()
+    sink.start(name)
+    properties = functions[name].get("properties")
+    before = "{"
+    while True:
+        reader.hold()
+        try:
+            if (yield from reader.accept("</function>")):
+                break
+            yield from reader.expect("<parameter=")
+            key = (yield from reader.until(">", _MAX_NAME_CHARS)).strip()
+            yield from reader.expect(">")
+            value = yield from _value(reader)
+        except EndOfTextError:
+            reader.forget()
+            raise
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        sink.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {to_json(value, schema)}")
+        before = ", "
+    reader.forget()
+    sink.arguments("{}" if before == "{" else "}")
+
+
+def to_json(text: str, schema: Any) -> str:
+    """The JSON of a value whose schema is this one, None: it has none."""
+    types = _types(schema)
+    bare = text.strip()
+    word = _WORDS.get(bare.lower())
+    if word == "null" and ("null" in types or not types & {"string", ""}):
+        return word
+    if not types & {"string", ""}:
+        try:
+            candidate = word or bare
+            if _has_type(parse_json(candidate, finite=True), types):
+                return candidate
+        except ValueError:
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows, with "" if one of its parts does not tell."""
+    if not isinstance(schema, dict):
+        return {""}
+    stated = schema.get("type")
+    if isinstance(stated, str):
+        return {stated}
+    if isinstance(stated, list):
+        return {kind for kind in stated if isinstance(kind, str)} or {""}
+    parts = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(parts, list) and parts:
+        return {kind for part in parts for kind in _types(part)}
+    return {""}
+
+
+def _has_type(value: Any, types: set[str]) -> bool:
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, float) and "number" not in types:
+        return "integer" in types and value.is_integer()
+    return any(isinstance(value, _KINDS.get(kind, ())) for kind in types)
+
+
+def _value(reader: Reader) -> Reading[str]:
+    pieces: list[str] = []
+    while True:
+        place, is_found = _MARKS.find(reader.text, reader.at)
+        pieces.append(reader.take(place))
+        if is_found:
+            reader.take(place + len(_END))
+            return "".join(pieces).removeprefix("\n").removesuffix("\n")
+        yield from reader.more()
