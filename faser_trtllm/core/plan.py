@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm import native
 from faser_trtllm.core.counts import DRAFTERS, NUM_COMPUTED, NUM_DRAFT_COMPUTED, NUM_DRAFTS, NUM_TOKENS, Int32Array
 from faser_trtllm.core.decision import Decision, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request, Top, counts_of
@@ -175,12 +176,22 @@ class Ended:
 
 
 @value
+class OutputEnd:
+    """What counts of a request that its sink ends: of all that the request has output, drafted and accepted so far."""
+
+    num_output_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@value
 class VerifyResult:
     """The findings of a target pass. Columns are int32, in the order of SchedulerOutput.scheduled.
 
     Of the first num_sampled requests, token_ids [num_sampled, width]: the first num_tokens[i] are committed, the first
     num_accepted[i] of which were drafts; outcome [num_sampled]: ops/accept.py Outcome. Other requests commit nothing.
-    All four may be written again in the next step.
+    All four may be written again in the next step. After the update num_tokens and num_accepted count what is part of
+    the output only: the tokens up to the one that ends a request, and of the drafts those before it.
     num_verified [num_requests]: pending drafts whose rows the pass ran to the end. num_pruned [num_requests]: rows
     dropped at segment boundaries; None: none. ended, kept_rows: by index, of requests that end in this step whatever
     their tokens are, and of those that keep rows.
@@ -198,6 +209,27 @@ class VerifyResult:
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
     num_branches: int = 0  # rows of the pass next to the chains of drafts
     num_followed: int = 0  # of these, those that yielded a token
+    num_cut_drafts: int = 0  # drafts after the ends of outputs
+
+    def up_to(self, places: Mapping[int, int], pending: Int32Array) -> VerifyResult:
+        """The same without what follows the ends of outputs.
+
+        places: by index, how many tokens are part of the output, up to and with the one that ended it; 0: it had ended
+        before. pending [num_requests]: drafts that were tested or could have been.
+        """
+        num_tokens, num_accepted, outcome = self.num_tokens.copy(), self.num_accepted.copy(), self.outcome.copy()
+        num_cut = 0
+        for index, place in places.items():
+            if place <= num_accepted[index]:
+                num_cut += int(pending[index]) - place
+                num_accepted[index], outcome[index] = max(0, place - 1), native.BONUS  # no draft stays
+            num_tokens[index] = min(num_tokens[index], place)
+        return replace(self, num_tokens=num_tokens, num_accepted=num_accepted, outcome=outcome, num_cut_drafts=num_cut)
+
+    def num_settled(self, pending: Int32Array) -> int:
+        """Drafts that are no longer pending, those after the ends of outputs not counted; pending: as in up_to."""
+        settled = np.where(self.outcome == native.STILL_PENDING, self.num_accepted, pending[: self.outcome.size])
+        return int(settled.sum()) - self.num_cut_drafts
 
 
 @value

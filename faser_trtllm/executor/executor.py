@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.closing import Closing
-from faser_trtllm.core.plan import RequestOutput, SchedulerOutput, StepRecord
+from faser_trtllm.core.plan import OutputEnd, RequestOutput, SchedulerOutput, StepRecord
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.base import Drafter
@@ -27,12 +27,13 @@ from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.kvcache.base import BlockListener
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.scheduler import Scheduler
+from faser_trtllm.scheduler.update import cut_output
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[RequestOutput], bool]
-"""Receives the new tokens of a request on the executor's thread, at most once per step. Returning True ends the request
-with FinishReason.STOP (a stop word was found); it is not called again."""
+Sink = Callable[[RequestOutput], bool | OutputEnd]
+"""Receives the new tokens of a request on the executor's thread, at most once per step. Returning True, or what counts
+of them, ends the request with FinishReason.STOP (a stop word was found); it is not called again."""
 
 
 class Executor(Closing):
@@ -100,7 +101,9 @@ class Executor(Closing):
         if self._sampling.guided.slots:
             self._scheduler.note_guides(plan, self._sampling.guided.take_costs())
         outputs = self._scheduler.update(plan, drafts, result)
-        self._deliver(plan, outputs)
+        places = self._deliver(plan, outputs)
+        if places:
+            result = result.up_to(places, plan.scheduled.num_pending + drafts.num_new_drafts)
         record = StepRecord.of(plan, drafts, result, (begun_s, scheduled_s, verified_s, self._clock.now_s()))
         self._scheduler.observe(record)
         for watcher in self._watchers:
@@ -277,17 +280,24 @@ class Executor(Closing):
         elif request.is_finished:
             self._sampling.forget(request)
 
-    def _deliver(self, plan: SchedulerOutput, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, plan: SchedulerOutput, outputs: list[RequestOutput]) -> dict[int, int]:
+        """-> by index of the request, how many tokens are part of an output that ends (VerifyResult.up_to)."""
         for request in plan.finished:
             self._send(RequestOutput(request, (), request.finish_reason))
+        places, rows = {}, plan.scheduled
         for output in outputs:
-            self._send(output)
+            place = self._send(output)
+            if place is not None and (index := rows.requests.index(output.request)) < rows.num_sampled:
+                places[index] = place
+        return places
 
-    def _send(self, output: RequestOutput) -> None:
+    def _send(self, output: RequestOutput) -> int | None:
+        """-> how many tokens of the pass count, if it yielded further ones: up to an end id, or as the sink says."""
         request = output.request
+        place = len(output.new_token_ids) + 1 if output.finish_reason is FinishReason.STOP else None
         sink = self._sinks.get(request.request_id)
         if sink is None:
-            return
+            return place
         try:
             stop = sink(output)
         except Exception:
@@ -295,6 +305,9 @@ class Executor(Closing):
             stop = True
         if output.finish_reason is None and stop:
             self._scheduler.finish(request, FinishReason.STOP)
+        if isinstance(stop, OutputEnd):
+            place = max(0, len(output.new_token_ids) - (request.num_output_tokens - stop.num_output_tokens))
+            cut_output(request, stop)
         if output.finish_reason is not None or stop:
             del self._sinks[request.request_id]
             self._release(request)
@@ -306,3 +319,4 @@ class Executor(Closing):
                 if not self._num_of_client[key]:
                     del self._num_of_client[key]
                 self._wake.notify_all()
+        return place

@@ -123,7 +123,9 @@ class ExecutorStats(StepWatcher):
         plan, drafts, result = record.plan, record.drafts, record.result
         n = plan.scheduled.num_decoding
         num["num_steps"] += 1
-        num["num_draft_tokens"] += record.num_drafted
+        pending = plan.scheduled.num_pending + drafts.num_new_drafts
+        if any(pending.tolist()):
+            num["num_draft_tokens"] += result.num_settled(pending)
         num["num_verified_tokens"] += record.num_verified
         num["num_accepted_tokens"] += record.num_accepted
         num["num_output_tokens"] += record.num_tokens

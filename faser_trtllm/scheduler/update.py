@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequests, VerifyResult
-from faser_trtllm.core.request import FinishReason
+from faser_trtllm.core.plan import DraftResult, OutputEnd, RequestOutput, ScheduledRequests, VerifyResult
+from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.ops.requests.commit import GOES_ON, LENGTH, STOP, Committer
 
 _REASONS = {GOES_ON: None, STOP: FinishReason.STOP, LENGTH: FinishReason.LENGTH}
@@ -33,3 +33,9 @@ def apply_results(
         request.context_log_probs += kept.context_log_probs
         request.context_tops += kept.context_tops
     return outputs, committed.due
+
+
+def cut_output(request: Request, end: OutputEnd) -> None:
+    """Count of a request that has ended what is part of its output only."""
+    request.num_tokens = request.prompt_len + end.num_output_tokens
+    request.stats.num_draft_tokens, request.stats.num_accepted_tokens = end.num_draft_tokens, end.num_accepted_tokens

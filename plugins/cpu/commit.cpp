@@ -64,10 +64,11 @@ int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* s
       continue;
     }
     const int32_t* tokens = token_ids + static_cast<ptrdiff_t>(i) * stride;
-    const int32_t end = known + num_new[i];
+    const int32_t end = known + num_new[i], kept = faser::before_end(text, tokens, num_new[i]);
     if (num_new[i] > 0) {
       std::memcpy(text.tokens + known, tokens, sizeof(int32_t) * static_cast<size_t>(num_new[i]));
-      count[FASER_NUM_ACCEPTED] += num_accepted[i];
+      count[FASER_NUM_ACCEPTED] += std::min(num_accepted[i], kept);
+      if (kept < num_accepted[i]) count[FASER_NUM_DRAFTED] -= count[FASER_NUM_DRAFTS] - (kept + 1);  // after the end
       count[FASER_NUM_STEPS] += 1;
       if (num_pruned != nullptr) count[FASER_NUM_PRUNED] += num_pruned[i];
       double* times = times_s + static_cast<ptrdiff_t>(slots[i]) * 2;
@@ -81,7 +82,6 @@ int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* s
     count[FASER_NUM_DRAFTS] = stays ? count[FASER_NUM_DRAFTS] - num_accepted[i] : 0;
     count[FASER_NUM_DRAFT_COMPUTED] =
         stays ? num_draft_computed[i] : std::min({num_draft_computed[i], known + num_accepted[i], end - 1});
-    const int32_t kept = faser::before_end(text, tokens, num_new[i]);
     if (text.draft_sources != nullptr) {
       const int32_t accepted = std::min(num_accepted[i], kept);
       const bool is_rejected = outcome[i] == FASER_RECOVERED && accepted == num_accepted[i];

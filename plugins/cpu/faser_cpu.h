@@ -438,7 +438,7 @@ typedef enum { FASER_BLOCK_FULL = 1, FASER_BLOCK_SPARE = 2 } faser_due;  // bits
 // be NULL. Of the first num_sampled requests, whose rows reach their last tokens: token_ids [num_sampled, stride],
 // of which num_new[i] count and num_accepted[i] were drafts, and outcome, as faser_accept tells it. out_num_new: tokens
 // that are output, less those from an end id on; out_end: faser_end; out_tokens [sum of num_new, at most]: the tokens
-// that are output, of all requests in turn.
+// that are output, of all requests in turn. Drafts after an end id are not counted, and the end id not as accepted.
 int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* slots, int32_t* counts, double* times_s,
                      const faser_texts* texts, const faser_block_bounds* bounds, double now_s, const int32_t* num_rows,
                      const int32_t* num_drafted, const int32_t* num_draft_computed, const int32_t* token_ids,

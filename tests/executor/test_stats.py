@@ -4,10 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from faser_trtllm.core.plan import OutputEnd
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.stats import HISTOGRAMS, Histogram
 from tests.support.counted_run import Run, some_requests
 from tests.support.executor_harness import Collector, Setup
+from tests.support.toy_engine import make_table
 
 POLICIES = ["off", "fixed:3", "fixed:3:draft_ahead", "fixed:3:ping_pong", "erratic"]
 
@@ -123,3 +125,53 @@ def test_a_value_that_came_several_times_is_that_many_values():
 def test_bounds_grow():
     for bounds in HISTOGRAMS.values():
         assert list(bounds) == sorted(set(bounds))
+
+
+def ended(policy, token_ids, end, by_sink=False):
+    """A run of one request that ends with output token number `end`. The target drafts for itself: all drafts pass."""
+    table = make_table(16, 3)
+    setup = Setup(vocab_size=16, tables=(table, table), policy=policy, doubtful=False)
+    executor, collector = setup.open(), Collector()
+    params = SamplingParams(max_tokens=40, end_ids=() if by_sink or end is None else (token_ids[end],))
+    inner, before = collector.sink("a"), [0, 0, 0]
+
+    def sink(output):
+        """As a text request whose stop word is complete with that token."""
+        stats = output.request.stats
+        num_output, (drafted, accepted) = before[0], before[1:]
+        before[:] = output.request.num_output_tokens, stats.num_settled_drafts, stats.num_accepted_tokens
+        inner(output)
+        place = end + 1 - num_output if by_sink else len(output.new_token_ids) + 1
+        if place > len(output.new_token_ids):
+            return False
+        settled = place if place <= before[2] - accepted else before[1] - drafted
+        return OutputEnd(end + 1, drafted + settled, accepted + min(before[2] - accepted, place - 1))
+
+    executor.submit("a", [1, 2, 3], params, sink)
+    while executor.step():
+        pass
+    found = executor.stats()
+    executor.close()
+    return found, collector.requests["a"], collector.tokens["a"]
+
+
+@pytest.mark.parametrize("by_sink", [False, True], ids=["end id", "stop word"])
+@pytest.mark.parametrize("policy", ["fixed:4", "fixed:2", "fixed:4:draft_ahead", "fixed:4:ping_pong", "erratic"])
+def test_counts_end_with_the_output(policy, by_sink):
+    """Neither what is generated nor what is accepted depends on drafts that follow the end."""
+    _, _, token_ids = ended("off", None, None)
+    firsts = [place for place, token in enumerate(token_ids) if token not in token_ids[:place]]
+    num_ended_by_draft = 0
+    for end in firsts[:12]:
+        plain, _, _ = ended("off", token_ids, end, by_sink)
+        stats, request, _ = ended(policy, token_ids, end, by_sink)
+        assert stats["num_output_tokens"] == plain["num_output_tokens"] == end + 1
+        assert stats["num_oracle_rows"] == plain["num_oracle_rows"]
+        assert stats["num_accepted_tokens"] == request.stats.num_accepted_tokens <= end
+        assert stats["num_draft_tokens"] == request.stats.num_draft_tokens <= end + 1
+        per_pos = [stats[f"num_accepted_tokens_per_pos[{place}]"] for place in range(4)]
+        assert sum(per_pos) == request.stats.num_accepted_tokens
+        assert request.num_output_tokens == end + by_sink
+        assert sum(stats[f"output_token_len_sum[{i}]"] for i in range(6)) == end + by_sink
+        num_ended_by_draft += request.stats.num_draft_tokens - request.stats.num_accepted_tokens
+    assert num_ended_by_draft

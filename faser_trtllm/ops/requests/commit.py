@@ -57,8 +57,9 @@ class Committer:
         self._output_addresses = [address_of(row, np.int32) for row in self._outputs]
 
     def commit(self, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float) -> Committed:
-        """A request whose rows do not reach its last token commits none. InvalidArgumentError, with no change, for more
-        tokens than there are or a slot without a request.
+        """A request whose rows do not reach its last token commits none. Drafts after an end id are not counted, and
+        the end id not as accepted. InvalidArgumentError, with no change, for more tokens than there are or a slot
+        without a request.
         """
         n, token_ids, num_pruned = len(rows), result.token_ids, result.num_pruned
         if token_ids.size > self._token_ids.size:
@@ -117,8 +118,11 @@ def commit_reference(
         num_new, accepted = int(result.num_tokens[i]), int(result.num_accepted[i])
         new = result.token_ids[i, :num_new].tolist()
         int32_at(int(text["tokens"]), known + num_new)[known:] = new
+        end_ids = int32_at(int(text["end_ids"]), int(text["num_end_ids"])).tolist()
+        kept = next((place for place, token in enumerate(new) if token in end_ids), num_new)
         if new:
-            count[NUM_ACCEPTED] += accepted
+            count[NUM_ACCEPTED] += min(accepted, kept)
+            count[NUM_DRAFTED] -= count[NUM_DRAFTS] - (kept + 1) if kept < accepted else 0
             count[NUM_STEPS] += 1
             count[NUM_PRUNED] += 0 if result.num_pruned is None else result.num_pruned[i]
             times = table.times_s[slot]
@@ -130,8 +134,6 @@ def commit_reference(
         else:
             count[NUM_DRAFTS] = 0
             count[NUM_DRAFT_COMPUTED] = min(num_draft_computed, known + accepted, last)
-        end_ids = int32_at(int(text["end_ids"]), int(text["num_end_ids"])).tolist()
-        kept = next((place for place, token in enumerate(new) if token in end_ids), num_new)
         if text["draft_sources"]:
             sources = int8_at(int(text["draft_sources"]), known + pending)[known:].tolist()
             passed = min(accepted, kept)

@@ -195,7 +195,11 @@ FAMILIES = (
         "reason",
     ),
     _counter("faser_spec_decode_num_drafts_total", "num_drafts", "Frontiers with drafts, one per request and step"),
-    _counter("faser_spec_decode_num_draft_tokens_total", "num_draft_tokens", "Draft tokens"),
+    _counter(
+        "faser_spec_decode_num_draft_tokens_total",
+        "num_draft_tokens",
+        "Draft tokens that were tested, or dropped with one",
+    ),
     Family(
         "faser_spec_decode_num_tested_tokens_by_drafter_total",
         "counter",

@@ -168,6 +168,20 @@ def test_an_end_id_and_what_is_behind_it_are_not_output():
     assert (found, request.num_tokens, request.num_computed_tokens) == (Committed((7,), [1], [STOP], [0]), 9, 9)
 
 
+@pytest.mark.parametrize(
+    ("row", "counted"),
+    [
+        (([7, 8, 9, 0], 3, 3, native.BONUS), (2, 1)),  # 8 is the end id: 9 is not counted
+        (([8, 7, 9, 0], 3, 3, native.STILL_PENDING), (1, 0)),
+        (([7, 9, 8, 0], 3, 2, native.RECOVERED), (3, 2)),  # it was drawn, so all drafts were tested or dropped
+        (([7, 9, 6, 8], 4, 3, native.BONUS), (3, 3)),
+    ],
+)
+def test_drafts_are_counted_up_to_the_end_id_and_accepted_before_it(row, counted):
+    request, _ = commit((2, 1, 0, (8,)), (1, 3, 9, *row))
+    assert (request.stats.num_draft_tokens, request.stats.num_accepted_tokens) == counted
+
+
 def test_the_limit_ends_a_request():
     request, found = commit((MAX_TOKENS - 1, 1, 0, (1,)), (1, 0, 9, [7, 0, 0, 0], 1, 0, native.BONUS))
     assert (found, request.num_output_tokens) == (Committed((7,), [1], [LENGTH], [0]), MAX_TOKENS)
