@@ -87,3 +87,17 @@ def test_a_prediction_does_not_make_the_text_itself_a_source():
         found = Setup(vocab_size=50, policy="fixed:4", drafters=setup, noise=9.0)
         _, request = ask(found, [49], repeats, drafters=drafters)
         assert not (request.draft_sources == 1).any()
+
+
+def test_the_next_request_of_a_slot_has_a_prediction_of_its_own():
+    setup = Setup(vocab_size=50, policy="fixed:4", noise=9.0, max_batch_size=1)
+    asked = [(prompt, SamplingParams(max_tokens=MAX_TOKENS)) for prompt in (PROMPT, [9, 8, 7], [30, 31])]
+    texts = [ask(setup, prompt=prompt)[0] for prompt, _ in asked]
+    predicted = [
+        (prompt, SamplingParams(max_tokens=MAX_TOKENS, prediction=text))
+        for (prompt, _), text in zip(asked, texts, strict=True)
+    ]
+    found = run(setup, predicted)
+    for index, text in enumerate(texts):
+        assert found.tokens[str(index)] == text
+        assert found.requests[str(index)].stats.num_predicted > 0.7 * MAX_TOKENS
