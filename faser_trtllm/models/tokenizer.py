@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ class Tokenizer:
 
     bos_token_id: None if the model has none; tokenizer.json decides whether encode adds it.
     eos_token_ids: the ids that end a text, of all sources, the tokenizer's own eos_token first: tokenizer_config.json,
-    special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts.
+    special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts: those
+    that the chat template writes, all of a file without templates of its own such as GGUF.
     unreachable_end_ids: end tokens that the model has no row for, so that no text ends there.
     """
 
@@ -95,7 +97,8 @@ class Tokenizer:
         bos = next((found for found in begins if found is not None), None)
         tokenizer.bos_token_id = next(iter(token_ids(bos, f"bos_token_id in {directory}")), None)
         eos = [found for found in own["eos"] if found is not None]
-        tokenizer.end_at([*eos, *end_ids_of(directory, vocab_size), *stated], vocab_size)
+        template = _template(directory, settings[0])
+        tokenizer.end_at([*eos, *end_ids_of(directory, vocab_size), *stated], vocab_size, template)
         return tokenizer
 
     @property
@@ -108,14 +111,16 @@ class Tokenizer:
         """An equivalent tokenizer.json as text."""
         return str(self._backend.to_str())
 
-    def end_at(self, end_ids: Sequence[int], vocab_size: int | None = None) -> None:
+    def end_at(self, end_ids: Sequence[int], vocab_size: int | None = None, template: str | None = None) -> None:
         """Let texts end at these ids and at the tokens that end texts by their names, next to no others.
 
-        vocab_size: rows of the model, None: as many as ids; ids beyond become unreachable_end_ids.
+        vocab_size: rows of the model, None: as many as ids; ids beyond become unreachable_end_ids. template: a chat's,
+        which has to write the names, None: it is not known.
         """
         names = {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
         others = [token for token, marks in _NO_ENDS if marks <= names.keys()]
-        named = sorted(names[token] for token in _END_TOKENS & names.keys() if token not in others)
+        known = {token for token in _END_TOKENS & names.keys() if template is None or token in template}
+        named = sorted(names[token] for token in known if token not in others)
         found = tuple(dict.fromkeys((*end_ids, *named)))
         limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
         self.eos_token_ids = tuple(i for i in found if i < limit)
@@ -159,6 +164,10 @@ class Tokenizer:
     def special_tokens(self) -> Mapping[int, str]:
         """The special tokens by id."""
         return {token_id: self.token(token_id) or "" for token_id in self._special_ids}
+
+    def has_added_token(self, text: str) -> bool:
+        """True if a text spells out a token that is not split, such as "<|eot|>"."""
+        return any(token.content in text for token in self._backend.get_added_tokens_decoder().values())
 
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
@@ -356,6 +365,13 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
+
+
+def _template(directory: Path, settings: Mapping[str, Any]) -> str:
+    """The text of a directory's chat template, of all that it has where there are several; "" without one."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    return json.dumps(settings.get("chat_template", ""), ensure_ascii=False)
 
 
 def end_ids_of(directory: Path, vocab_size: int | None = None) -> list[int]:

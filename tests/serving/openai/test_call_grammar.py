@@ -1,16 +1,28 @@
 """Grammars of calls: each family's texts are in them, in whatever tokens, and wrong arguments are not."""
 
 import json
+from random import Random
 
+import numpy as np
 import pytest
+from llguidance import LLMatcher
 
-from faser_trtllm.guided.grammar import compile_source, open_tokenizer
+from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat.call_grammar import CallGrammar, Thinking, envelope_of
 from faser_trtllm.serving.openai.chat.tools import Function, Tools
+from faser_trtllm.serving.parsers.event import ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from faser_trtllm.serving.parsers.registry import make_parser
+from tests.support.effort import examples
 from tests.support.scripted_model import END, write_scripted
 
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>")
+BAR, SPACE = "\uff5c", "\u2581"
+DEEPSEEK = tuple(
+    f"<{BAR}tool{SPACE}{name.replace('_', SPACE)}{BAR}>"
+    for name in ("calls_begin", "calls_end", "call_begin", "call_end", "sep")
+)
+FIRST, LAST, BEGIN, END_OF_CALL, SEP = DEEPSEEK
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CONTENT = {"type": "object", "properties": {"b": {"const": "//#"}}, "required": ["b"], "additionalProperties": False}
 F, FOO = Function("f", SCHEMA, False), Function("foo", None, False)
@@ -23,6 +35,15 @@ GOOD = {
     "llama3_json": [
         '{"name": "f", "parameters": {"a": 1}}',
         '{"name": "f", "parameters": {"a": 1}}; {"name": "foo", "parameters": {}}',
+    ],
+    "deepseek_v3": [
+        f'{FIRST}{BEGIN}function{SEP}f\n```json\n{{"a": 1}}\n```{END_OF_CALL}{LAST}',
+        f'{FIRST}{BEGIN}function{SEP}f\n```json\n{{"a": 1}}\n```{END_OF_CALL}\n'
+        f"{BEGIN}function{SEP}foo\n```json\n{{}}\n```{END_OF_CALL}{LAST}",
+    ],
+    "deepseek_v31": [
+        f'{FIRST}{BEGIN}f{SEP}{{"a": 1}}{END_OF_CALL}{LAST}',
+        f'{FIRST}{BEGIN}f{SEP}{{"a": 1}}{END_OF_CALL}{BEGIN}foo{SEP}{{}}{END_OF_CALL}{LAST}',
     ],
     "mistral": [
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
@@ -42,9 +63,10 @@ class Language:
     """What a grammar allows."""
 
     def __init__(self, directory, family):
-        added = (*MARKS, "[ARGS]") if "ARGS" in family else MARKS
+        added = (*MARKS, *DEEPSEEK, "[ARGS]") if "ARGS" in family else (*MARKS, *DEEPSEEK)
         write_scripted(directory, {"<|a|>": ("x1",)}, "", added)
         self.tokenizer = Tokenizer.load(directory)
+        self.family = family
         self._guide = open_tokenizer(self.tokenizer.definition, self.tokenizer.vocab_size, [self.id(END)])
         self.envelope = envelope_of(family.partition(" ")[0], self.tokenizer)
         self.grammar = CallGrammar(self.tokenizer)
@@ -55,8 +77,6 @@ class Language:
     def holds(self, grammar, text):
         """Whether the grammar has the text, which is one answer for its tokens and for its bytes, but that no text has
         special tokens."""
-        from llguidance import LLMatcher
-
         spellings = [self.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True), [*text.encode()]]
         found = []
         for ids in spellings:
@@ -67,6 +87,22 @@ class Language:
             )
         assert found[0] == found[1], text
         return found[0]
+
+    def draw(self, grammar, random, max_tokens=400):
+        """(a text that the grammar allows, whether it is whole); the first part of longer ones."""
+        matcher, _ = compile_source(self._guide, LLMatcher.grammar_from_lark(grammar))
+        state, ids = Grammar(matcher, self._guide.eos_tokens).start([self.id(END)]), []
+        mask = np.zeros(-(-self.tokenizer.vocab_size // 32), np.uint32)
+        while len(ids) < max_tokens:
+            state.fill(mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            marks = [i for i in allowed if self.tokenizer.token(i) in (*MARKS, *DEEPSEEK, "[ARGS]")]
+            token = int(random.choice(marks if marks and random.random() < 0.5 else allowed))
+            if token == self.id(END):
+                break
+            ids.append(token)
+            state.advance([token])
+        return self.tokenizer.decode(ids, skip_special_tokens=False), state.is_complete
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -92,7 +128,7 @@ def test_a_forced_answer_is_a_call(language):
 
 def test_text_is_free_up_to_a_strict_call(language):
     free = language.grammar.of_calls(tools(), language.envelope, None)
-    begin = language.envelope.begin
+    begin = "" if language.envelope.may_open else language.envelope.begin
     for text in ("", "Hello {there}.", "naïve\n😀 [1]"):
         assert language.holds(free, text)
         if begin:
@@ -107,6 +143,20 @@ def test_text_is_free_up_to_a_strict_call(language):
         assert not language.holds(free, f"Hi. {begin} is how it begins")
     loose = language.grammar.of_calls(tools(strict=False), language.envelope, None)
     assert language.holds(loose, one.replace("1", '"1"'))
+
+
+def test_a_tag_within_the_text_begins_a_strict_call(language):
+    if not language.envelope.may_open:
+        return
+    one, two = language.good
+    for thinking, before in ((None, ""), (Thinking("<think>", "</think>", False), "<think>x</think>")):
+        free = language.grammar.of_calls(tools(), language.envelope, thinking)
+        for text in ("", "Hm.", f"{before}Hm. "):
+            for call in (one, two):
+                assert language.holds(free, f"{text}<|python_tag|>{call}")
+            assert not language.holds(free, f"{text}<|python_tag|>{one.replace('1', 'true')}")
+            assert not language.holds(free, f"{text}<|python_tag|>text")
+        assert not language.holds(free, f" {one.replace('1', 'true')}")
 
 
 def test_reasoning_comes_first(language):
@@ -129,12 +179,52 @@ def test_reasoning_comes_first(language):
 
 
 def test_an_answer_without_a_call_follows_its_own_schema(language):
-    if not language.envelope.begin:
+    if language.envelope.may_open:
         return  # such requests are refused
     both = language.grammar.of_calls(tools(), language.envelope, None, CONTENT)
     assert language.holds(both, language.good[0])
     assert language.holds(both, json.dumps({"b": "//#"}))
     assert not language.holds(both, "Hi.")
+
+
+STRICT = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", '"}</tool_call>[TOOL_CALLS]', "\\n"]}, "b": {"type": "array", "maxItems": 2}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+STRICT["properties"]["b"]["items"] = {"type": ["integer", "null"], "minimum": -9, "maximum": 9}
+
+
+@pytest.mark.parametrize("has_started", [None, False, True])
+def test_whatever_a_forced_answer_is_the_parser_reads_calls(language, has_started):
+    """Answers drawn at random from all that the grammar allows."""
+    random = Random(5)
+    thinking = None if has_started is None else Thinking("<think>", "</think>", has_started)
+    asked = Tools((), (Function("f", STRICT, False), FOO), "required", None, True)
+    definitions = [{"type": "function", "function": {"name": name}} for name in ("f", "foo")]
+    grammar = language.grammar.of_calls(asked, language.envelope, thinking)
+    num_whole = 0
+    for _ in range(examples(100)):
+        text, is_whole = language.draw(grammar, random)
+        num_whole += is_whole
+        reasoning = None if thinking is None else "qwen3"
+        family = language.family.partition(" ")[0]
+        parser = make_parser(family, reasoning, tools=definitions, starts_in_reasoning=bool(has_started))
+        calls = []
+        for event in (*parser.feed(text), *parser.finish()):
+            if isinstance(event, ToolCallStart):
+                calls.append((event.name, []))
+            elif isinstance(event, ToolArgumentsDelta):
+                calls[-1][1].append(event.text)
+            elif is_whole:
+                assert isinstance(event, ReasoningDelta) or not event.text.strip(), text
+        if is_whole:
+            assert calls, text
+            for name, pieces in calls:
+                arguments = json.loads("".join(pieces))
+                assert arguments == {} if name == "foo" else arguments["a"] in STRICT["properties"]["a"]["enum"]
+    assert num_whole > 0
 
 
 def test_texts_for_people_are_not_in_the_grammar(language):

@@ -16,8 +16,11 @@ from faser_trtllm.guided.grammar import WHITE_SPACE
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat.tools import Function, Tools
 
-_BASE = r"""%llguidance {}
-TEXT: /(.|\n)*/
+_OPTIONS = """%llguidance {}
+"""
+_NO_FORCING = """%llguidance {"no_forcing": true}
+"""
+_BASE = r"""TEXT: /(.|\n)*/
 gap: /[ \t\r\n]{0,8}/
 """
 _NOTES = frozenset(("description", "title", "examples", "default", "deprecated", "$comment"))
@@ -28,40 +31,53 @@ _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions",
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """How a family writes calls: first, call, separator, call ... last; a call is before, name, between, arguments,
-    after. begin: with which its first call begins where text may come before; "" if only the first character of an
-    answer tells, a brace. other_marks: further strings that may be tokens of their own.
+    after. begin: with which its first call begins where text may come before. may_open: an answer that opens with a
+    brace is a call without `begin`, too. other_marks: further strings that may be tokens of their own.
     """
 
     before: str
     between: str
     after: str
+    begin: str
     separator: str = "\n"
     first: str = ""
     last: str = ""
-    begin: str = ""
+    may_open: bool = False
     other_marks: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return tuple(mark for mark in (self.begin, *self.other_marks) if mark)
+        return (self.begin, *self.other_marks)
 
 
-HERMES = Envelope(
-    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", begin="<tool_call>", other_marks=("</tool_call>",)
+def _deepseek(between: str, after: str, separator: str, kind: str = "") -> Envelope:
+    names = ("calls\u2581begin", "calls\u2581end", "call\u2581begin", "call\u2581end", "sep")
+    begin, last, call, call_end, name = (f"<\uff5ctool\u2581{name}\uff5c>" for name in names)
+    marks = (last, call, call_end, name)
+    before = f"{call}{kind}{name}" if kind else call
+    return Envelope(before, between or name, f"{after}{call_end}", begin, separator, begin, last, other_marks=marks)
+
+
+_HERMES = Envelope(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", other_marks=("</tool_call>",)
 )
-LLAMA3 = Envelope('{"name": "', '", "parameters": ', "}", separator="; ", other_marks=("<|python_tag|>",))
-MISTRAL = Envelope(
-    '{"name": "', '", "arguments": ', "}", separator=", ", first="[TOOL_CALLS][", last="]", begin="[TOOL_CALLS]"
-)
-MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", separator="", begin="[TOOL_CALLS]", other_marks=("[ARGS]",))
-
-_ENVELOPES = {"hermes": HERMES, "llama3_json": LLAMA3, "mistral": MISTRAL}
+_LLAMA = Envelope('{"name": "', '", "parameters": ', "}", "<|python_tag|>", "; ", may_open=True)
+_MISTRAL = Envelope('{"name": "', '", "arguments": ', "}", "[TOOL_CALLS]", ", ", "[TOOL_CALLS][", "]")
+_MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", other_marks=("[ARGS]",))
+_ENVELOPES = {
+    "deepseek_v3": _deepseek("\n```json\n", "\n```", "\n", "function"),
+    "deepseek_v31": _deepseek("", "", ""),
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "mistral": _MISTRAL,
+}
 
 
 def envelope_of(tool_parser: str, tokenizer: Tokenizer) -> Envelope | None:
     """How the models of a parser write calls, None: no grammar is known."""
     if tool_parser == "mistral" and tokenizer.token_id("[ARGS]") is not None:
-        return MISTRAL_ARGS
+        return _MISTRAL_ARGS
     return _ENVELOPES.get(tool_parser)
 
 
@@ -86,7 +102,8 @@ class CallGrammar:
         """The grammar of answers that call functions, or may. content: the JSON schema of an answer without calls, of a
         family whose calls begin with a mark."""
         call = f"call: {self._text(envelope.before, envelope)} function {self._text(envelope.after, envelope)}\n"
-        rules = _BASE + call + self._functions(tools, envelope) + self._thinking(thinking)
+        schemas = [_arguments(function, tools.is_forced) for function in tools.callable]
+        rules = self._base(*schemas, content) + call + self._functions(tools, envelope) + self._thinking(thinking)
         more = f"({self._text(envelope.separator, envelope)} call)*" if tools.is_parallel else ""
         first, last = self._text(envelope.first, envelope), self._text(envelope.last, envelope)
         rules += f"calls: {first} call {more} {last}\n"
@@ -95,8 +112,8 @@ class CallGrammar:
             return f"{rules}start: {think} calls\n"
         if content is not None:
             return f"{rules}start: {think} (calls | content)\ncontent: {_json(content)}\n"
-        if not envelope.begin:
-            return f"{rules}{self._braceless(thinking)}"
+        if envelope.may_open:
+            return f"{rules}{self._opening(envelope, thinking)}"
         begun = self._text((envelope.first + envelope.before).removeprefix(envelope.begin), envelope)
         rest = f"{begun} function {self._text(envelope.after, envelope)}"
         if envelope.first:
@@ -105,15 +122,24 @@ class CallGrammar:
 
     def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
         """The grammar of answers that are JSON of a schema, after their reasoning."""
-        return f"{_BASE}{self._thinking(thinking)}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
+        return f"{self._base(content)}{self._thinking(thinking)}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
 
-    def _braceless(self, thinking: Thinking | None) -> str:
+    def _base(self, *schemas: Mapping[str, Any] | None) -> str:
+        """The beginning of a grammar. The library takes text that has to follow for tokens of its spelling, and then
+        refuses those that are no text, such as "<|eot|>" in a string: it is kept from it where schemas have such."""
+        has_added = any(self._tokenizer.has_added_token(json.dumps(one, ensure_ascii=False)) for one in schemas)
+        return (_NO_FORCING if has_added else _OPTIONS) + _BASE
+
+    def _opening(self, envelope: Envelope, thinking: Thinking | None) -> str:
         """Answers of which the first character tells what they are: calls, reasoning or other text."""
-        other = r"other: /([^{](.|\n)*)?/" + "\n"
+        space, begin = r"[ \t\r\n]*", "" if thinking is None or thinking.has_started else thinking.start[0]
+        rules = rf"OTHER: /({space}[^{{ \t\r\n](.|\n)*|{space})/" + "\n"
+        rules += rf"PLAIN: /({space}[^{{{re.escape(begin)} \t\r\n](.|\n)*|{space})/" + "\n"
+        rules += self._up_to("later", envelope.begin, "OTHER") + self._up_to("sooner", envelope.begin, "PLAIN")
+        after = "(calls | later calls | OTHER)"
         if thinking is None or thinking.has_started:
-            return f"start: {_think(thinking)} (calls | other)\n{other}"
-        plain = rf"plain: /([^{{{re.escape(thinking.start[0])}](.|\n)*)?/" + "\n"
-        return f"start: think (calls | other) | calls | plain\n{other}{plain}"
+            return f"{rules}start: {_think(thinking)} {after}\n"
+        return f"{rules}start: think {after} | calls | sooner calls | PLAIN\n"
 
     def _functions(self, tools: Tools, envelope: Envelope) -> str:
         rules = []
@@ -133,11 +159,11 @@ class CallGrammar:
             return f"{rules}think: spelled gap\nspelled[lazy]: {_quoted(thinking.start)} TEXT {_quoted(thinking.end)}\n"
         return f"{rules}think: {self._mark(thinking.start)} thought gap\n"
 
-    def _up_to(self, name: str, mark: str) -> str:
-        """A rule: any text up to a mark, with it."""
+    def _up_to(self, name: str, mark: str, text: str = "TEXT") -> str:
+        """A rule: text up to a mark, with it."""
         token = self._tokenizer.token_id(mark)
-        as_token = "" if token is None else f"TEXT <[{token}]> | "
-        return f"{name}: {as_token}{name}_spelled\n{name}_spelled[lazy]: TEXT {_quoted(mark)}\n"
+        as_token = "" if token is None else f"{text} <[{token}]> | "
+        return f"{name}: {as_token}{name}_spelled\n{name}_spelled[lazy]: {text} {_quoted(mark)}\n"
 
     def _text(self, text: str, envelope: Envelope) -> str:
         """This text; marks in it may be tokens."""

@@ -100,7 +100,7 @@ def _grammar(
         raise RequestError(
             f"{what}, which the parser {model.tool_parser} cannot enforce; send auto without them", "tool_choice"
         )
-    if content is not None and not envelope.begin and not tools.is_forced:
+    if content is not None and envelope.may_open and not tools.is_forced:
         raise RequestError(f"and {field} were sent, both of which begin with a brace; send one of them", "tools")
     return grammar.of_calls(tools, envelope, thinking, content)
 
