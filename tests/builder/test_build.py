@@ -408,6 +408,7 @@ def test_texts_end_at_all_end_tokens_that_the_model_has(options: BuildOptions) -
         backend = Backend.from_file(str(directory / "tokenizer.json"))
         backend.add_special_tokens(["<|im_end|>"])
         (directory / "tokenizer.json").write_text(backend.to_str())
+        (directory / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
     lines: list[str] = []
     engines = build_engines(options, note=lines.append)
     assert engines is not None

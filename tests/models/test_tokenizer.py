@@ -208,7 +208,7 @@ def test_the_tokenizers_own_end_token(tmp_path: Path, files: dict[str, Any], fou
     (tmp_path / "tokenizer_config.json").unlink()
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    assert Tokenizer.load(tmp_path).eos_token_ids == (*found, 0)
+    assert Tokenizer.load(tmp_path).eos_token_ids == found
 
 
 @pytest.mark.parametrize(
@@ -232,6 +232,12 @@ def test_added_tokens_that_are_known_to_end_texts(
     backend = Backend.from_file(str(directory / "tokenizer.json"))
     backend.add_tokens([AddedToken(token, special=is_special, normalized=False) for token in added])
     (directory / "tokenizer.json").write_text(backend.to_str())
+    assert Tokenizer.load(directory).eos_token_ids == (0,), "no template writes them"
+    (directory / "chat_template.jinja").write_text("".join(added))
+    assert Tokenizer.load(directory).eos_token_ids == (0, *map(backend.token_to_id, ends))
+    (directory / "chat_template.jinja").unlink()
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "".join(added)}))
     assert Tokenizer.load(directory).eos_token_ids == (0, *map(backend.token_to_id, ends))
 
 
@@ -249,6 +255,7 @@ def test_end_tokens_without_a_row_of_the_model_are_left_out(tmp_path: Path) -> N
     backend = Backend.from_file(str(directory / "tokenizer.json"))
     backend.add_special_tokens(["<|im_end|>"])
     (directory / "tokenizer.json").write_text(backend.to_str())
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
     tokenizer = Tokenizer.load(directory, vocab_size=320)
     assert (tokenizer.eos_token_ids, tokenizer.unreachable_end_ids) == ((0,), (320,))
     tokenizer = Tokenizer.load(directory, vocab_size=321)
@@ -339,4 +346,4 @@ def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
 def test_half_a_surrogate_pair_is_no_token(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 300)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
-    assert Tokenizer.load(tmp_path).eos_token_ids == (0,)
+    assert Tokenizer.load(tmp_path).eos_token_ids == ()

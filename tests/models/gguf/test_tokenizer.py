@@ -214,12 +214,13 @@ def test_ends_template_and_padding_are_taken_over(tmp_path: Path, base: dict[str
 @pytest.mark.parametrize("kind", [3, 4], ids=["control", "user-defined"])
 @pytest.mark.parametrize("key", [None, "eot", "eom", "fim_pad", "fim_rep", "fim_sep"])
 def test_a_file_ends_texts_where_its_folder_does(tmp_path: Path, kind: int, key: str | None) -> None:
-    """At tokens that its keys name, and at those that end texts by their names."""
+    """At tokens that its keys name, and at those that end texts by their names, which the folder's template writes."""
     folder = make_checkpoint(tmp_path / "folder", vocab_size=324, tokenizer_vocab_size=320)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|file_sep|>"]
     backend.add_tokens([AddedToken(token, special=kind == 3, normalized=False) for token in tokens])
     (folder / "tokenizer.json").write_text(backend.to_str())
+    (folder / "chat_template.jinja").write_text("".join(tokens))
     metadata, tensors = gguf_of(folder, TYPE_BF16)
     metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, metadata["tokenizer.ggml.tokens"][1][1] + tokens))
     metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [3, 3] + [1] * 318 + [kind] * 4))
