@@ -122,7 +122,8 @@ class CallGrammar:
 
     def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
         """The grammar of answers that are JSON of a schema, after their reasoning."""
-        return f"{self._base(content)}{self._thinking(thinking)}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
+        rules = self._base(content) + self._thinking(thinking)
+        return f"{rules}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
 
     def _base(self, *schemas: Mapping[str, Any] | None) -> str:
         """The beginning of a grammar. The library takes text that has to follow for tokens of its spelling, and then
