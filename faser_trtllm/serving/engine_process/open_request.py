@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.plan import OutputEnd, RequestOutput
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.errors import CancelledError, FaserError
 from faser_trtllm.serving.engine_process import wire
@@ -55,9 +55,9 @@ class OpenRequest(TextStream):
         self._on_end = on_end
         self._is_cancelled = self._is_stopped = self._is_ended = False
 
-    def __call__(self, output: RequestOutput) -> bool:
-        """Take a step's tokens, as the executor's sink; True if a stop word has ended the request."""
-        return self.is_done or self._outbox.put(self, output)
+    def __call__(self, output: RequestOutput) -> bool | OutputEnd:
+        """Take a step's tokens, as the executor's sink; True, or what counts of them, if the request has ended."""
+        return (self.is_done or self._outbox.put(self, output)) and (self.output_end or True)
 
     def fail(self, error: FaserError) -> None:
         """End the client's request with an error, after the outputs that it has."""

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from faser_trtllm.core.plan import OutputEnd
 from faser_trtllm.core.request import RequestStats
 
 
@@ -34,10 +35,12 @@ class AcceptanceLog:
         self._drafted, self._accepted = array("i"), array("i")
         self._before = (0, 0, 0)
 
-    def add(self, stats: RequestStats, num_kept: int) -> None:
+    def add(self, stats: RequestStats, num_kept: int, end: OutputEnd | None = None) -> None:
         """Count a step, if there was one since the last call. num_kept: its tokens that are output: a stop word or an
-        end token cuts off the others."""
+        end token cuts off the others. end: what counts up to a stop word that ended the output."""
         now = (stats.num_steps, stats.num_settled_drafts, stats.num_accepted_tokens)
+        if end is not None:
+            now = (stats.num_steps, end.num_draft_tokens, end.num_accepted_tokens)
         num_steps, num_drafted, num_accepted = (new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         if num_steps and num_drafted:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from faser_trtllm.core.guide import Guide
-from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.plan import OutputEnd, RequestOutput
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_count, check_token_ids
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.executor.admission import check_request
@@ -28,8 +28,8 @@ from faser_trtllm.serving.text.stream import PreparedText, TextStream
 from faser_trtllm.serving.text.word_ids import bad_word_ids, holds_special_tokens, word_ids
 
 OnOutput = Callable[[TextOutput], None]
-Sink = Callable[[RequestOutput], bool]
-"""Receives a request's new tokens on the executor's thread; True ends the request."""
+Sink = Callable[[RequestOutput], bool | OutputEnd]
+"""Receives a request's new tokens on the executor's thread; True, or what counts of them, ends it."""
 
 
 class TokenExecutor(Protocol):
@@ -135,11 +135,11 @@ class TextGenerator:
         finish_reason. Raises as prepare() and start()."""
         stream = TextStream(self.prepare(request))
 
-        def sink(output: RequestOutput) -> bool:
+        def sink(output: RequestOutput) -> bool | OutputEnd:
             stopped = stream.push(output, output.request.stats)
             if stream.is_due:
                 on_output(stream.take())
-            return stopped
+            return stopped and (stream.output_end or True)
 
         def fail(error: FaserError) -> None:
             stream.end(error)

@@ -13,6 +13,7 @@ class StoppingText:
 
     A token is released with its last character. A token that overlaps the stop word is not part of the output. Words
     that hold special tokens are searched in the text with those spelled out, too, where the output leaves them out.
+    num_tokens: those that were searched, up to the one that completed a stop word.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class StoppingText:
         self._spelled_finder = None if spelled_words is None else StopWordFinder(spelled_words)
         self._spellings: Mapping[int, str] = {} if spelled_words is None or spellings is None else spellings
         self._min_tokens = min_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._held = ""  # with spellings; places count characters of the whole output with them
         self._hidden: list[
             tuple[int, int]
@@ -47,10 +48,10 @@ class StoppingText:
                 self._free_ids += token_ids
             return False
         for token in token_ids:
-            self._num_tokens += 1
+            self.num_tokens += 1
             hidden = self._spellings.get(token, "")
             text = hidden or self._detokenizer.push([token])
-            if self._add(text, token, self._num_tokens <= self._min_tokens, bool(hidden)):
+            if self._add(text, token, self.num_tokens <= self._min_tokens, bool(hidden)):
                 return True
         return False
 
@@ -60,7 +61,7 @@ class StoppingText:
         if self._finder is None:
             self._free_text.append(rest)
             return False
-        if rest and self._add(rest, None, self._num_tokens <= self._min_tokens):
+        if rest and self._add(rest, None, self.num_tokens <= self._min_tokens):
             return True
         self._release(self._end)
         return False
@@ -147,13 +148,16 @@ def token_text(token_ids: Sequence[int]) -> str:
 
 
 class StoppingTokens:
-    """Token ids up to the first stop sequence, released once they cannot be part of one; produces no text."""
+    """Token ids up to the first stop sequence, released once they cannot be part of one; produces no text.
+
+    num_tokens: those that were searched, up to the one that completed a stop sequence.
+    """
 
     def __init__(self, stop_sequences: StopWords | None, min_tokens: int) -> None:
         """stop_sequences: of token_text()."""
         self._finder = None if stop_sequences is None else StopWordFinder(stop_sequences)
         self._min_tokens = min_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._held_ids: list[int] = []
         self._free_ids: list[int] = []
 
@@ -163,8 +167,8 @@ class StoppingTokens:
             self._free_ids += token_ids
             return False
         for token in token_ids:
-            self._num_tokens += 1
-            found = self._finder.push(chr(token), self._num_tokens <= self._min_tokens)
+            self.num_tokens += 1
+            found = self._finder.push(chr(token), self.num_tokens <= self._min_tokens)
             self._held_ids.append(token)
             self._release(self._finder.num_held if found is None else found[1])
             if found is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.plan import OutputEnd, RequestOutput
 from faser_trtllm.core.request import FinishReason, Request, RequestStats, Top
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import CancelledError, FaserError, timed_out
@@ -53,7 +53,8 @@ class TextStream:
     One thread at a time may call it. is_due: there is something to take. is_done: the stream takes no more tokens,
     since a stop word was found or the text could not be made. may_stop: text may end the request. needs_stats: push()
     reads the statistics before the end too. num_bytes: an estimate of the memory that waits in it. taken_log_probs,
-    cum_log_prob: the log probs of all tokens that were taken, as fp32, and their sum.
+    cum_log_prob: the log probs of all tokens that were taken, as fp32, and their sum. output_end: what counts once a
+    stop word has ended the request.
     """
 
     def __init__(self, prepared: PreparedText) -> None:
@@ -89,7 +90,8 @@ class TextStream:
         self._num_pushed_tokens = 0  # those that wait for the end of a stop word included
         self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
-        self._num_accepted_tokens = 0
+        self.output_end: OutputEnd | None = None
+        self._counted = (0, 0)  # drafts that are no longer pending, and accepted ones, as of the latest push()
         self._reason: FinishReason | None = None
         self._error: FaserError | None = None
         self._progress: tuple[Request, RequestStats] | None = None  # as of the latest push()
@@ -154,19 +156,25 @@ class TextStream:
         request = self.prepared.request
         num_new = len(output.new_token_ids)
         self._progress = output.request, stats
+        num_before, self._num_pushed_tokens = self._num_pushed_tokens, self._num_pushed_tokens + num_new
+        before, self._counted = self._counted, (stats.num_settled_drafts, stats.num_accepted_tokens)
+        num_accepted = self._counted[1] - before[1]
         if request.return_is_draft:  # a step's accepted drafts are the first of its tokens
-            num_drafts = min(stats.num_accepted_tokens - self._num_accepted_tokens, num_new)
-            self._num_accepted_tokens = stats.num_accepted_tokens
+            num_drafts = min(num_accepted, num_new)
             self._is_draft += [True] * num_drafts + [False] * (num_new - num_drafts)
         stopped = self._stopping.push(output.new_token_ids)
         reason = output.finish_reason
         if reason is not None and not stopped:
             stopped = self._stopping.finish()
+        if stopped:
+            num_tokens = self._stopping.num_tokens
+            place = num_tokens - num_before  # of the token that completed the stop word, 1 for the first of the step
+            num_drafted = before[0] + place if place <= num_accepted else self._counted[0]
+            self.output_end = OutputEnd(num_tokens, num_drafted, before[1] + min(num_accepted, max(0, place - 1)))
         text, token_ids = self._stopping.take()
         if self._acceptance is not None:
-            num_before, self._num_pushed_tokens = self._num_pushed_tokens, self._num_pushed_tokens + num_new
             end = self._num_output_tokens + len(token_ids) if stopped else self._num_pushed_tokens
-            self._acceptance.add(stats, max(0, end - num_before))
+            self._acceptance.add(stats, max(0, end - num_before), self.output_end)
         if text:
             self._pieces.append(text)
         self._token_ids += token_ids
@@ -212,7 +220,7 @@ class TextStream:
     def _statistics(self) -> Statistics:
         if self._progress is None:  # it ended before it reached the executor
             return Statistics(len(self.prepared.prompt), 0, 0, 0, 0, 0, 0)
-        request, stats = self._progress
+        (request, stats), end = self._progress, self.output_end
         block = self.prepared.tokens_per_block
 
         def since_arrival_ms(time_s: float | None) -> float | None:
@@ -221,13 +229,14 @@ class TextStream:
         def in_ns(time_s: float | None) -> int | None:
             return None if time_s is None else round(1e9 * time_s)
 
-        num_blocks = -(-stats.num_tokens // block) if stats.num_steps else 0
+        num_tokens = request.prompt_len + self._num_pushed_tokens  # the executor's thread may have cut the request's
+        num_blocks = -(-num_tokens // block) if stats.num_steps else 0
         num_reused_blocks = stats.num_cached_tokens // block
         return Statistics(
             num_input_tokens=request.prompt_len,
             num_output_tokens=self._num_output_tokens,
-            num_draft_tokens=stats.num_draft_tokens,
-            num_accepted_tokens=stats.num_accepted_tokens,
+            num_draft_tokens=stats.num_draft_tokens if end is None else end.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens if end is None else end.num_accepted_tokens,
             num_pruned_rows=stats.num_pruned_rows,
             num_cached_tokens=stats.num_cached_tokens,
             num_steps=stats.num_steps,

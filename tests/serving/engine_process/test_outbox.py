@@ -152,7 +152,7 @@ def test_the_first_stop_words_of_a_step_are_found_at_once_and_others_end_with_th
     number = MAX_AT_ONCE + 2
     sequences = [world.start(handle, stop_words=text("END"))[0] for handle in range(number)]
     ids = tokenizer.encode("one END two")
-    assert [put(sequence, ids) for sequence in sequences] == [True] * MAX_AT_ONCE + [False] * 2
+    assert [bool(put(sequence, ids)) for sequence in sequences] == [True] * MAX_AT_ONCE + [False] * 2
     world.outbox.hand_over()
     world.take()
     assert all(put(sequence, ids) for sequence in sequences[MAX_AT_ONCE:])

@@ -1,9 +1,10 @@
 """What a request's drafts came to, by step: as aiperf checks such a record, over real executors and by hand."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.plan import OutputEnd, RequestOutput
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.serving.text.acceptance import AcceptanceLog
@@ -88,7 +89,7 @@ def test_what_a_stop_word_cuts_off_is_not_accepted(tokenizer):
     kept = len(tokenizer.encode("one ", add_special_tokens=False))
     script = Script(tokenizer, stop_words=("END",))
     assert script.step(ids, len(ids), 0, len(ids) - 1)
-    assert script.result == ([len(ids)], [kept])
+    assert script.result == ([kept + len("END")], [kept]), "drafts after the stop word were not tested"
 
 
 def test_drafts_of_a_request_that_is_cancelled_are_not_a_step(tokenizer):
@@ -105,3 +106,22 @@ def test_nobody_counts_unless_asked(tokenizer):
     TextGenerator(executor, tokenizer).submit("r", TextRequest(text="hello"), outputs.append)
     executor.sink(RequestOutput(executor.request, (65,), FinishReason.LENGTH))
     assert outputs[-1].acceptance is None
+
+
+@pytest.mark.parametrize(
+    ("made", "waiting", "accepted", "counted"),
+    [
+        (10, 0, 10, (7, 6)),  # the seventh token completes the word
+        (10, 3, 6, (7, 6)),  # and was drawn: what waits after it is not counted
+        (4, 0, 4, (4, 4)),
+        (10, 0, 6, (10, 6)),  # a draft was rejected there, and three were dropped with it
+    ],
+)
+def test_statistics_end_with_the_stop_word(tokenizer, made, waiting, accepted, counted):
+    ids = tokenizer.encode("one END two", add_special_tokens=False)
+    script = Script(tokenizer, stop_words=("END",))
+    script.step([65, 66], 2, 0, 1)
+    end = script.step(ids, made, waiting, accepted)
+    assert end == OutputEnd(2 + 7, 2 + counted[0], 1 + counted[1])
+    found = script.outputs[-1].statistics
+    assert (found.num_draft_tokens, found.num_accepted_tokens) == (2 + counted[0], 1 + counted[1])
