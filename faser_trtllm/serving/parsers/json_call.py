@@ -78,10 +78,12 @@ def read_call(reader: Reader, sink: Sink, names: Container[str], end: str = "") 
         elif key not in ARGUMENTS or early:
             raise MalformedError
         elif name is None:
-            yield from read_arguments(reader, early.append)
+            yield from expect_object(reader)
+            yield from read_object(reader, early.append)
         else:
+            yield from expect_object(reader)
             _start(reader, sink, name, call_id)
-            yield from read_arguments(reader, sink.arguments)
+            yield from read_object(reader, sink.arguments)
             break
         if name is not None and early:
             _start(reader, sink, name, call_id)
@@ -100,10 +102,14 @@ def read_call(reader: Reader, sink: Sink, names: Container[str], end: str = "") 
     yield from _rest(reader, end)
 
 
-def read_arguments(reader: Reader, add: Callable[[str], None]) -> Reading[None]:
-    """The text of one object, in pieces. Raises MalformedError, EndOfTextError."""
+def expect_object(reader: Reader) -> Reading[None]:
+    """Raises MalformedError if no object follows, EndOfTextError."""
     if (yield from reader.peek()) != "{":
         raise MalformedError
+
+
+def read_object(reader: Reader, add: Callable[[str], None]) -> Reading[None]:
+    """Add the text of the object that begins here, in pieces. Raises EndOfTextError."""
     yield from _scan(reader, add)
 
 

@@ -79,6 +79,10 @@ class Reader:
             self._held.append(piece)
         return piece
 
+    @property
+    def is_holding(self) -> bool:
+        return self._held is not None
+
     def hold(self) -> None:
         """Keep what is taken from here on."""
         self._held = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from faser_trtllm.serving.parsers.json_call import read_arguments, read_call
+from faser_trtllm.serving.parsers.json_call import expect_object, read_call, read_object
 from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, Marks, Reader, Reading
 from faser_trtllm.serving.parsers.sink import Sink
 from faser_trtllm.serving.parsers.xml_call import read_xml_call
@@ -142,20 +142,27 @@ def _arguments(
     reader: Reader, sink: Sink, functions: Functions, name: str, call_id: str | None = None
 ) -> Reading[None]:
     """The arguments of a call that has its name before them."""
-    if name not in functions or (yield from reader.peek()) != "{":
+    if name not in functions:
         raise MalformedError
+    yield from expect_object(reader)
     reader.forget()
     sink.start(name, call_id)
-    yield from read_arguments(reader, sink.arguments)
+    yield from read_object(reader, sink.arguments)
 
 
 def _attempt(reader: Reader, sink: Sink, call: Reading[None]) -> Reading[bool]:
-    """Read a call; whether there was one to its end. What is held when it fails is text."""
+    """Read a call; whether there was one, to its end. What is held when it fails is text."""
     reader.hold()
     try:
         yield from call
-    except (MalformedError, EndOfTextError):
+    except MalformedError:
         sink.add(reader.release())
+        return False
+    except EndOfTextError:
+        if reader.is_holding:
+            sink.add(reader.release())
+        else:
+            reader.take(len(reader.text))  # of a closing mark
         return False
     reader.forget()
     return True
