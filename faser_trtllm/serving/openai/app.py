@@ -36,6 +36,8 @@ from faser_trtllm.serving.openai.request import (
     parse_completion,
     unknown_model,
 )
+from faser_trtllm.serving.openai.responses.reply import ResponsesReply, named_event
+from faser_trtllm.serving.openai.responses.request import parse_responses
 from faser_trtllm.serving.openai.served_model import ServedModel
 
 log = logging.getLogger("faser.openai")
@@ -105,12 +107,14 @@ def build_app(service: Service) -> Starlette:
         yield
         await service.model.close()
 
+    responses = _Api(parse_responses, ResponsesReply, named_event, last_event=b"")
     return Starlette(
         routes=[
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", get_model),
-            Route("/v1/completions", _Endpoint(service, intake, parse_completion), methods=["POST"]),
-            Route("/v1/chat/completions", _Endpoint(service, intake, parse_chat), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(service, intake, _Api(parse_completion)), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(service, intake, _Api(parse_chat)), methods=["POST"]),
+            Route("/v1/responses", _Endpoint(service, intake, responses), methods=["POST"]),
             Route("/health", health),
             Route("/metrics", metrics),
         ],
@@ -151,18 +155,28 @@ class _Keyed:
         await self._app(scope, receive, send)
 
 
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """How a route reads requests and writes answers. last_event: what ends a stream."""
+
+    parse: Parse
+    reply: type[Reply | ResponsesReply] = Reply
+    event: Callable[[Any, int], bytes] = event
+    last_event: bytes = LAST_EVENT
+
+
 class _Endpoint:
     """A route that generates text; plain ASGI, so that reading, waiting and writing end with the connection."""
 
-    def __init__(self, service: Service, intake: Intake, parse: Parse) -> None:
+    def __init__(self, service: Service, intake: Intake, api: _Api) -> None:
         self._service = service
         self._intake = intake
-        self._parse = parse
+        self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(scope, receive, send)
         try:
-            request = await self._intake.read(scope, receive, self._parse)
+            request = await self._intake.read(scope, receive, self._api.parse)
             if request is not None:
                 await _while_connected(receive, self._answer(request, _client_key(scope), writer))
         except FaserError as error:
@@ -173,11 +187,11 @@ class _Endpoint:
 
     async def _answer(self, request: GenerationRequest, client_key: str, writer: _Writer) -> None:
         service = self._service
-        reply = Reply(request, service.served.name, service.served.tokenizer)
+        reply = self._api.reply(request, service.served.name, service.served.tokenizer)
         try:
             async with Generation(service.model, reply.id, request, client_key) as generation:
                 if request.stream:
-                    await _stream(generation.deltas(), reply, writer, service.padding(request))
+                    await _stream(generation.deltas(), reply, self._api, writer, service.padding(request))
                     return
                 async for index, delta in generation.deltas():
                     await _spelled(reply.add, index, delta)
@@ -186,7 +200,9 @@ class _Endpoint:
         await writer.respond(_json(reply.whole()))
 
 
-async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer, padding: int) -> None:
+async def _stream(
+    deltas: AsyncIterator[tuple[int, Delta]], reply: Reply | ResponsesReply, api: _Api, writer: _Writer, padding: int
+) -> None:
     """Send nothing before the first delta, so that a refused request still gets an HTTP status."""
     async for index, delta in deltas:
         chunks = await _spelled(reply.chunks, index, delta)
@@ -194,8 +210,8 @@ async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer
             await writer.start_events()
             chunks = [*reply.first_chunks(), *chunks]
         if chunks:
-            await writer.write(b"".join(event(chunk, padding) for chunk in chunks))
-    await writer.write(b"".join(event(chunk, padding) for chunk in reply.last_chunks()) + LAST_EVENT)
+            await writer.write(b"".join(api.event(chunk, padding) for chunk in chunks))
+    await writer.write(b"".join(api.event(chunk, padding) for chunk in reply.last_chunks()) + api.last_event)
     await writer.end()
 
 
@@ -277,5 +293,5 @@ def _error(error: FaserError) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:100]}"
-    message = f"{what} is not served here; see /v1/models, /v1/completions and /v1/chat/completions"
+    message = f"{what} is not served here; see /v1/models, /v1/completions, /v1/chat/completions and /v1/responses"
     return _error(RequestError(message, status=error.status_code))

@@ -13,7 +13,7 @@ from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import error_object
 from faser_trtllm.serving.openai.request import parse_chat
 from faser_trtllm.serving.openai.responses.items import Items
-from faser_trtllm.serving.openai.responses.reply import ResponsesReply
+from faser_trtllm.serving.openai.responses.reply import ResponsesReply, named_event
 from faser_trtllm.serving.openai.responses.request import parse_responses
 from faser_trtllm.serving.openai.served_model import ServedModel
 from tests.support.checkpoints import END_OF_TEXT, write_tokenizer
@@ -235,11 +235,11 @@ def replies(served, deltas, **fields):
     request = parse(served, "hi", **fields)
     whole = ResponsesReply(request, "faser", served.tokenizer)
     stream = ResponsesReply(request, "faser", served.tokenizer)
-    events = stream.first_chunks()
+    events = []
     for delta in deltas:
         whole.add(0, delta)
         events += stream.chunks(0, delta)
-    return whole.whole(), events + stream.last_chunks()
+    return whole.whole(), stream.first_chunks() + events + stream.last_chunks()
 
 
 def without_ids(response):
@@ -267,7 +267,7 @@ def test_an_answer_and_its_stream_are_the_same(served, reason, status):
 
 def test_an_event_names_its_type(served):
     reply = ResponsesReply(parse(served, "hi"), "faser", served.tokenizer)
-    first = reply.event(reply.first_chunks()[0])
+    first = named_event(reply.first_chunks()[0])
     head, data, rest = first.split(b"\n", 2)
     assert head == b"event: response.created"
     assert json.loads(data.removeprefix(b"data: "))["response"]["status"] == "in_progress"

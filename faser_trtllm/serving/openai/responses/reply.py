@@ -14,18 +14,18 @@ from faser_trtllm.serving.openai.request import GenerationRequest
 from faser_trtllm.serving.openai.responses.items import Event, Items
 from faser_trtllm.serving.openai.responses.request import ResponsesRequest
 
+_BEGUN = ("created", "in_progress")
+
 
 class ResponsesReply:
     """As Reply, of a request with one sequence."""
-
-    last_event = b""  # the stream ends with response.completed or response.incomplete
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
         assert isinstance(request, ResponsesRequest)
         self._chat = Reply(request, model_name, tokenizer)
         self._items = Items()
         self._finish_reason: str | None = None
-        self._num_events = 0
+        self._num_events = len(_BEGUN)  # they are made after what the first delta adds
         self.id = f"resp_{uuid.uuid4().hex}"
         self._head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model_name}
         self._head |= {"error": None, **request.echoed}
@@ -40,7 +40,7 @@ class ResponsesReply:
 
     def first_chunks(self) -> list[Event]:
         begun = self._response("in_progress")
-        return self._numbered({"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress"))
+        return [{"type": f"response.{kind}", "response": begun, "sequence_number": i} for i, kind in enumerate(_BEGUN)]
 
     def chunks(self, index: int, delta: Response) -> list[Event]:
         """The events of a delta."""
@@ -57,9 +57,6 @@ class ResponsesReply:
         """The event of the end."""
         status = self._status
         return self._numbered([{"type": f"response.{status}", "response": self._response(status)}])
-
-    def event(self, value: Event, padding: int = 0) -> bytes:
-        return f"event: {value['type']}\n".encode() + event(value, padding)
 
     @property
     def _status(self) -> str:
@@ -83,6 +80,11 @@ class ResponsesReply:
         found = [{**value, "sequence_number": self._num_events + i} for i, value in enumerate(events)]
         self._num_events += len(found)
         return found
+
+
+def named_event(value: Event, padding: int = 0) -> bytes:
+    """A server-sent event with its name; padding as in `event`."""
+    return f"event: {value['type']}\n".encode() + event(value, padding)
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
