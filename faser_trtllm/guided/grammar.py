@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
-WHITE_SPACE = r"[ \t\r\n]{0,32}"  # unbounded, a small model may write nothing else; room for deep indentation
+# Unbounded, a small model may write nothing else; 32 leaves room for deep indentation. It may be missing anyway: a
+# pattern that allows the empty text takes the library through far more ways to read a token.
+WHITE_SPACE = r"[ \t\r\n]{1,32}"
 _MAX_REASON_CHARS = 200
 
 

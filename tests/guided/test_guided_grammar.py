@@ -1,10 +1,12 @@
 """Grammars of llguidance over a real tokenizer: what the masks allow is what the grammar says, and nothing else."""
 
+import itertools
 import json
 import re
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer,
 from faser_trtllm.guided.spec import GuideSpec
 from faser_trtllm.models.tokenizer import Tokenizer
 from tests.support.effort import examples
+from tests.support.scripted_model import byte_chars
 from tests.support.triton_server import ROOT
 
 MODEL_VOCAB = 4103  # more than the tokenizer has, and no multiple of 32
@@ -108,6 +111,25 @@ def test_outputs_follow_their_grammar(tokenizer, compiled, grammar):
     for text in texts:
         depth = text.count("(")
         assert text == "(" * depth + "x" + ")" * depth
+
+
+def test_a_vocabulary_of_much_punctuation_is_followed():
+    """Real ones have tokens such as `", "`; with white space that may be empty there were too many readings."""
+    chars = byte_chars()
+    texts = ["".join(text) for n in range(2, 7) for text in itertools.product('", :}', repeat=n)]
+    vocab = {chars[byte]: byte for byte in range(256)}
+    vocab |= {"".join(chars[byte] for byte in text.encode()): 256 + i for i, text in enumerate(texts)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    opened = open_tokenizer(backend.to_str(), len(vocab), [0])
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5)}, "required": ["p0"]}
+    matcher, error = compile_source(opened, source_of(GuideSpec("json_schema", json.dumps(schema))))
+    assert error == ""
+    state, mask = Grammar(matcher, opened.eos_tokens).start([0]), np.zeros(-(-len(vocab) // 32), np.uint32)
+    for byte in b'{"p0": "x y", "p1": "z"}':
+        state.fill(mask)
+        assert mask[byte // 32] >> byte % 32 & 1
+        state.advance([byte])
 
 
 def test_white_space_in_json_is_bounded(tokenizer, compiled):

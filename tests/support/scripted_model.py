@@ -26,7 +26,7 @@ def write_scripted(
     their texts; those that begin with <| or [ are special.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    chars = _byte_chars()
+    chars = byte_chars()
     pieces = [piece for script in scripts.values() for piece in script]
     assert len(set(pieces)) == len(pieces), "a piece is in two places"
     vocab = {chars[byte]: byte for byte in range(256)}
@@ -94,7 +94,7 @@ def _write_model(directory: Path, nexts: Mapping[int, int], vocab_size: int, end
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def _byte_chars() -> dict[int, str]:
+def byte_chars() -> dict[int, str]:
     """Byte-level BPE's characters."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]

@@ -21,7 +21,7 @@ _OPTIONS = """%llguidance {}
 _NO_FORCING = """%llguidance {"no_forcing": true}
 """
 _BASE = r"""TEXT: /(.|\n)*/
-gap: /[ \t\r\n]{0,8}/
+gap: /[ \t\r\n]{1,8}/
 """
 _NOTES = frozenset(("description", "title", "examples", "default", "deprecated", "$comment"))
 _VALUES = frozenset(("enum", "const", "x-guidance"))
@@ -155,10 +155,12 @@ class CallGrammar:
             return ""
         rules = self._up_to("thought", thinking.end)
         if thinking.has_started:
-            return f"{rules}think: thought gap\n"
+            return f"{rules}think: thought gap?\n"
         if self._tokenizer.token_id(thinking.start) is None:
-            return f"{rules}think: spelled gap\nspelled[lazy]: {_quoted(thinking.start)} TEXT {_quoted(thinking.end)}\n"
-        return f"{rules}think: {self._mark(thinking.start)} thought gap\n"
+            return (
+                f"{rules}think: spelled gap?\nspelled[lazy]: {_quoted(thinking.start)} TEXT {_quoted(thinking.end)}\n"
+            )
+        return f"{rules}think: {self._mark(thinking.start)} thought gap?\n"
 
     def _up_to(self, name: str, mark: str, text: str = "TEXT") -> str:
         """A rule: text up to a mark, with it."""
