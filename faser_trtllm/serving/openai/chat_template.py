@@ -20,11 +20,15 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.config import read_json
 from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
 from faser_trtllm.serving.openai.error import RequestError
+from faser_trtllm.serving.openai.mixed_text import MixedText, alternatives
 
 MAX_TEMPLATE_BYTES = 256 << 10
 MAX_PROMPT_CHARS = 8 << 20
 _TEMPLATE_FILE = "chat_template.jinja"
 _SETTINGS_FILE = "tokenizer_config.json"
+_NOTHING = "(?!)"  # a regex that matches nowhere
+_THINKING = ("<think>", "</think>")
+_ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
 
@@ -33,8 +37,8 @@ class ChatTemplate:
     """A template in Hugging Face's dialect with its tokenizer. Immutable, so threads may share it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Sequence[str] = (), **names: str) -> None:
-        """special_tokens: strings that stay plain text inside messages. names: variables of the template, such as
-        bos_token. Raises ConfigError if the template is too long or invalid.
+        """special_tokens: added tokens whose names stay letters inside messages. names: variables of the template, such
+        as bos_token. Raises ConfigError if the template is too long or invalid.
         """
         num_bytes = len(source.encode())
         if num_bytes > MAX_TEMPLATE_BYTES:
@@ -49,10 +53,11 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
         self.source = source
-        self._tokenizer = tokenizer
         self._names = names
-        tokens = sorted((token for token in special_tokens if token), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+        hidden = [token for token in special_tokens if tokenizer.token_id(token) is not None]
+        self._text = MixedText(tokenizer, hidden)
+        self._hidden = re.compile(alternatives(hidden) or _NOTHING)
+        self._hidden_in_answers = re.compile(alternatives([t for t in hidden if t not in _THINKING]) or _NOTHING)
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate | None:
@@ -69,7 +74,8 @@ class ChatTemplate:
             if isinstance(content, str):
                 names[f"{kind}_token"] = content
         added = read_json(directory / TOKENIZER_FILE).get("added_tokens", [])
-        return cls(source, tokenizer, [token["content"] for token in added if token.get("special")], **names)
+        hidden = [t["content"] for t in added if t.get("special") or _writes(source, t["content"])]
+        return cls(source, tokenizer, hidden, **names)
 
     def encode(
         self,
@@ -82,9 +88,10 @@ class ChatTemplate:
 
         tools: functions that the assistant may call. args: further variables of the template.
 
-        Only the template can produce special tokens; one spelled out in a message stays text, so that no message can
-        forge a turn. check: gets the text before it is tokenized, and may raise. Raises RequestError if the template
-        refuses the messages.
+        Only the template can produce special tokens and others that it writes; one spelled out in a message stays
+        letters, so that no message can forge a turn. Marks of reasoning in the assistant's messages are what they are,
+        since templates look for them. check: gets the text before it is tokenized, and may raise. Raises RequestError
+        if the template refuses the messages.
         """
         marks: list[str] = []
         nonce = secrets.token_hex(8)
@@ -93,21 +100,22 @@ class ChatTemplate:
             marks.append(match[0])
             return f"\ue000{nonce}.{len(marks) - 1}\ue001"
 
-        variables = dict(args or {}) | {"messages": list(messages), "tools": None if tools is None else list(tools)}
-        special = self._special
-        if special is not None:
-            variables = _with_texts(variables, lambda text: special.sub(hide, text))
+        def hidden(value: Any, names: re.Pattern[str]) -> Any:
+            return _with_texts(value, lambda text: names.sub(hide, text))
+
+        variables = hidden(dict(args or {}), self._hidden)
+        variables["tools"] = None if tools is None else hidden(list(tools), self._hidden)
+        variables["messages"] = [
+            hidden(message, self._hidden_in_answers if message["role"] == "assistant" else self._hidden)
+            for message in messages
+        ]
         text = self._render(variables)
         # Pieces with odd index are marks.
         pieces = re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]
         pieces[1::2] = [marks[int(piece)] for piece in pieces[1::2]]
         if check is not None:
             check("".join(pieces))
-        ids: list[int] = []
-        for i, piece in enumerate(pieces):
-            if piece:
-                ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=i % 2 == 0)
-        return ids
+        return self._text.encode(pieces)
 
     def _render(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
@@ -150,6 +158,12 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _writes(source: str, token: str) -> bool:
+    """Whether a template writes the token: by its name, or by the role within it, as in '<|' + message.role + '|>'."""
+    spellings = [[token], *(token.split(role) for role in _ROLES if role in token)]
+    return bool(token.strip()) and any(all(part in source for part in parts) for parts in spellings)
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
