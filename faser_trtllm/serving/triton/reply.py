@@ -17,6 +17,8 @@ from faser_trtllm.serving.triton.request import Part, RequestedStats
 Tensors = dict[str, npt.NDArray[Any]]
 
 
+MIN_LOG_PROB = -9999.0
+"""Of tokens that cannot come: Triton's HTTP would write -Infinity, which is not JSON. OpenAI's and vLLM's number."""
 MAX_STREAMED_LOG_PROBS = 8192  # tokens of a stream that sends all log probs again with each: 128 MiB
 
 
@@ -54,17 +56,17 @@ def output_tensors(
     tensors["output_ids"] = np.array([[token_ids]], dtype=np.int32)
     tensors["sequence_length"] = _int32(len(token_ids))
     if request.return_generation_logits:
-        logits = np.frombuffer(output.logits, np.float32)
+        logits = _finite(np.frombuffer(output.logits, np.float32), np.finfo(np.float32).min)
         tensors["generation_logits"] = logits.reshape(1, 1, num_new, -1 if logits.size else 0)
     if request.return_log_probs:
         log_probs = log_probs_so_far if contract.is_trtllm else output.log_probs
-        tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
-        tensors["cum_log_probs"] = np.array([[cum_log_prob]], np.float32)
+        tensors["output_log_probs"] = _finite(np.array([[log_probs]], np.float32))
+        tensors["cum_log_probs"] = _finite(np.array([[cum_log_prob]], np.float32), np.finfo(np.float32).min)
         tensors |= _tops("output", output.tops, num_new, num_top)
     if output.context is not None:
         context = output.context
         tensors["context_ids"] = np.array([[context.token_ids]], np.int32)
-        tensors["context_log_probs"] = np.array([[context.log_probs]], np.float32)
+        tensors["context_log_probs"] = _finite(np.array([[context.log_probs]], np.float32))
         tensors |= _tops("context", context.tops, len(context.log_probs), num_top)
     if part.batch_index is not None:
         tensors["batch_index"] = _int32(part.batch_index)
@@ -117,7 +119,14 @@ def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> Tensor
         return {}
     shape = 1, 1, num_places, -1 if num_places else 0
     ids, log_probs = np.frombuffer(tops.ids, np.int32), np.frombuffer(tops.log_probs, np.float32)
-    return {f"{name}_top_ids": ids.reshape(shape), f"{name}_top_log_probs": log_probs.reshape(shape)}
+    return {f"{name}_top_ids": ids.reshape(shape), f"{name}_top_log_probs": _finite(log_probs).reshape(shape)}
+
+
+def _finite(
+    values: npt.NDArray[np.float32], lowest: np.floating[Any] | float = MIN_LOG_PROB
+) -> npt.NDArray[np.float32]:
+    """The values, none below lowest; NaN, which the engine refuses, stays."""
+    return np.maximum(values, np.float32(lowest))
 
 
 def _int32(value: int) -> npt.NDArray[np.int32]:

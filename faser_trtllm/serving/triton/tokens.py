@@ -129,7 +129,14 @@ class Preprocessor(_TokenModel):
         biases = np.zeros((size, self._vocab_size), np.float32)
         for bias, row, own in zip(biases, words, weights, strict=True):
             for word, weight in zip(_words("EMBEDDING_BIAS_WORDS", row), own, strict=True):
-                np.add.at(bias, word_ids(self._tokenizer, word), weight)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    np.add.at(bias, word_ids(self._tokenizer, word), weight)
+        if not np.isfinite(biases).all():
+            raise InvalidArgumentError(
+                "add up to more than a number can be, or are none; send finite and smaller ones",
+                "EMBEDDING_BIAS_WEIGHTS",
+                limit="finite",
+            )
         return biases
 
 

@@ -107,6 +107,13 @@ BAD_TEXTS = [
         "EMBEDDING_BIAS_WORDS holds a word of 1025 characters",
     ),
     ({"EMBEDDING_BIAS_WORDS": strings([["x"]])}, "send one weight for each word"),
+    (
+        {
+            "EMBEDDING_BIAS_WORDS": strings([["x", "x"]]),
+            "EMBEDDING_BIAS_WEIGHTS": np.array([[3e38, 3e38]], np.float32),
+        },
+        "EMBEDDING_BIAS_WEIGHTS add up to more than a number can be, or are none; send finite and smaller ones",
+    ),
 ]
 
 
