@@ -44,28 +44,18 @@ def output_seeds() -> list[bytes]:
 
 
 MAX_PIECES = 300
-WORDS = tuple(
-    "<tool_call> </tool_call> <function=f> </function> <parameter=a> </parameter> [TOOL_CALLS] [ARGS] <|python_tag|> "
-    "<\uff5ctool\u2581calls\u2581begin\uff5c> <\uff5ctool\u2581call\u2581begin\uff5c> ```json <think> </think> [THINK] [/THINK] "
-    '{"name":"f","arguments":{'.split()
-)
-_PIECES = 300
-WORDS: tuple[str, ...] = (
-    "<tool_call>",
-    "</tool_call>",
+WORDS: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>")
+WORDS = (
+    *WORDS,
     "[TOOL_CALLS]",
     "[ARGS]",
     "<|python_tag|>",
-    "<function=f>",
-    "</function>",
-)
-WORDS += ("<parameter=a>", "</parameter>", "<think>", "</think>", "[THINK]", "[/THINK]")
-WORDS += (
-    '{"name": "f", "arguments": {',
-    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
-    "<\uff5ctool\u2581call\u2581begin\uff5c>",
     "```json",
+    "<think>",
+    "</think>",
+    '{"name":"f","arguments":{',
 )
+WORDS = (*WORDS, "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>")
 _PIECES = re.compile("(" + "|".join(map(re.escape, WORDS)) + r"|[{}\[\]\",:\n])")
 
 
