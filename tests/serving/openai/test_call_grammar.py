@@ -11,6 +11,7 @@ from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat.call_grammar import CallGrammar, Thinking, envelope_of
 from faser_trtllm.serving.openai.chat.tools import Function, Tools
+from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.parsers.event import ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from faser_trtllm.serving.parsers.registry import make_parser
 from tests.support.effort import examples
@@ -88,7 +89,7 @@ class Language:
         assert found[0] == found[1], text
         return found[0]
 
-    def draw(self, grammar, random, max_tokens=400):
+    def draw(self, grammar, random, max_tokens=400, ends=0.0):
         """(a text that the grammar allows, whether it is whole); the first part of longer ones."""
         matcher, _ = compile_source(self._guide, LLMatcher.grammar_from_lark(grammar))
         state, ids = Grammar(matcher, self._guide.eos_tokens).start([self.id(END)]), []
@@ -98,7 +99,7 @@ class Language:
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             marks = [i for i in allowed if self.tokenizer.token(i) in (*MARKS, *DEEPSEEK, "[ARGS]")]
             token = int(random.choice(marks if marks and random.random() < 0.5 else allowed))
-            if token == self.id(END):
+            if self.id(END) in allowed and (token == self.id(END) or (len(ids) > 40 and random.random() < ends)):
                 break
             ids.append(token)
             state.advance([token])
@@ -225,6 +226,86 @@ def test_whatever_a_forced_answer_is_the_parser_reads_calls(language, has_starte
                 arguments = json.loads("".join(pieces))
                 assert arguments == {} if name == "foo" else arguments["a"] in STRICT["properties"]["a"]["enum"]
     assert num_whole > 0
+
+
+TAGGED = {
+    "type": "object",
+    "$defs": {"Mood": {"enum": ["good", "so so"], "type": "string"}, "Point": {"type": "array", "items": {"const": 1}}},
+    "properties": {
+        "text": {"type": "string", "description": "any"},
+        "short": {"type": "string", "minLength": 1, "maxLength": 5},
+        "mood": {"$ref": "#/$defs/Mood"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "flag": {"type": ["boolean", "null"]},
+        "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}, "maxItems": 2},
+    },
+    "required": ["short", "count"],
+    "additionalProperties": False,
+}
+
+
+def parsed(text, tools):
+    """(calls with their arguments, other text)"""
+    parser = make_parser("qwen3_coder", None, tools=tools, starts_in_reasoning=False)
+    calls, content = [], ""
+    for event in (*parser.feed(text), *parser.finish()):
+        if isinstance(event, ToolCallStart):
+            calls.append((event.name, []))
+        elif isinstance(event, ToolArgumentsDelta):
+            calls[-1][1].append(event.text)
+        else:
+            content += event.text
+    return [(name, json.loads("".join(pieces))) for name, pieces in calls], content
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_arguments_in_tags_follow_what_their_texts_can(tmp_path, is_strict):
+    """Forced ones, and strict ones where text comes before."""
+    language, random = Language(tmp_path, "qwen3_coder"), Random(7)
+    functions = (Function("f", TAGGED, is_strict), FOO)
+    asked = Tools((), functions, "auto" if is_strict else "required", None, True)
+    grammar = language.grammar.of_calls(asked, language.envelope, None)
+    definitions = [{"type": "function", "function": {"name": "f", "parameters": TAGGED}}]
+    definitions.append({"type": "function", "function": {"name": "foo"}})
+    num_calls = 0
+    for _ in range(examples(200)):
+        text, is_whole = language.draw(grammar, random, ends=0.3)
+        if not is_whole:
+            continue
+        calls, content = parsed(text, definitions)
+        assert is_strict or calls, text
+        assert is_strict or not content.strip()
+        for name, arguments in calls:
+            assert set(arguments) <= (set(TAGGED["properties"]) if name == "f" else set())
+            if name == "f":
+                num_calls += 1
+                assert 1 <= len(arguments["short"]) <= 5
+                assert arguments["count"] in range(100)
+                assert arguments.get("mood", "good") in ("good", "so so")
+                assert isinstance(arguments.get("text", ""), str)
+                assert isinstance(arguments.get("maybe"), str | None)
+                assert arguments.get("flag") in (None, True, False)
+                assert all(set(point) <= {1} for point in arguments.get("points", []))
+    assert num_calls > 0
+    for key, wrong in (("f", {"pattern": "a"}), ("f", {"anyOf": [{"$ref": "#/$defs/Point"}]}), ("a>b", {})):
+        schema = {"type": "object", "properties": {key: {"type": "string"} | wrong}}
+        schema["properties"][key] = schema["properties"][key] if wrong.get("anyOf") is None else wrong
+        refused = Tools((), (Function("g", schema, True),), "required", None, True)
+        with pytest.raises(RequestError, match=rf"tools has {key} of g, whose schema cannot be held to"):
+            language.grammar.of_calls(refused, language.envelope, None)
+
+
+def test_other_arguments_in_tags_are_free(tmp_path):
+    language = Language(tmp_path, "qwen3_coder")
+    asked = Tools((), (Function("f", TAGGED, False), Function("foo", None, True)), "auto", None, True)
+    free = language.grammar.of_calls(asked, language.envelope, None)
+    for arguments in ("", "<parameter=x>\n1\n</parameter>\n", "<parameter=count>many</parameter>"):
+        assert language.holds(free, f"Hi.<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call> Bye.")
+        assert language.holds(free, f"<function=f>\n{arguments}</function>")
+        is_known = not arguments
+        assert language.holds(free, f"<function=foo>\n{arguments}</function>") == is_known
+    assert not language.holds(free, "Hi.<function=g>\n</function>")
 
 
 def test_texts_for_people_are_not_in_the_grammar(language):

@@ -14,7 +14,9 @@ from typing import Any
 
 from faser_trtllm.guided.grammar import WHITE_SPACE
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.openai.chat.tagged_arguments import LOOSE, tagged_arguments
 from faser_trtllm.serving.openai.chat.tools import Function, Tools
+from faser_trtllm.serving.openai.error import RequestError
 
 _OPTIONS = """%llguidance {}
 """
@@ -32,7 +34,8 @@ _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions",
 class Envelope:
     """How a family writes calls: first, call, separator, call ... last; a call is before, name, between, arguments,
     after. begin: with which its first call begins where text may come before. may_open: an answer that opens with a
-    brace is a call without `begin`, too. other_marks: further strings that may be tokens of their own.
+    brace is a call without `begin`, too. is_tagged: arguments are no JSON, but tags. other_marks: further strings that
+    may be tokens of their own.
     """
 
     before: str
@@ -43,6 +46,7 @@ class Envelope:
     first: str = ""
     last: str = ""
     may_open: bool = False
+    is_tagged: bool = False
     other_marks: tuple[str, ...] = ()
 
     @property
@@ -64,6 +68,14 @@ _HERMES = Envelope(
 _LLAMA = Envelope('{"name": "', '", "parameters": ', "}", "<|python_tag|>", "; ", may_open=True)
 _MISTRAL = Envelope('{"name": "', '", "arguments": ', "}", "[TOOL_CALLS]", ", ", "[TOOL_CALLS][", "]")
 _MISTRAL_ARGS = Envelope("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", other_marks=("[ARGS]",))
+_QWEN3_CODER = Envelope(
+    "<tool_call>\n<function=",
+    ">\n",
+    "</function>\n</tool_call>",
+    "<tool_call>",
+    is_tagged=True,
+    other_marks=("</tool_call>",),
+)
 _ENVELOPES = {
     "deepseek_v3": _deepseek("\n```json\n", "\n```", "\n", "function"),
     "deepseek_v31": _deepseek("", "", ""),
@@ -71,6 +83,7 @@ _ENVELOPES = {
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "mistral": _MISTRAL,
+    "qwen3_coder": _QWEN3_CODER,
 }
 
 
@@ -118,7 +131,11 @@ class CallGrammar:
         rest = f"{begun} function {self._text(envelope.after, envelope)}"
         if envelope.first:
             rest += f" {more} {last}"
-        return f"{rules}{self._up_to('lead', envelope.begin)}start: {think} (lead {rest})* TEXT\n"
+        rules += self._up_to("lead", envelope.begin)
+        if not envelope.is_tagged:
+            return f"{rules}start: {think} (lead {rest})* TEXT\n"
+        rules += self._up_to("bare", "<function=")  # which begins a call, too
+        return f'{rules}start: {think} (lead {rest} | bare function "</function>")* TEXT\n'
 
     def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
         """The grammar of answers that are JSON of a schema, after their reasoning."""
@@ -146,8 +163,21 @@ class CallGrammar:
         rules = []
         for i, function in enumerate(tools.callable):
             head = self._text(function.name + envelope.between, envelope)
-            rules.append(f"function_{i}: {head} {_json(_arguments(function, tools.is_forced))}\n")
-        names = " | ".join(f"function_{i}" for i in range(len(rules)))
+            schema = _arguments(function, tools.is_forced)
+            if not envelope.is_tagged:
+                rules.append(f"function_{i}: {head} {_json(schema)}\n")
+                continue
+            is_loose = not (tools.is_forced or function.is_strict)
+            found, wrong = (LOOSE, None) if is_loose else tagged_arguments(f"arguments_{i}", schema, _json)
+            if wrong is not None:
+                raise RequestError(
+                    f"has {wrong} of {function.name}, whose schema cannot be held to, since the model writes arguments "
+                    "in tags; simplify it, or send tool_choice auto without strict",
+                    "tools",
+                )
+            rules += [] if found in rules else [found]
+            rules.append(f"function_{i}: {head} {'loose' if is_loose else f'arguments_{i}'}\n")
+        names = " | ".join(f"function_{i}" for i in range(len(tools.callable)))
         return f"function: {names}\n{''.join(rules)}"
 
     def _thinking(self, thinking: Thinking | None) -> str:

@@ -1,0 +1,113 @@
+"""Grammars of arguments that are written in tags, as Qwen3-Coder does: <parameter=KEY>, a line with the value, and
+</parameter>.
+
+A parameter that is a string is its text, so that only what the text alone tells can be held to: its length, or that it
+is one of some. All others are JSON. They come in the order of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_END = "</parameter>"
+_SCHEMA_KEYS = frozenset(
+    (
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "$defs",
+        "definitions",
+        "description",
+        "title",
+        "$schema",
+    )
+)
+_STRING_KEYS = frozenset(("type", "enum", "const", "minLength", "maxLength", "description", "title", "default"))
+_JSON_TYPES = frozenset(("object", "array", "number", "integer", "boolean", "null"))
+_TEXT_TYPES = (frozenset(("string",)), frozenset(("string", "null")))
+
+LOOSE = f"""loose: ("<parameter=" /[^>\\n]{{1,64}}/ ">" loose_value /\\n?/)*
+loose_value[lazy]: TEXT "{_END}"
+"""
+"""Any arguments."""
+
+
+def tagged_arguments(
+    name: str, schema: Mapping[str, Any], spell: Callable[[Mapping[str, Any]], str]
+) -> tuple[str, str | None]:
+    """Rules, of which `name` is the arguments, and the parameter that cannot be held to its schema, None: all can.
+
+    spell: a JSON schema as a part of a rule.
+    """
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list) or not schema.keys() <= _SCHEMA_KEYS:
+        return "", "parameters"
+    if not all(key in properties for key in required):
+        return "", "required"
+    defined = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    rules, names = [], []
+    for i, (key, one) in enumerate(properties.items()):
+        value = _value(f"{name}_{i}", _resolved(one, schema), defined, spell)
+        if value is None or key.strip() != key or ">" in key or "\n" in key:
+            return "", key
+        rules.append(value)
+        tag = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+        names.append(f'{tag} {name}_{i} "\\n"' if key in required else f'({tag} {name}_{i} "\\n")?')
+    return f"{name}: {' '.join(names)}\n{''.join(rules)}", None
+
+
+def _value(name: str, schema: Any, defined: Mapping[str, Any], spell: Callable[[Mapping[str, Any]], str]) -> str | None:
+    types = _types(schema)
+    if types in _TEXT_TYPES:
+        return _text(name, schema, types)
+    if types and types <= _JSON_TYPES:
+        return f'{name}: {spell({**schema, **defined})} "\\n{_END}"\n'
+    return None
+
+
+def _text(name: str, schema: Mapping[str, Any], types: frozenset[str]) -> str | None:
+    """A string, or the word null as well."""
+    parts = schema.get("anyOf", [])
+    if not all(part.keys() <= _STRING_KEYS for part in parts) or not schema.keys() <= _STRING_KEYS | {"anyOf"}:
+        return None
+    texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if texts is not None:
+        if not isinstance(texts, list) or not all(
+            isinstance(text, str) and _END not in text and text.strip("\n") == text for text in texts
+        ):
+            return None
+        found = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return f'{name}: ({found}) "\\n{_END}"\n'
+    if any(part.keys() & {"enum", "const", "minLength", "maxLength"} for part in parts):
+        return None
+    if not low and high is None:
+        return f'{name}[lazy]: TEXT "{_END}"\n'
+    if "null" in types or not isinstance(low, int) or not isinstance(high, int | None):
+        return None
+    length = f"{{{low},{'' if high is None else high}}}"
+    token = name.upper()
+    return f'{name}: {token} "\\n{_END}"\n{token}: /(.|\\n){length}/ & ~/(?s:.*)<\\/parameter>(?s:.*)/\n'
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """The types that a schema states, none if one of its parts does not."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    stated = schema.get("type")
+    if stated is not None:
+        kinds = stated if isinstance(stated, list) else [stated]
+        return frozenset(kinds) if all(isinstance(kind, str) for kind in kinds) else frozenset()
+    parts = [_types(part) for part in schema.get("anyOf", ())]
+    return frozenset().union(*parts) if parts and all(parts) else frozenset()
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The schema of a reference, if that is a string: the parser takes all that it does not know for one."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    place, _, key = reference.rpartition("/") if isinstance(reference, str) else ("", "", "")
+    found = root.get(place.removeprefix("#/"), {}).get(key) if place in ("#/$defs", "#/definitions") else schema
+    return schema if _types(found) != _TEXT_TYPES[0] else found
