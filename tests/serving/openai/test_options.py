@@ -52,3 +52,12 @@ def test_the_key_is_not_left_in_the_environment(monkeypatch):
 def test_numbers_have_bounds(name, value, allowed):
     with pytest.raises(InvalidArgumentError, match=f"{name} is {value}, allowed is {allowed}"):
         serve_openai(OpenAIOptions(url="grpc://127.0.0.1:1", **{name: value}))
+
+
+@pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser"])
+def test_parsers_are_known_by_name(engine_dir, name):
+    options = OpenAIOptions(url="grpc://127.0.0.1:1", triton=ServeOptions(engine_dir=engine_dir))
+    with pytest.raises(InvalidArgumentError, match=rf"{name} is gpt, allowed are none, .*mistral"):
+        serve_openai(dataclasses.replace(options, **{name: "gpt"}))
+    with pytest.raises(UnavailableError, match="no Triton server with a ready model answers"):
+        serve_openai(dataclasses.replace(options, port=free_ports(1)[0], **{name: "mistral"}))

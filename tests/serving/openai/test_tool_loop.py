@@ -184,6 +184,14 @@ def test_the_client_s_own_runner_of_tools(script):
     assert [call.function.name for call in final.tool_calls] == ["weather"]
 
 
+def test_the_chat_template_tells_the_parsers(engines, server, tmp_path):
+    (tmp_path / "template").write_text(TEMPLATE + "{# says <think>, and writes arguments #}")
+    arguments = ("--url", f"127.0.0.1:{server[1]}", "--engine_dir", engines, "--chat_template", tmp_path / "template")
+    with Frontend(tmp_path / "log", *arguments) as frontend, frontend.wait_ready().client() as client:
+        message, reason, _ = ask(client, "both", tools=TOOLS)
+    assert (message["reasoning"], message["tool_calls"], reason) == (REASONING, CALLS, "tool_calls")
+
+
 REASONING = "They want both: two <calls>."
 CALLS = [
     {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo \u00f8"}'}},
