@@ -42,7 +42,8 @@ def build_engines(
 ) -> EngineDir | None:
     """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
 
-    note: called with a sentence about each checkpoint whose weights are rounded, or that lacks rows for end tokens.
+    note: called with a sentence about each checkpoint whose weights are rounded, that lacks rows for end tokens, or
+    that drafts for a part of max_seq_len only.
 
     Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
     missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
@@ -71,6 +72,9 @@ def build_engines(
                 if note is not None:
                     note(line)
         build_config = _build_config(options, backend, sources)
+        window = sources[-1].draft_window
+        if note is not None and window is not None and window < build_config.max_seq_len:
+            note(f"draft: it drafts within its {window} tokens, max_seq_len is {build_config.max_seq_len}")
         _check_output_dir(options)
         if not options.dry_run:
             remove_leftovers(options.output_dir.resolve())
@@ -90,13 +94,11 @@ def build_engines(
 
 
 def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[Source]) -> BuildConfig:
-    # A head's rope is relative, and published heads declare the length that they were trained with.
-    longest = min(source.config.max_position_embeddings for source in sources if source.head is None)
+    longest = sources[0].config.max_position_embeddings
     max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
         raise InvalidArgumentError(
-            f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the checkpoints' "
-            "max_position_embeddings"
+            f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the target's max_position_embeddings"
         )
     max_draft_len, head = options.max_draft_len, sources[-1].head
     return BuildConfig(

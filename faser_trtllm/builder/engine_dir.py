@@ -103,6 +103,13 @@ class EngineDir:
         return next((kind for kind in _HEADS if kind in ours), None)
 
     @property
+    def draft_window(self) -> int | None:
+        """The tokens within which the draft model drafts; None: there is none, or a head, which has no window."""
+        if self.draft_config is None or self.draft_head is not None:
+            return None
+        return int(self.draft_config["pretrained_config"]["max_position_embeddings"])
+
+    @property
     def read_layers(self) -> tuple[int, ...]:
         """The target's layers whose entering hidden rows its head reads, ascending; num_layers: those that leave the
         last."""
@@ -149,6 +156,7 @@ class _Pretrained(_Checked):
     num_hidden_layers: Count
     num_key_value_heads: Size
     head_size: Size
+    max_position_embeddings: Size
     dtype: Literal["bfloat16", "float16", "float32"]
     mapping: _Mapping
 

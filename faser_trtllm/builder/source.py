@@ -99,6 +99,12 @@ class Source:
             "significant bits"
         )
 
+    @property
+    def draft_window(self) -> int | None:
+        """The tokens within which a draft model drafts. None: this is none: a head's rope is relative, and published
+        heads declare the length that they were trained with."""
+        return self.config.max_position_embeddings if self.role == "draft" and self.head is None else None
+
     def unreachable_ends(self) -> str | None:
         """A sentence if the tokenizer has end tokens that the model has no rows for, or None."""
         tokenizer = self.checkpoint.tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import field, replace
 
 import numpy as np
@@ -107,6 +108,16 @@ class ScheduledRequests:
             np.searchsorted(parts[order], [1, 2, 3]).tolist(),
             of_model[0] if of_model else None,
         )
+
+    def within(self, window: int) -> ScheduledRequests:
+        """The same for a draft model that drafts within so many tokens, and neither drafts nor runs longer requests."""
+        if not (self.num_tokens + self.max_model_drafts > window).any():
+            return self
+        rows = copy(self)
+        rows.max_model_drafts = np.minimum(self.max_model_drafts, window - self.num_tokens)
+        rows.counts = self.counts.copy()
+        rows.counts[DRAFTERS, self.num_tokens >= window] &= ~(1 << native.BY_MODEL)
+        return rows
 
     def __len__(self) -> int:
         return len(self.requests)

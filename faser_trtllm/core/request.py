@@ -130,6 +130,8 @@ class Request:
     first asked for, so that a request that waits holds its prompt alone, which its siblings share.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
+    last_to_draft: tokens, drafts included, with which no further draft is useful, or made: where max_num_tokens or the
+    draft_window ends.
     counts [NUM_COUNTS] int32: these numbers and those of `stats`, which are fields for whoever reads one of them. While
     the request has a slot they, and the times of its tokens, are rows of the scheduler's table, so that a step reads
     and writes all rows at once.
@@ -164,6 +166,7 @@ class Request:
         arrival_s: float = 0.0,
         priority: float = 0.5,
         deadline_s: float | None = None,
+        draft_window: int | None = None,
         keep_candidates: bool = False,
         keep_runners_up: bool = False,
         is_synthetic: bool = False,
@@ -197,6 +200,9 @@ class Request:
             self.counts[DRAFTERS] = sum(1 << source for name, source in native.SOURCES.items() if name in names)
             if len(params.prediction):
                 self.counts[DRAFTERS] |= 1 << native.BY_PREDICTION
+        self.last_to_draft = self.max_num_tokens - 1
+        if draft_window is not None:
+            self.last_to_draft = min(self.last_to_draft, draft_window)
         self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
@@ -258,7 +264,7 @@ class Request:
     @property
     def draft_limit(self) -> int:
         """The most pending drafts that can still be useful: a pass commits one token more than it accepts."""
-        return max(0, min(self.max_draft_len, self.max_num_tokens - self.num_tokens - 1))
+        return max(0, min(self.max_draft_len, self.last_to_draft - self.num_tokens))
 
     def __repr__(self) -> str:
         return (

@@ -17,17 +17,27 @@ from faser_trtllm.sampling.table import SamplingTable
 
 
 class Cascade:
-    """drafters: in order; none for a target alone."""
+    """drafters: in order; none for a target alone. window: tokens within which the draft model drafts, None: all."""
 
-    def __init__(self, drafters: Sequence[Drafter], sampling: SamplingTable, vocab_size: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        sampling: SamplingTable,
+        vocab_size: int,
+        clock: Clock,
+        window: int | None = None,
+    ) -> None:
         self.drafters = tuple(drafters)
         self._sampling = sampling
         self._vocab_size = vocab_size
         self._clock = clock
+        self._window = window
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
         if not plan.is_drafting or not self.drafters:
             return nothing_drafted(plan)
+        if self._window is not None:
+            plan = replace(plan, scheduled=plan.scheduled.within(self._window))
         pending = plan.scheduled.num_pending
         asked = int(np.bitwise_or.reduce(plan.scheduled.counts[DRAFTERS]))
         drafters = [drafter for drafter in self.drafters if drafter.spec.has_kv or drafter.spec.bits & asked]

@@ -56,7 +56,7 @@ def check_prompt_length(num_tokens: int, max_seq_len: int) -> None:
 @dataclass(frozen=True)
 class Admission:
     """Makes the requests of an executor. drafters: names of the server's. keep_candidates, keep_runners_up,
-    is_synthetic: as Request has them."""
+    is_synthetic: as Request has them. draft_window: of its draft model."""
 
     vocab_size: int
     max_seq_len: int
@@ -65,6 +65,7 @@ class Admission:
     keep_candidates: bool = False
     keep_runners_up: bool = False
     is_synthetic: bool = False
+    draft_window: int | None = None
 
     def request(
         self,
@@ -79,6 +80,7 @@ class Admission:
         """Raises as check_request."""
         limits = {"vocab_size": self.vocab_size, "max_seq_len": self.max_seq_len}
         check_request(prompt_token_ids, params, **limits, drafters=self.drafters)
+        only_model = {"model"}.issuperset(params.drafters or self.drafters) and not len(params.prediction)
         return Request(
             request_id,
             prompt_token_ids,
@@ -88,6 +90,7 @@ class Admission:
             arrival_s=arrival_s,
             priority=priority,
             deadline_s=deadline_s,
+            draft_window=self.draft_window if only_model else None,
             keep_candidates=self.keep_candidates,
             keep_runners_up=self.keep_runners_up,
             is_synthetic=self.is_synthetic,

@@ -144,6 +144,7 @@ def open_executor(
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
             gauges=gauges,
+            draft_window=engines.draft_window,
         )
         guard.pop_all()  # from here on the executor owns what was opened
         return executor
@@ -176,6 +177,7 @@ def assemble(
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     copy_kv: CopyKv | None = None,
     gauges: Mapping[str, float] | None = None,
+    draft_window: int | None = None,
 ) -> Executor:
     """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
@@ -186,6 +188,7 @@ def assemble(
     wrap_drafter: wraps every drafter, for faults on purpose.
     copy_kv: of a target that was opened with branches.
     gauges: of Executor.stats(), which do not change.
+    draft_window: tokens within which the draft model drafts, None: max_seq_len.
 
     Raises ConfigError for drafters that cannot be there.
     """
@@ -229,11 +232,13 @@ def assemble(
     if max_draft_len and draft_timeout_ms is not None:
         guard = SpeculationGuard(clock, draft_timeout_ms)
         policy = GuardedPolicy(policy, guard)
+    if draft is None or (draft_window is not None and draft_window >= max_seq_len):
+        draft_window = None
     kv, scheduler = make_batching(config)(spec, limits, policy, clock)
     if draft is not None:
         drafters.append(ModelDrafter(draft, sampling, kv.block_table, max_draft_len, clock))
     drafters = [wrap_drafter(drafter) for drafter in drafters]
-    cascade = Cascade(drafters, sampling, spec.vocab_size, clock)
+    cascade = Cascade(drafters, sampling, spec.vocab_size, clock, draft_window)
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
     worker = make_worker(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
     worker.register(resources)
@@ -255,6 +260,7 @@ def assemble(
         keep_candidates=len(spec.segments) > 2,  # early exit compares with them
         keep_runners_up=branches is not None,  # branches are of them
         is_synthetic=is_synthetic,
+        draft_window=draft_window,
     )
     fixed_gauges = dict(gauges or {}) | ({"synthetic_acceptance": 1.0} if is_synthetic else {})
     executor = Executor(

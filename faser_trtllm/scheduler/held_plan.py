@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from faser_trtllm.core.counts import MAX_DRAFT_LEN, MAX_NUM_TOKENS, NUM_DRAFTS, NUM_TOKENS, Int32Array
+from faser_trtllm.core.counts import MAX_DRAFT_LEN, NUM_DRAFTS, NUM_TOKENS, Int32Array
 from faser_trtllm.core.decision import Decision, StepView
 from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.core.request import counts_of
@@ -21,7 +21,7 @@ class HeldPlan:
         self._ones, self._parts = np.ones(n, np.int32), (n, n, n)
         counts = counts_of(requests)
         self._wanted = np.minimum(np.array(decision.lengths, np.int32), counts[:, MAX_DRAFT_LEN])
-        self._last = counts[:, MAX_NUM_TOKENS] - 1  # tokens with which no draft is useful
+        self._last = np.array([request.last_to_draft for request in requests], np.int32)
         self._of_model: Int32Array | None = None
         if decision.model_lengths is not None:
             self._of_model = np.array([decision.model_lengths.get(request.slot, 0) for request in requests], np.int32)

@@ -149,7 +149,12 @@ def _open(options: DrafterOptions, open_engine: DraftOpener, stack: ExitStack) -
     request = OpenRequest(engines, limits, num_blocks, drafting=True, core_set=core_set, ordinal=ordinal)
     engine = open_engine(request, stack)
     core = DraftCore(
-        engine, policy, MonotonicClock(), max_draft_len=options.max_draft_len, draft_ahead=options.draft_ahead
+        engine,
+        policy,
+        MonotonicClock(),
+        max_draft_len=options.max_draft_len,
+        draft_ahead=options.draft_ahead,
+        draft_window=engines.draft_window,
     )
     stack.callback(core.close)
     return core

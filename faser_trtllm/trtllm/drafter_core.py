@@ -61,9 +61,17 @@ class DraftCore:
     """
 
     def __init__(
-        self, engine: Engine, policy: Policy, clock: Clock, *, max_draft_len: int, draft_ahead: bool = True
+        self,
+        engine: Engine,
+        policy: Policy,
+        clock: Clock,
+        *,
+        max_draft_len: int,
+        draft_ahead: bool = True,
+        draft_window: int | None = None,
     ) -> None:
-        """engine: the draft model's, with KV blocks for max_batch_size requests of max_seq_len tokens."""
+        """engine: the draft model's, with KV blocks for max_batch_size requests of max_seq_len tokens. draft_window:
+        tokens within which it drafts, None: all."""
         spec = engine.spec
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         if spec.num_blocks < spec.max_batch_size * blocks:
@@ -76,10 +84,10 @@ class DraftCore:
         self._clock = clock
         self._sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, self._capacity)
         model = ModelDrafter(engine, self._sampling, block_table, max_draft_len, clock)
-        self._drafter = Cascade([model], self._sampling, spec.vocab_size, clock)
+        self._drafter = Cascade([model], self._sampling, spec.vocab_size, clock, draft_window)
         self._draft_ahead = draft_ahead
         ahead = ModelDrafter(engine, self._sampling, block_table, self._capacity, clock)
-        self._ahead_worker = DraftWorker(Cascade([ahead], self._sampling, spec.vocab_size, clock))
+        self._ahead_worker = DraftWorker(Cascade([ahead], self._sampling, spec.vocab_size, clock, draft_window))
         self._ahead: _Ahead | None = None
         self._is_drafting = policy.name != "off"  # the last step had drafts, or would have had
         self._known: OrderedDict[int, Request] = OrderedDict()  # most recently used last

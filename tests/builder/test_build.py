@@ -174,7 +174,10 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"max_num_tokens": 31}, "max_num_tokens is 31, it must be at least max_batch_size (32)"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24, it must be a multiple of 16"),
         ({"max_draft_len": -1}, "max_draft_len is -1, it must be between 0 and"),
-        ({"max_seq_len": 513}, "max_seq_len is 513, it must be between 2 and 512"),
+        (
+            {"max_seq_len": 513},
+            "max_seq_len is 513, it must be between 2 and 512, the target's max_position",
+        ),
         ({"max_seq_len": 1}, "max_seq_len is 1"),
         ({"expand": 0}, "expand is 0"),
         ({"exit_layers": (4,)}, "exit_layers has 4, boundaries lie between 1 and 3"),
@@ -398,6 +401,17 @@ def test_recognising_a_finished_build_does_not_read_the_weights(
     build_engines(options)
     monkeypatch.setattr(source, "sha256_of", lambda path: pytest.fail(f"{path} read again"))
     build_engines(options, lambda *step: pytest.fail("built again"))
+
+
+@pytest.mark.parametrize("max_seq_len", [None, 300])
+def test_the_window_of_a_draft_model_does_not_cut_the_targets(options: BuildOptions, max_seq_len: int | None) -> None:
+    assert options.draft_checkpoint_dir is not None
+    make_checkpoint(options.draft_checkpoint_dir, num_layers=1, max_position_embeddings=128)
+    lines: list[str] = []
+    engines = build_engines(dataclasses.replace(options, max_seq_len=max_seq_len), note=lines.append)
+    assert engines is not None
+    assert (engines.build_config.max_seq_len, engines.draft_window) == (max_seq_len or 512, 128)
+    assert lines == [f"draft: it drafts within its 128 tokens, max_seq_len is {max_seq_len or 512}"]
 
 
 def test_texts_end_at_all_end_tokens_that_the_model_has(options: BuildOptions) -> None:

@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_key_value_heads": 1,
     "head_size": 16,
+    "max_position_embeddings": 96,
     "dtype": "bfloat16",
     "mapping": {"tp_size": 1},
 }

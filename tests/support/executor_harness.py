@@ -145,6 +145,7 @@ class Setup:
     max_queue_size: int = 100_000
     drafters: str = "model"  # "head": an EAGLE-3 head or an MTP layer; "medusa": Medusa heads
     num_branches: int = 0
+    draft_window: int | None = None
     doubtful: bool = True  # as support/doubtful.py has it
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
     make_clock: type = ManualClock
@@ -186,7 +187,7 @@ class Setup:
         elif self.policy != "off" and "medusa" in self.drafters:
             self.draft = ToyMedusa(draft, self.target, **sizes)
         elif self.policy != "off" and "model" in self.drafters:
-            self.draft = ToyEngine(draft, **sizes)
+            self.draft = ToyEngine(draft, **sizes, longest=self.draft_window)
         faults = parse_faults(self.faults)
         with doubtful_drafts() if self.doubtful else nullcontext():
             return assemble(
@@ -202,6 +203,7 @@ class Setup:
                 trace=trace,
                 wrap_drafter=self.wrap_drafter,
                 copy_kv=self.target.copy_kv,
+                draft_window=self.draft_window,
             )
 
     def drafter_names(self):

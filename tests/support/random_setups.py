@@ -49,6 +49,7 @@ def setups(draw):
         policy_seed=draw(st.integers(0, 1000)),
         drafters=drafters,
         num_branches=0 if drafters == "suffix" else draw(st.sampled_from([0, 1, 3])),
+        draft_window=draw(st.sampled_from([None, 7, 20])) if "model" in drafters else None,
     )
 
 

@@ -53,7 +53,9 @@ class ToyEngine(HostPruning):
         segmented=False,
         max_num_branches=0,
         max_logit_rows=None,
+        longest=None,
     ):
+        """longest: positions that it knows, fewer than max_seq_len for a draft model with a window."""
         vocab_size = table.shape[1]
         segments = (0, 1, 2) if segmented else (0, 2)
         self.spec = EngineSpec(
@@ -68,6 +70,7 @@ class ToyEngine(HostPruning):
             max_num_branches,
             max_logit_rows,
         )
+        self._longest = longest or max_seq_len
         self.table = table
         self.kv = np.full((2, num_blocks + max_num_branches, tokens_per_block), -1, np.int64)
         self.num_forwards = 0
@@ -107,6 +110,7 @@ class ToyEngine(HostPruning):
     def _write(self, segment, batch):
         spec = self.spec
         assert 0 < batch.num_rows <= spec.max_num_tokens
+        assert batch.positions.max() < self._longest
         parents = () if batch.branch_parents is None else batch.branch_parents.tolist()
         assert batch.num_requests - len(parents) <= spec.max_batch_size
         assert len(parents) <= spec.max_num_branches

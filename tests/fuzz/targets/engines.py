@@ -226,7 +226,7 @@ def _use(found: EngineDir) -> None:
 def engine_dir_seeds() -> list[bytes]:
     build = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 96, "max_draft_len": 4}
     pretrained: dict[str, Any] = {"vocab_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 1, "head_size": 16}
-    pretrained |= {"dtype": "bfloat16", "hidden_size": 32, "mapping": {"tp_size": 1}}
+    pretrained |= {"dtype": "bfloat16", "hidden_size": 32, "mapping": {"tp_size": 1}, "max_position_embeddings": 96}
     target = {"build_config": build | {"plugin_config": {"tokens_per_block": 16}}, "pretrained_config": pretrained}
     names = ("target/config.json", "draft/config.json")
     found = []
