@@ -5,6 +5,8 @@ is content as it was written; marks within it are not looked for again, so that 
 name is known and the arguments have begun, it is a call: its arguments reach to the bracket that closes them, whatever
 is in between, or to the end of the text. What the object has after its arguments is left out; where it breaks off,
 content goes on. In a string of the arguments, marks are text.
+
+The text has to have the marks, and the tokenizer says which of them are special tokens, that a text may leave out.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def text_up_to(reader: Reader, sink: Sink, marks: Marks) -> Reading[bool]:
 
 def hermes(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated. Hermes, Qwen2.5 and Qwen3. The marks are
-    added tokens, special ones of some models."""
+    added tokens, of Qwen no special ones."""
 
     def call() -> Reading[None]:
         yield from reader.expect("<tool_call>")
@@ -105,7 +107,7 @@ _CALLS, _CALL, _NAME, _CALL_END, _CALLS_END = (
 def deepseek_v3(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
     """Calls between the marks tool_calls_begin and tool_calls_end. Each has tool_call_begin, its type, tool_sep, its
     name, a fenced block of JSON, tool_call_end; or (V3.1) tool_call_begin, its name, tool_sep, JSON, tool_call_end. The
-    marks, which are spelled with the bars and spaces of DeepSeek's tokenizer, are special tokens."""
+    marks, which are spelled with the bars and spaces of DeepSeek's tokenizer, are added tokens."""
 
     def call() -> Reading[None]:
         yield from reader.accept(_CALLS)
@@ -126,7 +128,7 @@ def deepseek_v3(reader: Reader, sink: Sink, functions: Functions) -> Reading[Non
 
 def qwen3_coder(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
     """<tool_call><function=NAME><parameter=KEY>VALUE</parameter> ... </function></tool_call>, the outer pair may be
-    missing. Qwen3-Coder, Qwen3.5. Only the outer pair are added tokens, special ones of no model known here."""
+    missing. Qwen3-Coder, Qwen3.5. Only the outer pair are added tokens, and no special ones."""
 
     def call() -> Reading[None]:
         yield from reader.accept("<tool_call>")
