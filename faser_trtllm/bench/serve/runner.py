@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,8 @@ _SHAREGPT_MAX_PROMPT, _SHAREGPT_MAX_TOTAL, _SHAREGPT_MIN = 1024, 2048, 4  # toke
 def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
     """Measure, and write output_dir/serve.json and serve.md if there is one; raises FaserError."""
     options.validate()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a request is an open connection
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     conversations = choose(options, read_dataset(options.dataset, options.dataset_path))
     if options.output_dir is not None:
         options.output_dir.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,8 @@ async def _run(
         body["ignore_eos"] = True
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    connector = aiohttp.TCPConnector(limit=0)
+    # Servers close idle connections, uvicorn after 5 s; a request on one that closes just then would fail.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         client = Client(session, options.base_url, options.api, body, options.timeout_s, time.perf_counter)
         models = await client.models()
