@@ -16,6 +16,8 @@ from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, 
 from faser_trtllm.serving.parsers.sink import Sink
 
 _MAX_NAME_CHARS = 1024
+_MAX_DEPTH = 4  # of a value's schema, up to its types
+_MAX_PARTS = 16
 _END = "</parameter>"
 _MARKS = Marks(_END)
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -53,15 +55,15 @@ def read_xml_call(reader: Reader, sink: Sink, functions: Mapping[str, Mapping[st
             reader.forget()
             raise
         schema = properties.get(key) if isinstance(properties, dict) else None
-        sink.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {to_json(value, schema)}")
+        sink.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {to_json(value, schema, functions[name])}")
         before = ", "
     reader.forget()
     sink.arguments("{}" if before == "{" else "}")
 
 
-def to_json(text: str, schema: Any) -> str:
-    """The JSON of a value whose schema is this one, None: it has none."""
-    types = _types(schema)
+def to_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """The JSON of a value. schema: its own, None: it has none. root: that of all arguments."""
+    types = _types(schema, root)
     bare = text.strip()
     word = _WORDS.get(bare.lower())
     if word == "null" and ("null" in types or not types & {"string", ""}):
@@ -76,19 +78,28 @@ def to_json(text: str, schema: Any) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _types(schema: Any) -> set[str]:
+def _types(schema: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> set[str]:
     """The types that a schema allows, with "" if one of its parts does not tell."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or not depth:
         return {""}
     stated = schema.get("type")
     if isinstance(stated, str):
         return {stated}
     if isinstance(stated, list):
         return {kind for kind in stated if isinstance(kind, str)} or {""}
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(_referred(reference, root), root, depth - 1)
     parts = schema.get("anyOf", schema.get("oneOf"))
-    if isinstance(parts, list) and parts:
-        return {kind for part in parts for kind in _types(part)}
+    if isinstance(parts, list) and 0 < len(parts) <= _MAX_PARTS:
+        return {kind for part in parts for kind in _types(part, root, depth - 1)}
     return {""}
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """The schema that a $ref names, None if it is not among the definitions."""
+    place, _, name = reference.rpartition("/")
+    definitions = root.get(place.removeprefix("#/")) if place in ("#/$defs", "#/definitions") else None
+    return definitions.get(name) if isinstance(definitions, dict) else None
 
 
 def _has_type(value: Any, types: set[str]) -> bool:

@@ -236,6 +236,30 @@ def test_values_of_parameters_in_tags(schema, value, expected):
     assert Reading("qwen3_coder", tools=tools).parse(text).calls == (("f", None, f'{{"p": {expected}}}'),)
 
 
+def typed(value, schema, definitions):
+    parameters = {"properties": {"p": schema}, "$defs": definitions}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text = f"<function=f><parameter=p>{value}</parameter></function>"
+    ((_, _, arguments),) = Reading("qwen3_coder", tools=tools).parse(text).calls
+    return json.loads(arguments)["p"]
+
+
+def test_types_are_found_through_references():
+    definitions = {"O": {"type": "object"}, "N": {"type": "integer"}, "S": {"type": "string"}}
+    text = '{"a": 1}'
+    for name in (*definitions, "gone"):
+        for schema in ({"$ref": f"#/$defs/{name}"}, {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}]}):
+            assert typed(text, schema, definitions) == (json.loads(text) if name == "O" else text)
+            assert typed("None", schema, definitions) == (None if "anyOf" in schema or name in "ON" else "None")
+
+
+def test_references_that_never_end_make_strings():
+    endless = {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 16}, "B": {"$ref": "#/$defs/B"}}
+    for name in endless:
+        assert typed("1", {"$ref": f"#/$defs/{name}"}, endless) == "1"
+    assert typed("1", {"$ref": "https://example.com/N"}, endless) == "1"
+
+
 def test_schemas_that_are_none_make_strings():
     for parameters in ({"properties": [1]}, {"properties": {"p": True}}, {"properties": {"p": {"type": [1]}}}):
         tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
