@@ -3,7 +3,6 @@ step, and a small random one under guided decoding."""
 
 import contextlib
 import json
-from enum import Enum
 from typing import Annotated, Literal
 
 import openai
@@ -316,18 +315,13 @@ def test_reasoning_comes_before_a_forced_call(script, stream):
         assert reason == "tool_calls"
 
 
-class Mood(str, Enum):
-    GOOD = "good"
-    BAD = "bad"
-
-
 class Trip(pydantic.BaseModel):
     """Plan a trip."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     city: Literal["Oslo", "Rome", "K\u00f8benhavn"]
     days: Annotated[int, pydantic.Field(ge=1, le=30)]
-    moods: Annotated[list[Mood], pydantic.Field(max_length=2)]
+    moods: Annotated[list[Literal["good", "bad"]], pydantic.Field(max_length=2)]
     note: Annotated[str, pydantic.Field(max_length=6)]
 
 
