@@ -42,8 +42,8 @@ def build_engines(
 ) -> EngineDir | None:
     """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
 
-    note: called with a sentence about each checkpoint whose weights are rounded, that lacks rows for end tokens, or
-    that drafts for a part of max_seq_len only.
+    note: called with a sentence about each checkpoint whose weights are rounded, that contradicts itself, has no rows
+    for end tokens, or drafts for a part of max_seq_len only.
 
     Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
     missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
@@ -68,7 +68,8 @@ def build_engines(
             if source.role in fp8_roles(options) and source.head is None:
                 types = source.checkpoint.stored_types
                 sentence = describe_fp8(source.role, types, source.config, source.weights)
-            for line in filter(None, (sentence, source.unreachable_ends())):
+            own = [] if source.head is not None else [f"{source.role}: {line}" for line in source.checkpoint.notes]
+            for line in filter(None, (sentence, *own, source.unreachable_ends())):
                 if note is not None:
                     note(line)
         build_config = _build_config(options, backend, sources)

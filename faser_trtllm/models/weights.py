@@ -150,6 +150,15 @@ class CheckpointWeights(Weights, Closing):
         """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
         return self._entry(name).dtype
 
+    def are_equal(self, one: str, other: str) -> bool:
+        """True if two tensors have one type and shape and the same values."""
+        first, second = self._entry(one), self._entry(other)
+        if first.dtype not in _DTYPES or (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        arrays = self._array(one, _DTYPES), self._array(other, _DTYPES)
+        step = 1024  # rows, so that no array as large as the tensors is made
+        return all(np.array_equal(*(a[i : i + step] for a in arrays)) for i in range(0, len(arrays[0]), step))
+
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """A tensor of whole numbers, shape checked."""
         check_shapes(self, {name: shape})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis.extra import numpy as npst
 from safetensors.torch import load_file, save_file
 
 from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.weights import (
     CheckpointWeights,
@@ -176,3 +178,30 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(CheckpointError, match="is not the name of a file next to it"):
         CheckpointWeights(tmp_path)
+
+
+@pytest.mark.parametrize("change", [None, "copy", "last", "shape"])
+def test_a_head_that_is_no_copy_of_the_embedding_is_the_models_head(tmp_path: Path, change: str | None) -> None:
+    """As transformers 5 has it, which is asked, though config.json ties the two."""
+    from transformers import AutoModelForCausalLM  # here, since every worker collects this file
+
+    directory = make_checkpoint(tmp_path, tie=True)
+    tensors = load_file(directory / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    if change is not None:
+        head = tensors["lm_head.weight"] = embedding.clone()
+        head[-1, -1] += 1.0 if change == "last" else 0.0
+        tensors["lm_head.weight"] = head[:-1].clone() if change == "shape" else head
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with ExitStack() as stack:
+        if change == "shape":
+            with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape \[319, 64\], the configuration asks"):
+                open_checkpoint(directory, stack)
+            return
+        found = open_checkpoint(directory, stack)
+        assert found.config.tie_word_embeddings == (change != "last")
+        assert len(found.notes) == (change == "last")
+        used = "model.embed_tokens.weight" if found.config.tie_word_embeddings else "lm_head.weight"
+        ours = found.weights.bfloat16(used, (320, 64)).copy()
+    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).lm_head.weight
+    assert (ours.view(np.int16) == theirs.detach().view(torch.int16).numpy()).all()

@@ -14,7 +14,8 @@ from faser_trtllm.models.weights import Weights
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """files: what an engine depends on, by name. tokenizer_files: what an engine directory takes of the tokenizer, by
-    name. stored_types: how the matrices are stored, such as BF16, F16, Q4_K or "GPTQ 4-bit".
+    name. stored_types: how the matrices are stored, such as BF16, F16, Q4_K or "GPTQ 4-bit". notes: sentences about
+    what contradicts itself in it.
     """
 
     path: Path
@@ -24,3 +25,4 @@ class Checkpoint:
     tokenizer_files: Mapping[str, bytes]
     files: Mapping[str, Path]
     stored_types: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer, end_ids_of
 from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_shapes, expected_shapes
 
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_HEAD = "lm_head.weight"
 _MODELOPT_FILE = "hf_quant_config.json"
 _CONFIG_FILES = ("config.json", "generation_config.json", _MODELOPT_FILE)
 
@@ -49,6 +50,12 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
     quantized = _quantization(directory, data.pop("quantization_config", None))
     config = parse_model_config(data)
     plain = stack.enter_context(CheckpointWeights(directory))
+    notes: tuple[str, ...] = ()
+    if config.tie_word_embeddings and _HEAD in plain and not plain.are_equal(_HEAD, "model.embed_tokens.weight"):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+        notes = (
+            f"tie_word_embeddings is set, but {_HEAD} is no copy of the embedding: it is used, as by transformers 5",
+        )
     weights: Weights = plain
     if isinstance(quantized, Fp8Config):
         weights = Fp8Weights(plain, quantized)
@@ -68,6 +75,7 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
         _contents(tokenizer_files),
         {name: directory / name for name in names} | tokenizer_files,
         _stored_types(plain, quantized),
+        notes,
     )
 
 
