@@ -17,7 +17,13 @@ import numpy as np
 
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.core.request_field import MAX_INT32, Row, rows
-from faser_trtllm.core.sampling_params import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_SALT_CHARS, MAX_TOP_LOG_PROBS
+from faser_trtllm.core.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_SALT_CHARS,
+    MAX_TOP_LOG_PROBS,
+)
 from faser_trtllm.guided.spec import MAX_GUIDE_BYTES
 from faser_trtllm.serving.text.request import (
     DAY_MS,
@@ -136,6 +142,11 @@ WRITTEN: Mapping[str, Worst] = {
         limits=[{"embedding_bias_words": words(MAX_WORDS, 8), "embedding_bias_weights": [-100.0] * MAX_WORDS}],
         beyond=[{"embedding_bias_words": ["x"], "embedding_bias_weights": [1.0, 1.0]}],
         large=[{"embedding_bias_words": ["x"], "embedding_bias_weights": [0.5] * (MAX_BODY_BYTES // 4 - 1024)}],
+    ),
+    "allowed_token_ids": Worst(
+        limits=[{"allowed_token_ids": [7]}, {"allowed_token_ids": [3, 5] * (MAX_ALLOWED_TOKENS // 2)}],
+        beyond=[{"allowed_token_ids": [3] * (MAX_ALLOWED_TOKENS + 1)}, {"allowed_token_ids": [-1]}],
+        large=[{"allowed_token_ids": [3] * (MAX_BODY_BYTES // 4)}],
     ),
     "logit_bias_ids": Worst(
         limits=[{"logit_bias_ids": list(range(MAX_LOGIT_BIAS)), "logit_bias_values": [0.5] * MAX_LOGIT_BIAS}],

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ import typer
 
 from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
-from faser_trtllm.core.request_field import rows
+from faser_trtllm.core.request_field import Row, rows
 from faser_trtllm.core.sampling_params import SamplingFields
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 
@@ -35,7 +36,10 @@ def _with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
             row.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=DEFAULT_MAX_TOKENS if row.name == "max_tokens" else row.default,
-            annotation=Annotated[row.kind | None, typer.Option(f"--{row.name}", help=row.help.replace("`", ""))],
+            annotation=Annotated[
+                _kind_of(row) | None,
+                typer.Option(f"--{row.name}", help=row.help.replace("`", "")),
+            ],
         )
         for row in rows(SamplingFields)
         if row.openai
@@ -43,6 +47,10 @@ def _with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return command
+
+
+def _kind_of(row: Row) -> Any:
+    return types.GenericAlias(list, (row.kind,)) if row.is_list else row.kind
 
 
 @_with_sampling_options
@@ -114,6 +122,7 @@ def generate(
     config = with_forced_acceptance(config, os.environ)
     if trace is not None:
         check_trace_file(trace, "trace")
+    sampling = {name: tuple(v) or None if isinstance(v, list | tuple) else v for name, v in sampling.items()}
     fields = {**sampling, "stop_words": words, **read_guide(guided_json, guided_regex)}
     names = {GUIDE_FIELD: "guided_json" if guided_json is not None else "guided_regex"}
     interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)

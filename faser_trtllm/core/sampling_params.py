@@ -18,6 +18,7 @@ from faser_trtllm.errors import InvalidArgumentError
 MAX_BAD_WORDS = 1024
 MAX_BAD_TOKENS = 16 << 10  # of all bad words: a step looks at each of them
 MAX_LOGIT_BIAS = 4096
+MAX_ALLOWED_TOKENS = 16 << 10
 MAX_TOP_LOG_PROBS = 20
 MAX_SALT_CHARS = 256
 
@@ -114,6 +115,11 @@ class SamplingFields:
         bounds=Bounds(-100.0, 100.0),
         openai="frequency_penalty",
         openai_bounds=Bounds(-2.0, 2.0),
+    )
+    allowed_token_ids: tuple[int, ...] | None = param(
+        None,
+        f"no other tokens may come, end tokens included; at most {MAX_ALLOWED_TOKENS}. A guide allows fewer",
+        openai="allowed_token_ids",
     )
     num_draft_tokens: int | None = param(
         None,
@@ -223,6 +229,9 @@ class SamplingParams(SamplingFields):
                 self.num_top_log_probs,
                 0,
             )
+        if self.allowed_token_ids is not None:
+            check_allowed(self.allowed_token_ids)
+            check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check_token_ids("end_id", self.end_ids, vocab_size)
         check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         if not all(self.bad_words):
@@ -236,6 +245,15 @@ class SamplingParams(SamplingFields):
                 raise InvalidArgumentError(
                     f"of token {token} is {value}, it must be a finite number", "logit_bias", value, "finite"
                 )
+
+
+def check_allowed(token_ids: Sequence[int]) -> None:
+    """Raise InvalidArgumentError for too many allowed tokens, or none."""
+    check_count("allowed_token_ids", len(token_ids), MAX_ALLOWED_TOKENS)
+    if not len(token_ids):
+        raise InvalidArgumentError(
+            "is empty, so that no token could come; leave it out", "allowed_token_ids", "", "1 token"
+        )
 
 
 def check_count(field: str, count: int, limit: int, what: str = "entries") -> None:

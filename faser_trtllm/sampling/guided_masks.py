@@ -1,9 +1,11 @@
-"""Masks of guided requests: the tokens allowed at each position that is drafted or tested."""
+"""Masks of requests: the tokens that a guide allows at each position that is drafted or tested, and those that the
+request allows at all."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,26 +39,28 @@ class GuidedMasks:
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
         self.slots: set[int] = set()  # whose requests have a guide
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
+        self._allowed: list[UInt32Array | None] = [None] * max_batch_size  # of slots without a guide
         self._swallowed: BaseException | None = None
         self._callback = native.FillMasks(self._fill_masks)
         self._callback_address = native.address_of_function(self._callback)
 
     def bind(self, slot: int, request: Request) -> dict[str, Any]:
-        """Start the request's guide -> its fields of faser_sampling; {} if it has none."""
-        guide = request.params.guide
+        """Start the request's guide -> its fields of faser_sampling; {} if it has none and allows all tokens."""
+        guide, allowed = request.params.guide, self._mask_of(request.params.allowed_token_ids)
         if guide is None:
-            return {}
+            self._allowed[slot] = allowed
+            return {} if allowed is None else {"masks": allowed.ctypes.data, "num_mask_rows": 1}
         masks = self._memory[slot]
         if masks is None:
             masks = np.zeros((self._num_rows, self._num_words), np.uint32)
             self._memory[slot] = masks
-        self._slots[slot] = _GuidedSlot(request, guide, masks)
+        self._slots[slot] = _GuidedSlot(request, guide, masks, allowed)
         self.slots.add(slot)
         return {"masks": masks.ctypes.data, "num_mask_rows": self._num_rows, "fill_masks": self._callback_address}
 
     def release(self, slot: int) -> None:
         """Drop the slot's guide; its memory is kept for the next one."""
-        self._slots[slot] = None
+        self._slots[slot] = self._allowed[slot] = None
         self.slots.discard(slot)
 
     def prepare(self, slot: int, position: int, num_rows: int) -> None:
@@ -104,6 +108,13 @@ class GuidedMasks:
         guided = self._slots[slot]
         return "" if guided is None else guided.error(position)
 
+    def _mask_of(self, token_ids: Sequence[int] | None) -> UInt32Array | None:
+        if token_ids is None:
+            return None
+        bits = np.zeros(32 * self._num_words, bool)
+        bits[list(token_ids)] = True
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
     def _fill_masks(self, num_requests: int, slots: Any, num_known: Any) -> None:
         try:
             for i in range(num_requests):
@@ -115,10 +126,12 @@ class GuidedMasks:
 class _GuidedSlot:
     """One request's state and masks. The state sees output tokens up to but not including an end id."""
 
-    def __init__(self, request: Request, guide: Guide, masks: UInt32Array) -> None:
+    def __init__(self, request: Request, guide: Guide, masks: UInt32Array, allowed: UInt32Array | None) -> None:
+        """allowed: a mask of the tokens that the request allows, None: all."""
         self._request = request
         self._guide = guide
         self._masks = masks
+        self._allowed = allowed
         self._end_ids = frozenset(request.params.end_ids)
         self._positions = [-1] * len(masks)  # whose mask each row of memory holds
         self._errors: dict[int, str] = {}  # by position; a mask that could not be computed allows nothing
@@ -175,6 +188,8 @@ class _GuidedSlot:
                 mask[:] = 0
                 return False
             self._state.fill(mask)
+            if self._allowed is not None:
+                mask &= self._allowed
         except BaseException as error:  # a panic in the library is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

@@ -29,8 +29,10 @@ def greedy_reference(table, prompt, max_tokens, params):
         if params.guide is not None:
             allowed = params.guide.allowed(output, params.end_ids)
             logits[[v for v in range(VOCAB) if v not in allowed]] = -np.inf
-            if not allowed:
-                return output, "length"
+            if not set(allowed) & set(params.allowed_token_ids or allowed):
+                return output, "stop" if END in params.guide.allowed(output, (END,)) else "length"
+        if params.allowed_token_ids is not None:
+            logits[[v for v in range(VOCAB) if v not in params.allowed_token_ids]] = -np.inf
         token = int(np.argmax(logits))
         if token in params.end_ids:
             return output, "stop"
@@ -48,6 +50,7 @@ def test_greedy_tokens_are_those_of_the_masked_target(setup, data):
             end_ids=data.draw(st.sampled_from([(), (END,)])),
             num_draft_tokens=data.draw(st.sampled_from([None, None, 0, 2])),
             guide=data.draw(st.one_of(st.none(), guides, guides)),
+            allowed_token_ids=data.draw(st.sampled_from([None, None, (0, 2, 3), (1, END), (3,)])),
         )
         requests.append((data.draw(prompts), params))
         arrivals.append(data.draw(st.integers(0, 12)))
@@ -73,6 +76,7 @@ def test_seeded_tokens_are_those_without_speculation(setup, data):
             bad_words=data.draw(st.sampled_from([(), ((1, 2),)])),
             end_ids=data.draw(st.sampled_from([(), (END,)])),
             guide=data.draw(st.one_of(st.none(), guides, guides)),
+            allowed_token_ids=data.draw(st.sampled_from([None, None, (0, 2, 3), (1, END), (3,)])),
         )
         requests.append((data.draw(prompts), params))
     arrivals = [data.draw(st.integers(0, 12)) for _ in requests]
@@ -84,6 +88,7 @@ def test_seeded_tokens_are_those_without_speculation(setup, data):
         assert speculative.reasons[str(index)] == alone.reasons["0"]
         guide = request[1].guide
         assert guide is None or guide.allowed(alone.tokens["0"], ()) is not None
+        assert set(alone.tokens["0"]) <= set(request[1].allowed_token_ids or range(VOCAB))
 
 
 def probs_of_three(table, guide, prompt, temperature):

@@ -72,19 +72,21 @@ class GuidedEnumeration:
     "dropped" (a draft that breaks the guide is dropped with those behind it, and the target draws afresh there).
     """
 
-    def __init__(self, rule: str, seed: int) -> None:
+    def __init__(self, rule: str, seed: int, always: np.ndarray | None = None) -> None:
+        """always: the tokens that are allowed everywhere, by one mask for all places; None: by a guide."""
         self.rule = rule
         rng = np.random.default_rng(seed)
         weights = rng.integers(1, 5, (2, VOCAB_SIZE, VOCAB_SIZE, VOCAB_SIZE))
         self.target, self.draft = np.log(weights).astype(np.float32)
         self.guide = rng.integers(0, len(_SETS), (VOCAB_SIZE, VOCAB_SIZE))
+        self.always = always
         self.slots = Slots(1, VOCAB_SIZE, MAX_DRAFT_LEN)
         self._probs: dict = {}
         self._steps: dict = {}
         self.lengths: set[int] = set()
 
     def allowed(self, tokens):
-        return _SETS[self.guide[tokens[-2], tokens[-1]]]
+        return _SETS[self.guide[tokens[-2], tokens[-1]]] if self.always is None else self.always
 
     def masked_probs(self, logits, tokens):
         probs = np.exp(logits[tokens[-2], tokens[-1]].astype(np.float64)) * self.allowed(tokens)
@@ -133,6 +135,8 @@ class GuidedEnumeration:
 
     def _masks(self, tokens, positions):
         """Masks of some positions, by position % (MAX_DRAFT_LEN + 1)."""
+        if self.always is not None:
+            return self.always[None]
         masks = np.zeros((MAX_DRAFT_LEN + 1, VOCAB_SIZE), bool)
         for position in positions:
             masks[position % len(masks)] = self.allowed(tokens[:position])
@@ -154,7 +158,7 @@ class GuidedEnumeration:
         if self.rule == "dropped" and not all(fits):
             num_pending = fits.index(False)
         num_rows = num_pending + 1
-        if self.rule == "unmasked" and not all(fits):
+        if self.rule == "unmasked" and self.always is None and not all(fits):
             num_rows = fits.index(False) + 1  # behind a violation there is no mask
         self.slots.set(0, tokens=tokens, masks=self._masks(tokens, range(2, 2 + num_rows)))
         for j in range(num_pending):
@@ -180,6 +184,16 @@ def test_the_text_has_the_distribution_of_the_masked_target(rule):
     assert sum(probs.values()) == pytest.approx(1, abs=1e-6)
     assert total_variation(probs, enumeration.target_probs()) < 1e-6  # of draws in float32
     assert enumeration.lengths == {1, 2, 3}, "drafts were accepted and rejected"
+
+
+@pytest.mark.parametrize("rule", ["masked", "unmasked"])
+@pytest.mark.parametrize("always", [bits for bits in _SETS if 1 <= bits.sum() < VOCAB_SIZE], ids=str)
+def test_the_text_has_the_distribution_of_the_target_over_the_allowed_tokens(rule, always):
+    """With one mask for all places, which drafts were drawn under, or, as on a GPU, were not."""
+    enumeration = GuidedEnumeration(rule, seed=2, always=always)
+    probs = enumeration.probs()
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-6)
+    assert total_variation(probs, enumeration.target_probs()) < 1e-6
 
 
 def test_dropping_a_draft_that_breaks_the_guide_and_drawing_afresh_is_biased():

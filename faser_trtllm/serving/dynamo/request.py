@@ -65,6 +65,8 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
     except (ValueError, TypeError, AttributeError, OverflowError):
         bias = fields["logit_bias"]
         raise InvalidArgumentError(f"is {bias!r:.80}, it must give numbers by token ids", "logit_bias", bias) from None
+    if "allowed_token_ids" in fields:
+        fields["allowed_token_ids"] = tuple(_ids(fields, "allowed_token_ids"))
     stop = _part(request, "stop_conditions")
     room = max(1, max_seq_len - len(read_token_ids(request)))
     fields["max_tokens"] = room if stop.get("max_tokens") is None else stop["max_tokens"]

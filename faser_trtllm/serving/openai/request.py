@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from faser_trtllm.core.request_field import MAX_INT32, Bounds, rows
-from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, check_count
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, check_allowed, check_count
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.client import ResponseError
 from faser_trtllm.serving.openai.chat.answer import Parsing
@@ -244,10 +244,20 @@ def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
     found = {row.name: fields.row(row) for row in _ROWS if not row.is_list and row.name != "max_tokens"}
     if found["top_k"] == -1:  # vLLM's spelling of "off"
         found["top_k"] = 0
+    found["allowed_token_ids"] = _allowed(fields.get("allowed_token_ids"))
     found["stop_words"] = _stop(fields.get("stop")) or None
     found["end_id"] = -1 if fields.flag("ignore_eos") else None
     given = {name: value for name, value in found.items() if value is not None} | _logit_bias(fields)
     return {"temperature": 1.0, **given, "max_tokens": max_tokens}
+
+
+def _allowed(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not _is_ids(value):
+        raise RequestError("must be an array of token ids", "allowed_token_ids")
+    check_allowed(value)
+    return tuple(_checked_id("allowed_token_ids", token) for token in value)
 
 
 def _logit_bias(fields: Fields) -> dict[str, Any]:
@@ -312,11 +322,14 @@ def _prompt(value: Any) -> Prompt:
     if isinstance(value, str) and checked_text("prompt", value):
         return value
     if isinstance(value, list) and value and _is_ids(value):
-        for token in value:
-            if not 0 <= token <= MAX_INT32:
-                raise RequestError(f"holds token id {shown(token)}, allowed is 0 or more", "prompt")
-        return tuple(value)
+        return tuple(_checked_id("prompt", token) for token in value)
     raise RequestError("must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
+
+
+def _checked_id(name: str, token: int) -> int:
+    if not 0 <= token <= MAX_INT32:
+        raise RequestError(f"holds token id {shown(token)}, allowed is 0 or more", name)
+    return token
 
 
 def _is_ids(value: list[Any]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.request_field import rows
-from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, check_count
+from faser_trtllm.core.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS, check_count
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.text.request import (
     MAX_BAD_TEXTS,
@@ -117,6 +117,7 @@ MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
     "bad_words": (MAX_BAD_TEXTS, MAX_WORDS_CHARS),
     "embedding_bias_words": (MAX_WORDS, MAX_WORDS_CHARS),
     "embedding_bias_weights": (MAX_WORDS, MAX_WORDS),
+    "allowed_token_ids": (MAX_ALLOWED_TOKENS, MAX_ALLOWED_TOKENS),
     "logit_bias_ids": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
     "logit_bias_values": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
 }

@@ -126,7 +126,8 @@ def _finite(
     values: npt.NDArray[np.float32], lowest: np.floating[Any] | float = MIN_LOG_PROB
 ) -> npt.NDArray[np.float32]:
     """The values, none below lowest; NaN, which the engine refuses, stays."""
-    return np.maximum(values, np.float32(lowest))
+    found: npt.NDArray[np.float32] = np.maximum(values, np.float32(lowest))
+    return found
 
 
 def _int32(value: int) -> npt.NDArray[np.int32]:

@@ -279,6 +279,8 @@ def _value(row: Row, tensor: npt.NDArray[Any]) -> Any:
     """The value of a row's input, for the field of the same name."""
     if row.is_list:
         check_count(row.name, tensor.size, MAX_ENTRIES[row.name][0])
+        if row.kind is int:
+            return tuple(tensor.reshape(-1).tolist())
         words = tuple(text_of(row.name, word) for word in tensor.reshape(-1))
         # Words to bias keep their places: each has a weight.
         return words if row.name == "embedding_bias_words" else tuple(word for word in words if word)

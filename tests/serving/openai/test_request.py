@@ -313,6 +313,24 @@ def test_special_tokens_are_added_and_read_as_asked(served):
             chat(served, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ([], "is empty, so that no token could come; leave it out"),
+        ([1] * 16_385, "has 16385 entries, allowed are at most 16384"),
+        ([1, -1], "holds token id -1, allowed is 0 or more"),
+        ([1, 2**40], "holds token id 1099511627776, allowed is 0 or more"),
+        ([True], "must be an array of token ids"),
+        ({"1": 1}, "must be an array of token ids"),
+    ],
+)
+def test_allowed_tokens_are_at_least_one_and_not_too_many(served, value, sentence):
+    assert chat(served, allowed_token_ids=[3, 1]).inputs["allowed_token_ids"] == (3, 1)
+    with pytest.raises(InvalidArgumentError) as caught:
+        completion(served, allowed_token_ids=value)
+    assert str(caught.value) == f"allowed_token_ids {sentence}"
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("shows", [False, True])
 @pytest.mark.parametrize("sends_ids", [False, True])

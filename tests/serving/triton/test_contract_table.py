@@ -222,7 +222,14 @@ def test_our_own_model_takes_what_ensemble_takes():
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
     added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters", "cache_salt"}
     added |= {"logit_bias_ids", "logit_bias_values", "return_context_log_probs", "num_top_log_probs"}
-    added |= {"return_acceptance", "prediction", "add_special_tokens", "parse_special_tokens", "skip_special_tokens"}
+    added |= {
+        "return_acceptance",
+        "prediction",
+        "allowed_token_ids",
+        "add_special_tokens",
+        "parse_special_tokens",
+        "skip_special_tokens",
+    }
     assert set(ours) == set(theirs) | added
     for name in theirs:
         assert ours[name][:2] == theirs[name][:2], name
