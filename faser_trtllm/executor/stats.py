@@ -154,7 +154,6 @@ class ExecutorStats(StepWatcher):
     def finished(self, request: Request) -> None:
         num, stats = self._num, request.stats
         num["num_finished_requests"] += 1
-        num["num_prompt_tokens"] += request.prompt_len
         num["num_preemptions"] += stats.num_preemptions
         self._ended.append(request)
         if stats.first_token_s is None or stats.last_token_s is None:
@@ -211,6 +210,7 @@ class ExecutorStats(StepWatcher):
         if None in times:
             for request in requests:
                 if request not in last_token_s:
+                    self._num["num_prompt_tokens"] += request.prompt_len
                     self._histograms["time_to_first_token_s"].observe(now_s - request.arrival_s)
         last_token_s.update(dict.fromkeys(requests, now_s))
         for request in self._ended:

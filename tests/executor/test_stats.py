@@ -73,6 +73,9 @@ def test_cancelled_requests_leave_nothing_behind_and_have_no_end_to_end_time():
     assert sum(run.series("e2e_latency_s")) == sum(run.series("output_token_len")) == 10
     assert sum(run.series("time_to_first_token_s")) == 11, "the one that was cancelled in the queue had no token"
     assert run.stats["num_finished_requests"] == 12
+    assert run.stats["num_prompt_tokens"] == sum(len(prompt) for prompt, _ in requests[:11]), (
+        "and its prompt is not read"
+    )
     assert not run.executor._stats._last_token_s
     assert not run.executor._stats._ended
 

@@ -175,7 +175,7 @@ FAMILIES = (
         "1 while drafts are accepted at random (synthetic_acceptance): outputs are not the target's",
     ),
     _counter("faser_engine_restarts_total", "num_restarts", "Restarts of the engine process"),
-    _counter("faser_prompt_tokens_total", "num_prompt_tokens", "Prompt tokens of requests that ended"),
+    _counter("faser_prompt_tokens_total", "num_prompt_tokens", "Prompt tokens of requests that have a token"),
     _counter("faser_generation_tokens_total", "num_output_tokens", "Tokens committed"),
     _counter("faser_num_preemptions_total", "num_preemptions", "Preemptions of requests that ended"),
     _counter("faser_prefix_cache_queries_total", "num_prefix_tokens", "Prompt tokens looked up in the KV cache"),
