@@ -155,9 +155,9 @@ class CheckpointWeights(Weights, Closing):
         first, second = self._entry(one), self._entry(other)
         if first.dtype not in _DTYPES or (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
-        a, b = self._array(one, _DTYPES), self._array(other, _DTYPES)
-        step = 1024  # rows, so that no array as large as the tensors is made
-        return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step))
+        a, b = self._array(one, _DTYPES).reshape(-1), self._array(other, _DTYPES).reshape(-1)
+        step = 1 << 20  # values, so that no array as large as the tensors is made
+        return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, a.size, step))
 
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """A tensor of whole numbers, shape checked."""

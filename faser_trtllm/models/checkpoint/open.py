@@ -53,9 +53,7 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
     notes: tuple[str, ...] = ()
     if config.tie_word_embeddings and _HEAD in plain and not plain.are_equal(_HEAD, "model.embed_tokens.weight"):
         config = dataclasses.replace(config, tie_word_embeddings=False)
-        notes = (
-            f"tie_word_embeddings is set, but {_HEAD} is no copy of the embedding: it is the head, as in transformers 5",
-        )
+        notes = (f"tie_word_embeddings is set, but {_HEAD} is no copy of the embedding: it is the head",)
     weights: Weights = plain
     if isinstance(quantized, Fp8Config):
         weights = Fp8Weights(plain, quantized)
