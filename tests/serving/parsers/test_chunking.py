@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -122,6 +123,22 @@ def test_text_is_held_back_only_while_it_may_become_a_mark(family):
         assert len(parsed(events).content) >= len(text[:end].rstrip()) - LONGEST_MARK
         if char in ".,}":
             assert parsed(events).content == text[:end]
+
+
+@pytest.mark.parametrize("written", sorted(WRITERS.keys() - {"qwen3_coder", "hermes, arguments first"}))
+@pytest.mark.parametrize("begun", ["Hm.", "<think>Hm.", '{"b": "'])
+def test_what_was_sent_is_not_kept(written, begun):
+    """Text, reasoning and arguments of any length take no memory."""
+    family, write = WRITERS[written]
+    parser = Reading(family, "qwen3").open()
+    parser.feed(write([("f", begun)]).partition(begun)[0] + begun if begun[0] == "{" else begun)
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            assert parser.feed("some of many words, < [ \\n")
+        assert tracemalloc.get_traced_memory()[1] < 20_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_plain_text_is_one_event_for_each_piece():
