@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -16,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.models.config import read_json
 from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
 from faser_trtllm.serving.openai.error import RequestError
@@ -24,6 +25,7 @@ from faser_trtllm.serving.openai.mixed_text import MixedText, alternatives
 
 MAX_TEMPLATE_BYTES = 256 << 10
 MAX_PROMPT_CHARS = 8 << 20
+_MAX_MARK_CHARS = 256
 _TEMPLATE_FILE = "chat_template.jinja"
 _SETTINGS_FILE = "tokenizer_config.json"
 _NOTHING = "(?!)"  # a regex that matches nowhere
@@ -53,6 +55,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
         self.source = source
+        self._tokenizer = tokenizer
         self._names = names
         hidden = [token for token in special_tokens if tokenizer.token_id(token) is not None]
         self._text = MixedText(tokenizer, hidden)
@@ -117,11 +120,26 @@ class ChatTemplate:
             check("".join(pieces))
         return self._text.encode(pieces)
 
-    def _render(self, variables: Mapping[str, Any]) -> str:
+    @functools.cached_property
+    def turn_end(self) -> str | None:
+        """The special token that the template writes right after an answer; None: none, or it does not say."""
+        answer = secrets.token_hex(8)
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+        try:
+            text = self._render({"messages": messages, "tools": None}, is_asking=False)
+        except FaserError:
+            return None
+        _, _, rest = text.rpartition(answer)
+        rest = rest.lstrip()[:_MAX_MARK_CHARS] if len(rest) < len(text) else ""
+        ids = self._tokenizer.encode(rest, add_special_tokens=False, parse_special_tokens=True)
+        token = self._tokenizer.token(ids[0]) if ids else None
+        return token if token is not None and self._tokenizer.is_special(token) else None
+
+    def _render(self, variables: Mapping[str, Any], is_asking: bool = True) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
-            for piece in self._template.generate({**variables, **self._names, "add_generation_prompt": True}):
+            for piece in self._template.generate({**variables, **self._names, "add_generation_prompt": is_asking}):
                 num_chars += len(piece)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise RequestError(

@@ -201,7 +201,7 @@ def _request(
     stream = fields.flag("stream")
     options = _stream_options(fields, stream)
     guide_field, guide = guide_inputs(fields) if conversation is None else (conversation.guide_field, {})
-    inputs = _inputs(fields, max(1, max_tokens))
+    inputs = _inputs(fields, max(1, max_tokens), None if conversation is None else conversation.turn_end)
     seed = inputs.pop("seed", None)
     metrics_level = model.spec_decode_metrics if len(prompts) * num_choices == 1 else "none"  # as vLLM
     return GenerationRequest(
@@ -239,14 +239,19 @@ def _log_prob_inputs(logprobs: int | None, echo: bool, max_tokens: int) -> dict[
     return inputs
 
 
-def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
-    """The Triton model's sampling inputs. OpenAI samples at temperature 1 unless told otherwise, the model does not."""
+def _inputs(fields: Fields, max_tokens: int, turn_end: str | None = None) -> dict[str, Any]:
+    """The Triton model's sampling inputs. OpenAI samples at temperature 1 unless told otherwise, the model does not.
+    turn_end: a token to stop at, too."""
     found = {row.name: fields.row(row) for row in _ROWS if not row.is_list and row.name != "max_tokens"}
     if found["top_k"] == -1:  # vLLM's spelling of "off"
         found["top_k"] = 0
     found["allowed_token_ids"] = _allowed(fields.get("allowed_token_ids"))
-    found["stop_words"] = _stop(fields.get("stop")) or None
-    found["end_id"] = -1 if fields.flag("ignore_eos") else None
+    ignores_ends = fields.flag("ignore_eos")
+    stop = _stop(fields.get("stop"))
+    if turn_end is not None and not ignores_ends and len(stop) < MAX_STOP_WORDS:
+        stop += (turn_end,)
+    found["stop_words"] = stop or None
+    found["end_id"] = -1 if ignores_ends else None
     given = {name: value for name, value in found.items() if value is not None} | _logit_bias(fields)
     return {"temperature": 1.0, **given, "max_tokens": max_tokens}
 

@@ -212,7 +212,7 @@ def _served_model(options: OpenAIOptions) -> ServedModel:
     from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
     engines = EngineDir.load(engine_dir)
-    tokenizer = Tokenizer.load(engines.tokenizer_dir)
+    tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
     template = ChatTemplate.load(engines.tokenizer_dir, tokenizer, options.chat_template)
     found = (None, None) if template is None else detect(template.source)
     known = parser_names()

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import tokenizers
 
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -609,3 +610,32 @@ def test_token_ids_that_are_too_many_are_not_sent(served, ask):
         ask(served, 512)
     assert refused.value.reason == "context_length_exceeded"
     assert len(ask(served, 400).prompts[0]) < 512
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        ("{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|turn_end|>\n{% endfor %}", "<|turn_end|>"),
+        (
+            "{% for m in messages %}{{ m.content }} {{ '<|turn_end|>' if m.role == 'assistant' }}{% endfor %}",
+            "<|turn_end|>",
+        ),
+        ("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}", None),  # which ends all texts
+        ("{% for m in messages %}{{ m.content }}</turn>{% endfor %}", None),  # no special token
+        ("{% for m in messages %}<|turn_end|>{{ m.content }}{% endfor %}", None),
+        ("{{ messages[0].content }}<|turn_end|>", None),  # nothing follows an answer
+        ("{{ raise_exception('no') if messages | length > 1 else messages[0].content }}<|turn_end|>", None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ '<|turn_end|>' if add_generation_prompt }}", None),
+    ],
+)
+def test_a_chat_ends_where_its_template_ends_answers(directory, source, end):
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens(["<|turn_end|>"])
+    backend.add_tokens(["</turn>"])
+    tokenizer = Tokenizer(backend.to_str(), eos_token_ids=(0,))
+    served = ServedModel("faser", tokenizer, ChatTemplate(source, tokenizer), 512)
+    ends = () if end is None else (end,)
+    assert tuple(chat(served).inputs.get("stop_words", ())) == ends
+    assert tuple(chat(served, stop=["x"]).inputs["stop_words"]) == ("x", *ends)
+    assert "stop_words" not in chat(served, ignore_eos=True).inputs
+    assert "stop_words" not in completion(served).inputs

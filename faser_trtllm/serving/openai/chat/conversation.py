@@ -24,13 +24,14 @@ _MAX_MARK_TOKENS = 32  # at the prompt's end
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """parsing: None: the answer is its text. guide_field: the field that constrains the answer, None: none does.
-    inputs: of the Triton model.
+    inputs: of the Triton model. turn_end: the token after an answer, where texts do not end at it anyway.
     """
 
     prompt: tuple[int, ...]
     parsing: Parsing | None
     guide_field: str | None
     inputs: Mapping[str, Any]
+    turn_end: str | None = None
 
 
 def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
@@ -70,7 +71,14 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
     parsing = _parsing(model, tools, thinking, shows_reasoning)
     shows_special = _has_special_marks(model, tools, thinking)
     inputs = guide | ({"skip_special_tokens": False} if shows_special else {})
-    return Conversation(prompt, parsing, guide_field, inputs)
+    return Conversation(prompt, parsing, guide_field, inputs, _turn_end(model))
+
+
+def _turn_end(model: ServedModel) -> str | None:
+    assert model.tokenizer is not None, "it has a chat template"
+    assert model.chat_template is not None, "it is asked for"
+    token = model.chat_template.turn_end
+    return None if token is None or model.tokenizer.token_id(token) in model.tokenizer.eos_token_ids else token
 
 
 def _thinking(model: ServedModel, prompt: Sequence[int]) -> Thinking | None:
