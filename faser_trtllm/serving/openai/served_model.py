@@ -49,11 +49,11 @@ class ServedModel:
         if self._length is not None:
             self._length.check_size(PROMPT_TOKENS, num_chars)
 
-    def check_length(self, prompt: Prompt) -> None:
+    def check_length(self, prompt: Prompt, parse_special_tokens: bool = False) -> None:
         """Raise InvalidArgumentError if a prompt of token ids is too long, or a text is far too long."""
         if isinstance(prompt, str):
             if self._length is not None:
-                self._length.check(PROMPT_TOKENS, prompt)
+                self._length.check(PROMPT_TOKENS, prompt, parse_special_tokens)
         elif self.max_seq_len is not None:
             check_prompt_length(len(prompt), self.max_seq_len)
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as Backend
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.length_check import MIN_CHECKED_CHARS, LengthCheck
-from tests.support.checkpoints import write_tokenizer
+from tests.support.checkpoints import END_OF_TEXT, write_tokenizer
 
 LONG = "~" * 100  # one token
 MAX_SEQ_LEN = 20_000
@@ -57,3 +57,12 @@ def test_what_no_tokens_could_make_short_enough_is_not_tokenized(tokenizer, size
 def test_text_that_is_tokenized_fast_is_left_to_the_engine(tokenizer, sizes):
     LengthCheck(tokenizer, 512).check("text_input", "a" * MIN_CHECKED_CHARS)
     assert not sizes
+
+
+def test_special_tokens_that_are_read_count_as_one_each(tmp_path):
+    write_tokenizer(tmp_path, 320)
+    check = LengthCheck(Tokenizer.load(tmp_path), 4 * MIN_CHECKED_CHARS // len(END_OF_TEXT))
+    text = END_OF_TEXT * (3 * MIN_CHECKED_CHARS // len(END_OF_TEXT))
+    check.check("text_input", text, parse_special_tokens=True)
+    with pytest.raises(InvalidArgumentError, match="of which the first"):
+        check.check("text_input", text)
