@@ -126,7 +126,7 @@ def parse_completion(values: Mapping[str, Any], model: ServedModel) -> Generatio
     prompts = _prompts(fields.get("prompt"))
     with naming_length("prompt"):
         for prompt in prompts:
-            model.check_length(prompt)
+            model.check_length(prompt, fields.flag("parse_special_tokens"))
     echo = fields.flag("echo")
     if echo and model.tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("of token ids needs the tokenizer's files; start the server with --engine_dir", "echo")
