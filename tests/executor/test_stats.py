@@ -178,3 +178,30 @@ def test_counts_end_with_the_output(policy, by_sink):
         assert sum(stats[f"output_token_len_sum[{i}]"] for i in range(6)) == end + by_sink
         num_ended_by_draft += request.stats.num_draft_tokens - request.stats.num_accepted_tokens
     assert num_ended_by_draft
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed:4", "fixed:4:draft_ahead", "fixed:4:ping_pong"])
+def test_a_step_after_the_end_is_not_counted(policy):
+    """A sink that finds the end while the next step runs: nothing of that step is output."""
+    table = make_table(16, 3)
+    executor, collector = Setup(vocab_size=16, tables=(table, table), policy=policy, doubtful=False).open(), Collector()
+    counts, ends = ("num_output_tokens", "num_accepted_tokens", "num_draft_tokens"), []
+
+    def sink(output):
+        request = output.request
+        collector.requests["a"] = request
+        if ends:
+            return ends[0]
+        if request.num_output_tokens > 4:
+            stats = request.stats
+            ends.append(OutputEnd(request.num_output_tokens, stats.num_settled_drafts, stats.num_accepted_tokens))
+        return False
+
+    executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=40), sink)
+    while executor.step():
+        pass
+    found, request = executor.stats(), collector.requests["a"]
+    executor.close()
+    expected = (ends[0].num_output_tokens, ends[0].num_accepted_tokens, ends[0].num_draft_tokens)
+    assert tuple(found[name] for name in counts) == expected
+    assert (request.num_output_tokens, request.stats.num_accepted_tokens, request.stats.num_draft_tokens) == expected

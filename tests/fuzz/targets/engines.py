@@ -216,7 +216,15 @@ def run_engine_dir(data: bytes) -> None:
 
 
 def _use(found: EngineDir) -> None:
-    _ = (found.backend, found.has_draft, found.vocab_size, found.draft_head, found.read_layers, found.tp_size)
+    _ = (
+        found.backend,
+        found.has_draft,
+        found.vocab_size,
+        found.draft_head,
+        found.read_layers,
+        found.tp_size,
+        found.draft_window,
+    )
     found.kv_bytes_per_token()
     found.kv_bytes_per_token(2)
     if found.has_draft:
