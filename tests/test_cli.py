@@ -303,8 +303,9 @@ def test_a_full_disk_is_a_sentence(
 
     monkeypatch.setattr("faser_trtllm.profiling.profile.write_json", fail)
     monkeypatch.setattr("faser_trtllm.profiling.profile.QUICK_BUDGET_S", 0.05)
-    assert refused("profile", "--quick", "--engine_dir", engine_dirs["cpu"]) == (
-        f"faser: the profile in {engine_dirs['cpu']} cannot be written: No space left on device; free space or permit it"
+    engines = engine_dirs["cpu"]
+    assert refused("profile", "--quick", "--engine_dir", engines) == (
+        f"faser: the profile in {engines} cannot be written: No space left on device; free space or permit it"
     )
 
 

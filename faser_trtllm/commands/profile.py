@@ -58,7 +58,9 @@ def _measure(engine_dir: Path, quick: bool, prompt_file: Path | None, num_thread
         with ProgressBar() as progress:
             report = profile_engine_dir(options, progress)
     except OSError as error:
-        raise ConfigError(f"the profile in {engine_dir} cannot be written: {reason_of(error)}; free space or permit it") from error
+        raise ConfigError(
+            f"the profile in {engine_dir} cannot be written: {reason_of(error)}; free space or permit it"
+        ) from error
     print("\n".join(error_lines(report.table.errors)))
     print(f"measured in {report.seconds:.0f} s: {engine_dir / 'profile.json'}")
 

@@ -16,7 +16,8 @@ from tests.support.sentencepiece import sentencepiece_backend
 
 BEGIN, USER, ANSWER, CALL = "<|begin|>", "<|User|>", "<|Assistant|>", "<call>"
 TEMPLATE = (
-    f"{{#  with two spaces  #}}{BEGIN}{{% for m in messages %}}{{{{ '{USER}' if m.role == 'user' else '{ANSWER}' }}}}{{{{ m.content }}}}"
+    f"{{#  with two spaces  #}}{BEGIN}{{% for m in messages %}}"
+    f"{{{{ '{USER}' if m.role == 'user' else '{ANSWER}' }}}}{{{{ m.content }}}}"
     f"{{% if m.role == 'assistant' %}}{END_OF_TEXT}{{% endif %}}{{% endfor %}}{ANSWER}"
 )
 
