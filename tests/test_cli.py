@@ -170,8 +170,9 @@ def test_check_explains_a_tensorrt_directory(engine_dirs: dict[str, Path]) -> No
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("ok: every file has the size and hash of the manifest")
-    assert lines[1] == "needs: an NVIDIA GPU of compute capability 8.0, 8.6, 8.9, 12.0 or newer, tensorrt_rtx 1.7.1.116"
-    assert "3 requests, 64 rows in a pass, 80 tokens in a request, 8 drafts, KV blocks of 80 tokens" in lines[2]
+    assert lines[1].startswith("note: texts end with ")
+    assert lines[2] == "needs: an NVIDIA GPU of compute capability 8.0, 8.6, 8.9, 12.0 or newer, tensorrt_rtx 1.7.1.116"
+    assert "3 requests, 64 rows in a pass, 80 tokens in a request, 8 drafts, KV blocks of 80 tokens" in lines[3]
     text = done.stdout
     for part in (
         "target: float32, 2 segment(s), ",

@@ -352,6 +352,7 @@ def test_the_wall_clock_is_read_only_to_be_shown():
         "serving/engine_process/metrics.py",
         "serving/openai/app.py",
         "serving/openai/reply.py",
+        "serving/openai/responses/reply.py",
         "serving/observe/spans.py",
     }
     assert served == shown
