@@ -30,6 +30,10 @@ from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_
 from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, pass_on, spawn
 
 EXIT_TIMEOUT_S = 5
+MMAP_THRESHOLD_BYTES = 1 << 20
+"""Buffers of at least this size go back to the system when they are freed. Without it glibc raises the threshold to
+32 MiB with the first large request, and those after it fragment the heap: 303 MiB against 125 after 240 worst requests.
+"""
 STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset
 
 
@@ -203,7 +207,8 @@ class Launcher:
     def _environment(self, run_dir: Path) -> dict[str, str]:
         config = run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
-        environment = os.environ | {"FASER_PYTHON": sys.executable}  # build.sh knows the variable as well
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES)} | os.environ
+        environment["FASER_PYTHON"] = sys.executable  # build.sh knows the variable as well
         for name in ("FASER_ENGINE_DIR", "FASER_API_KEY", KEY_VARIABLE, KEY_FILE_VARIABLE):
             environment.pop(name, None)
         environment |= {"FASER_CONFIG": str(config), RUN_DIR_VARIABLE: str(run_dir)}
