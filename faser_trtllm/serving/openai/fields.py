@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from faser_trtllm.core.request_field import MAX_INT32, Bounds, Row
@@ -40,6 +40,16 @@ class Fields:
 
     def names(self) -> list[str]:
         return list(self._values)
+
+    def check_names(self, known: Container[str], refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
+        """Raise RequestError for fields that are not known, and those whose value is not harmless. refused: harmless
+        values and the reason, by field."""
+        for name in self.names():
+            if name not in known:
+                raise RequestError(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
+            harmless, why = refused.get(name, (None, ""))
+            if harmless is not None and self.get(name) not in harmless:
+                raise RequestError(f"was sent, but {why}; leave it out", name)
 
     def get(self, name: str) -> Any:
         """The raw value, None if absent."""

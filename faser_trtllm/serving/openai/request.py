@@ -156,14 +156,7 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
 
 def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: ServedModel) -> Fields:
     fields = Fields(values)
-    for name in fields.names():
-        if name in _IGNORED:
-            continue
-        if name not in known:
-            raise RequestError(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
-        harmless, why = _REFUSED.get(name, (None, ""))
-        if harmless is not None and fields.get(name) not in harmless:
-            raise RequestError(f"was sent, but {why}; leave it out", name)
+    fields.check_names(known | _IGNORED, _REFUSED)
     asked = fields.text("model")
     if asked is None:
         raise RequestError(f"is missing, send {model.name}", "model")

@@ -1,10 +1,20 @@
-"""One Triton server over real engines, and one `faser openai` beside it, for the tests of this folder."""
+"""One Triton server over real engines, and one `faser openai` in front of it, for the tests of this folder."""
 
 import pytest
 
+from faser_trtllm.models.tokenizer import Tokenizer
+from tests.support.checkpoints import write_tokenizer
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.openai_frontend import MAX_SEQ_LEN, TEMPLATE, Frontend
 from tests.support.triton_server import Server
+
+
+@pytest.fixture(scope="package")
+def tokenizer(tmp_path_factory):
+    """A byte-level tokenizer of 320 tokens."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, 320)
+    return Tokenizer.load(directory)
 
 
 @pytest.fixture(scope="package")

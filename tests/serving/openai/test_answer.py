@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.chat import answer
 from faser_trtllm.serving.openai.chat.answer import Parsing
@@ -16,7 +15,6 @@ from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import parse_chat
 from faser_trtllm.serving.openai.served_model import ServedModel
 from faser_trtllm.serving.parsers.event import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import examples
 
 
@@ -43,13 +41,6 @@ class MadeUp:
             yield ToolArgumentsDelta(self._num_calls - 1, char)
         else:
             yield ReasoningDelta(char) if char.isupper() else ContentDelta(char)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 @pytest.fixture(scope="module")

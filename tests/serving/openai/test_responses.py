@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import error_object
@@ -16,7 +15,7 @@ from faser_trtllm.serving.openai.responses.items import Items
 from faser_trtllm.serving.openai.responses.reply import ResponsesReply, named_event
 from faser_trtllm.serving.openai.responses.request import parse_responses
 from faser_trtllm.serving.openai.served_model import ServedModel
-from tests.support.checkpoints import END_OF_TEXT, write_tokenizer
+from tests.support.checkpoints import END_OF_TEXT
 
 TEMPLATE = """\
 {%- for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}
@@ -27,13 +26,6 @@ TEMPLATE = """\
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA}
 CHAT_TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 @pytest.fixture(scope="module")

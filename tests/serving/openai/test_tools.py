@@ -6,7 +6,6 @@ import json
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import error_object
 from faser_trtllm.serving.openai.request import parse_chat
@@ -27,13 +26,6 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}}
 OTHER = {"type": "function", "function": {"name": "time"}}
 USER = {"role": "user", "content": "hi"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 @pytest.fixture(scope="module")

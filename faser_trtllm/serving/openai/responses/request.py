@@ -68,12 +68,7 @@ class ResponsesRequest(GenerationRequest):
 def parse_responses(values: Values, model: ServedModel) -> ResponsesRequest:
     """A body of /v1/responses; raises InvalidArgumentError."""
     fields = Fields(values)
-    for name in fields.names():
-        if name not in _KNOWN:
-            raise RequestError(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
-        harmless, why = _REFUSED.get(name, (None, ""))
-        if harmless is not None and fields.get(name) not in harmless:
-            raise RequestError(f"was sent, but {why}; leave it out", name)
+    fields.check_names(_KNOWN, _REFUSED)
     include = fields.get("include")
     if include is not None and not (isinstance(include, list) and all(entry in _INCLUDE for entry in include)):
         raise RequestError(f"is {shown(include)}, allowed is {shown(list(_INCLUDE))}", "include")
