@@ -23,7 +23,7 @@ Curves = dict[str, tuple[float, ...]]
 
 
 def read_curves(path: Path = PUBLISHED) -> Curves:
-    """By name/mode: the mean acceptance length of 1, 2, ... draft tokens, the target's own token included.
+    """Return by name/mode the mean acceptance length of 1, 2, ... draft tokens, the target's own token included.
 
     InvalidArgumentError names the curve at fault.
     """

@@ -58,7 +58,7 @@ def remove_leftovers(final: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether another process has the id; in a new container this one may have that of the one that was killed."""
+    """Return True if another process has the id; in a new container this one may have that of the killed one."""
     if pid == os.getpid():
         return False
     try:

@@ -188,7 +188,7 @@ class Ended:
 
 @value
 class OutputEnd:
-    """What counts of a request that its sink ends: of all that the request has output, drafted and accepted so far."""
+    """The counts of a request that its sink ends: its output, drafted and accepted tokens so far."""
 
     num_output_tokens: int
     num_draft_tokens: int

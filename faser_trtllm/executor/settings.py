@@ -70,7 +70,7 @@ def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
 
 
 def may_branch(config: ExecutorConfig, has_model: bool) -> bool:
-    """Whether token trees go with the other settings. has_model: a draft model drafts."""
+    """Return True if token trees go with the other settings. has_model: a draft model drafts."""
     return has_model and config.scheduler is SchedulerKind.NATIVE and config.synthetic_acceptance is None
 
 

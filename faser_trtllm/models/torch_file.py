@@ -108,7 +108,7 @@ class TorchFileWeights(Weights):
 
 
 def _pickle_of(path: Path, where: str) -> bytes:
-    """What torch.load unpickles of a file; CheckpointError for other formats than torch's zip archive."""
+    """Return the pickle that torch.load reads of a file; CheckpointError for other formats than torch's zip archive."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:  # as torch tells it
             raise CheckpointError(

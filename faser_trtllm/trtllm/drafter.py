@@ -45,7 +45,7 @@ _REQUEST_FIELDS = (
     "py_orig_prompt_len",
     "py_request_id",
 )
-"""What is read and set of a request and has no default."""
+"""Fields of a request that are read and set and have no default."""
 
 _PARALLEL_SIZES = {
     "tp_size": "tensor_parallel_size",

@@ -115,7 +115,7 @@ def read_counters(page: str) -> Acceptance | None:
 
 
 def between(before: Acceptance, after: Acceptance) -> Acceptance:
-    """What was counted between two readings."""
+    """Return the counts between two readings."""
     places = before.histogram.keys() | after.histogram.keys()
     histogram = {j: n for j in places if (n := after.histogram.get(j, 0) - before.histogram.get(j, 0))}
     return Acceptance(

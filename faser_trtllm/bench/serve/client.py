@@ -104,7 +104,7 @@ class Client:
 
 
 class _AnswerError(Exception):
-    """What is wrong with an answer."""
+    """Raised for an answer that is wrong."""
 
 
 class _Answer:

@@ -18,7 +18,7 @@ MAX_ROWS = 1_000_000
 MAX_TURNS = 128
 MAX_OUTPUT_LEN = 1 << 20
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
-"""What SPEED-Bench publishes in place of a text that may not be passed on."""
+"""The placeholder that SPEED-Bench publishes for a text that may not be passed on."""
 
 Message = dict[str, str]
 Row = dict[str, Any]

@@ -99,7 +99,7 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
 
 
 def keeps(outcome: Outcome, bounds_ms: Mapping[str, float]) -> bool:
-    """Whether a request completed within every bound. With a single token, time per token is met trivially."""
+    """Return True if a request completed within every bound. With a single token, time per token is met trivially."""
     measured = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2el": outcome.e2e_s}
     values = [(bound, measured[name]) for name, bound in bounds_ms.items()]
     return outcome.error is None and all(value is None or 1e3 * value <= bound for bound, value in values)

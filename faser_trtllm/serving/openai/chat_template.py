@@ -179,7 +179,7 @@ class _GenerationBlock(Extension):
 
 
 def _writes(source: str, token: str) -> bool:
-    """Whether a template writes the token: by its name, or by the role within it, as in '<|' + message.role + '|>'."""
+    """Return True if a template writes the token: its name, or the role within it, as in '<|' + message.role + '|>'."""
     spellings = [[token], *(token.split(role) for role in _ROLES if role in token)]
     return bool(token.strip()) and any(all(part in source for part in parts) for parts in spellings)
 

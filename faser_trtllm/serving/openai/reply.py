@@ -164,7 +164,7 @@ class _Choice:
         return pieces
 
     def _deltas(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """What a text adds to a chat's message."""
+        """Return the fields that a text adds to a chat's message."""
         if self._answer is not None:
             return self._answer.deltas(text, is_last)
         return [{"content": text}] if text else []

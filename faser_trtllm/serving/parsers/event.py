@@ -1,4 +1,4 @@
-"""What a parser finds in the text of a model."""
+"""Events that a parser finds in the text of a model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OutputParser(Protocol):
     """Reads one answer."""
 
     def feed(self, text: str) -> Sequence[Event]:
-        """What the next text adds."""
+        """Return the events that the next text adds."""
 
     def finish(self) -> Sequence[Event]:
-        """What was held back, at the end of the text."""
+        """Return the events that were held back, at the end of the text."""

@@ -119,7 +119,7 @@ def _start(reader: Reader, sink: Sink, name: str, call_id: str | None) -> None:
 
 
 def _rest(reader: Reader, end: str) -> Reading[None]:
-    """What follows the arguments within the object; the call stands whatever it is."""
+    """Read the rest of the object after the arguments; the call stands whatever it is."""
     reader.hold()
     try:
         for _ in range(_MAX_KEYS):

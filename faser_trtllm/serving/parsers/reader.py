@@ -92,7 +92,7 @@ class Reader:
         self._held = None
 
     def release(self) -> str:
-        """What was taken since hold, "" after forget."""
+        """Return the text taken since hold, "" after forget."""
         held, self._held = self._held, None
         return "".join(held or ())
 

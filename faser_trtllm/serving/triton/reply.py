@@ -18,7 +18,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 MIN_LOG_PROB = -9999.0
-"""Of tokens that cannot come: Triton's HTTP would write -Infinity, which is not JSON. OpenAI's and vLLM's number."""
+"""The log prob of tokens that cannot come, as OpenAI's and vLLM's: Triton's HTTP would write -Infinity, no JSON."""
 MAX_STREAMED_LOG_PROBS = 8192  # tokens of a stream that sends all log probs again with each: 128 MiB
 
 

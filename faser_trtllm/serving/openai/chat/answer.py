@@ -92,7 +92,7 @@ class Answer:
         return "tool_calls" if self._has_calls and reason == "stop" and not self._parsing.is_named else reason
 
     def _events(self, text: str, is_last: bool) -> Iterator[Event]:
-        """What the next text adds, without what the request leaves out."""
+        """Return the events that the next text adds, without those that the request leaves out."""
         events = list(self._parser.feed(text)) if text else []
         if is_last:
             events += self._parser.finish()

@@ -1,4 +1,4 @@
-"""What a chat request asks of the model: the prompt, the grammar of its answer, and how the answer is read."""
+"""A chat request as the model sees it: the prompt, the grammar of its answer, and how the answer is read."""
 
 from __future__ import annotations
 

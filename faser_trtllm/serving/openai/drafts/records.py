@@ -1,4 +1,4 @@
-"""What an answer tells about its drafts: vLLM's `metrics.speculative_decoding`, and the use of a prediction."""
+"""Records of an answer's drafts: vLLM's `metrics.speculative_decoding`, and the use of a prediction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from faser_trtllm.serving.client import Response
 
 LEVELS = ("none", "summary", "detailed")
-"""Of --per-request-spec-decode-metrics, as vLLM has them: detailed adds the numbers of each step."""
+"""Values of --per-request-spec-decode-metrics, as in vLLM: detailed adds the numbers of each step."""
 
 
 def metrics(level: str, final: Response | None) -> dict[str, Any]:

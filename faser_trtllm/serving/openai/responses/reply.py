@@ -18,7 +18,7 @@ _BEGUN = ("created", "in_progress")
 
 
 class ResponsesReply:
-    """As Reply, of a request with one sequence."""
+    """Reply to a request with one sequence."""
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
         assert isinstance(request, ResponsesRequest)
