@@ -28,9 +28,10 @@ from faser_trtllm.builder.engine_dir import (
 from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.network.fp8_recipe import describe_fp8
 from faser_trtllm.builder.options import BuildOptions, check_options, fp8_roles
-from faser_trtllm.builder.source import MedusaHeads, Source, open_sources
+from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.staging import remove_leftovers, staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
+from faser_trtllm.models.heads.head import MedusaHeads
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
 

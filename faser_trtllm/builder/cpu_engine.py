@@ -23,10 +23,11 @@ from faser_trtllm.builder.engine_file import (
     scheme_for,
 )
 from faser_trtllm.builder.options import BuildOptions, schemes_of
-from faser_trtllm.builder.source import Eagle3Head, Head, MedusaHeads, MtpLayer, Source
+from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.fused import Part, fused_tensors, stacked
+from faser_trtllm.models.heads.head import Eagle3Head, Head, MedusaHeads, MtpLayer
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16

@@ -15,9 +15,10 @@ from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, ten
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.shard import check_tp_size
-from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, Source
+from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.fused import Part, stacked
+from faser_trtllm.models.heads.head import Eagle3Head, MedusaHeads
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 

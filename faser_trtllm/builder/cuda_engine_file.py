@@ -22,7 +22,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.fused import Part, Shape, fused_tensors
-from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
+from faser_trtllm.models.heads.medusa import MedusaConfig, expected_shapes
 from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFile
 
 VERSION = 1
@@ -39,7 +39,7 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     """Every tensor of a model of these sizes (models/fused.py) -> what is stacked to make it, in the file's order.
 
     rope_inv_freq is always fp32. An EAGLE-3 head's head.target_ids are int64. With the object `medusa` the tensors are
-    Medusa heads' (models/medusa.py), and final_norm is the target's.
+    Medusa heads' (models/heads/medusa.py), and final_norm is the target's.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:

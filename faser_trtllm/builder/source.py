@@ -6,62 +6,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from faser_trtllm.builder.engine_dir import sha256_of
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.eagle3 import Eagle3Config, Eagle3Weights, is_eagle3, load_eagle3_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
-from faser_trtllm.models.medusa import MedusaConfig, MedusaWeights, is_medusa, load_medusa_config
-from faser_trtllm.models.mtp import MtpConfig, MtpWeights, load_mtp_config
-from faser_trtllm.models.torch_file import HeadFiles, open_head_files
+from faser_trtllm.models.heads.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_config
+from faser_trtllm.models.heads.head import Eagle3Head, Head, MedusaHeads, MtpLayer
+from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.heads.mtp import MtpWeights, load_mtp_config
+from faser_trtllm.models.heads.torch_file import HeadFiles, open_head_files
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
 from faser_trtllm.models.weights import Weights
 
 # Names of a checkpoint's types that a dtype holds without rounding.
 _SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Eagle3Head:
-    """target_ids: token ids of the outputs [draft_vocab_size], None: the same."""
-
-    config: Eagle3Config
-    target_ids: npt.NDArray[np.int32] | None
-    kind: ClassVar[str] = "eagle3"  # as an engine's files name it
-
-    def __str__(self) -> str:
-        return "an EAGLE-3 head"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MedusaHeads:
-    config: MedusaConfig
-    weights: MedusaWeights
-    kind: ClassVar[str] = "medusa"
-
-    def __str__(self) -> str:
-        return "Medusa heads"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MtpLayer:
-    config: MtpConfig
-    weights: MtpWeights
-    kind: ClassVar[str] = "mtp"
-
-    def __str__(self) -> str:
-        return "an MTP layer"
-
-
-Head = Eagle3Head | MedusaHeads | MtpLayer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

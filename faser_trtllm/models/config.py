@@ -10,7 +10,7 @@ from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
-_OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/mtp.py
+_OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/heads/mtp.py
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", *_OF_QWEN2, "Qwen3ForCausalLM")
 _MISSING: Any = object()
 MAX_LAYERS = 1000  # each has a dozen tensors, which are named before any is looked for

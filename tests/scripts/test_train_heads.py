@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.models.eagle3 import Eagle3Weights, load_eagle3_config
-from faser_trtllm.models.medusa import MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.heads.eagle3 import Eagle3Weights, load_eagle3_config
+from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint

@@ -21,12 +21,12 @@ from safetensors.numpy import save
 from faser_trtllm.errors import FaserError
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.models.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_config
-from faser_trtllm.models.eagle3 import expected_shapes as eagle3_shapes
-from faser_trtllm.models.medusa import MedusaWeights, is_medusa, load_medusa_config
-from faser_trtllm.models.medusa import expected_shapes as medusa_shapes
+from faser_trtllm.models.heads.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_config
+from faser_trtllm.models.heads.eagle3 import expected_shapes as eagle3_shapes
+from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.heads.medusa import expected_shapes as medusa_shapes
+from faser_trtllm.models.heads.torch_file import open_head_files
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from faser_trtllm.models.torch_file import open_head_files
 from faser_trtllm.models.weights import CheckpointWeights, Weights, expected_shapes
 from tests.fuzz.scratch import JSON, folder, from_json, headed, put, to_json
 from tests.fuzz.target import Codec, Target
@@ -350,12 +350,12 @@ TARGETS = (
         JSON,
         words=("ByteLevel", "Sequence", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "BPE", "Unigram"),
     ),
-    Target("torch_head", run_torch_head, torch_head_seeds, ("models/torch_file.py",), Codec(_unzipped, _zipped)),
+    Target("torch_head", run_torch_head, torch_head_seeds, ("models/heads/torch_file.py",), Codec(_unzipped, _zipped)),
     Target(
         "head_config",
         run_head_config,
         head_config_seeds,
-        ("models/medusa.py", "models/eagle3.py"),
+        ("models/heads/medusa.py", "models/heads/eagle3.py"),
         JSON,
     ),
 )

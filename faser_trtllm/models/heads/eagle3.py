@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, architectures_of, parse_model_config, read_json
-from faser_trtllm.models.torch_file import HeadFiles
+from faser_trtllm.models.heads.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 from faser_trtllm.models.weights import expected_shapes as decoder_shapes
 

@@ -9,8 +9,8 @@ import torch
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.models.medusa import MedusaWeights, expected_shapes, is_medusa, load_medusa_config
-from faser_trtllm.models.torch_file import open_head_files
+from faser_trtllm.models.heads.medusa import MedusaWeights, expected_shapes, is_medusa, load_medusa_config
+from faser_trtllm.models.heads.torch_file import open_head_files
 from tests.support.checkpoints import make_checkpoint
 from tests.support.medusa import make_medusa
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.models.eagle3 import LAYERS_KEY, Eagle3Weights, expected_shapes, is_eagle3, load_eagle3_config
-from faser_trtllm.models.torch_file import open_head_files
+from faser_trtllm.models.heads.eagle3 import LAYERS_KEY, Eagle3Weights, expected_shapes, is_eagle3, load_eagle3_config
+from faser_trtllm.models.heads.torch_file import open_head_files
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head

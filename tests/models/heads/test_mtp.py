@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.checkpoint.open import open_checkpoint
-from faser_trtllm.models.mtp import MtpWeights, load_mtp_config
+from faser_trtllm.models.heads.mtp import MtpWeights, load_mtp_config
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_writer import TYPE_F16, write_gguf
 from tests.support.mtp import make_mimo

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, architectures_of, read_json
-from faser_trtllm.models.torch_file import HeadFiles
+from faser_trtllm.models.heads.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Dtype, Weights, check_shapes
 
 _SOURCE = "config.json"

@@ -1,0 +1,48 @@
+"""The heads that draft in a draft model's place, opened: what an engine of each is built from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.models.heads.eagle3 import Eagle3Config
+from faser_trtllm.models.heads.medusa import MedusaConfig, MedusaWeights
+from faser_trtllm.models.heads.mtp import MtpConfig, MtpWeights
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Eagle3Head:
+    """target_ids: token ids of the outputs [draft_vocab_size], None: the same."""
+
+    config: Eagle3Config
+    target_ids: npt.NDArray[np.int32] | None
+    kind: ClassVar[str] = "eagle3"  # as an engine's files name it
+
+    def __str__(self) -> str:
+        return "an EAGLE-3 head"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    config: MedusaConfig
+    weights: MedusaWeights
+    kind: ClassVar[str] = "medusa"
+
+    def __str__(self) -> str:
+        return "Medusa heads"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MtpLayer:
+    config: MtpConfig
+    weights: MtpWeights
+    kind: ClassVar[str] = "mtp"
+
+    def __str__(self) -> str:
+        return "an MTP layer"
+
+
+Head = Eagle3Head | MedusaHeads | MtpLayer
