@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
     qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, and whose LM head is over
     draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer after
-    head.input_proj.
+    head.input_proj. With the object `block` they are a block drafter's (models/heads/block.py).
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     head: Mapping[str, Any] | None = sizes.get("head")
@@ -42,6 +43,32 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
         found["head.input_proj"] = (("input_proj.weight", (hidden, 2 * hidden)),)
         found["head.token_norm"] = (("token_layernorm.weight", (hidden,)),)
         found["head.hidden_norm"] = (("hidden_layernorm.weight", (hidden,)),)
+    return found | _block(sizes)
+
+
+def _block(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
+    """A block drafter's tensors next to its layers'."""
+    block: Mapping[str, Any] = sizes.get("block", {})
+    if not block:
+        return {}
+    hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
+    found: dict[str, tuple[Part, ...]] = {
+        "block.fc": (("fc.weight", (hidden, block["num_features"])),),
+        "block.hidden_norm": (("hidden_norm.weight", (hidden,)),),
+    }
+    if rank := block["markov_rank"]:
+        found["block.markov_in"] = (("markov_head.markov_w1.weight", (vocab, rank)),)
+        found["block.markov_out"] = (("markov_head.markov_w2.weight", (vocab, rank)),)
+    if rank := block["selector_rank"]:
+        found["block.predecessors"] = (("candidate_selector.predecessor_codebook", (vocab, rank)),)
+        found["block.successors"] = (("candidate_selector.successor_codebook", (vocab, rank)),)
+        found["block.selector_proj"] = (("candidate_selector.hidden_projection.weight", (rank, hidden)),)
+    if taps := block["conv_taps"]:
+        num_deltas = 2 * taps * hidden // block["conv_group_size"]
+        for i, part in itertools.product(range(sizes["num_layers"]), ("attention", "mlp")):
+            conv = f"model.layers.{i}.{part}_conv"
+            found[f"layers.{i}.{part}_conv_base"] = ((f"{conv}.base_kernel", (2, taps, hidden)),)
+            found[f"layers.{i}.{part}_conv_delta"] = ((f"{conv}.kernel_projection.weight", (num_deltas, hidden)),)
     return found
 
 

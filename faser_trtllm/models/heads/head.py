@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.models.heads.block import BlockConfig
 from faser_trtllm.models.heads.eagle3 import Eagle3Config
 from faser_trtllm.models.heads.medusa import MedusaConfig, MedusaWeights
 from faser_trtllm.models.heads.mtp import MtpConfig, MtpWeights
@@ -45,4 +46,21 @@ class MtpLayer:
         return "an MTP layer"
 
 
-Head = Eagle3Head | MedusaHeads | MtpLayer
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockDrafter:
+    config: BlockConfig
+    kind: ClassVar[str] = "block"
+
+    def __str__(self) -> str:
+        return "a block drafter"
+
+    def sizes(self) -> dict[str, Any]:
+        """The object `block` of an engine file's header."""
+        found = dataclasses.asdict(self.config)
+        for name in ("model", "target_hidden_size"):
+            del found[name]
+        lists = {name: [int(value) for value in found[name]] for name in ("layers", "windows", "causal")}
+        return found | lists | {"num_features": self.config.num_features}
+
+
+Head = Eagle3Head | MedusaHeads | MtpLayer | BlockDrafter
