@@ -31,7 +31,7 @@ from faser_trtllm.builder.options import BuildOptions, check_options, fp8_roles
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.staging import remove_leftovers, staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
-from faser_trtllm.models.heads.head import MedusaHeads
+from faser_trtllm.models.heads.head import BlockDrafter, MedusaHeads
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
 
@@ -63,6 +63,7 @@ def build_engines(
             options.eagle3_layers,
             options.mtp,
             options.mtp_reads_normed,
+            options.block_slots,
         )
         for source in sources:
             sentence = source.rounding(options.dtype)
@@ -103,11 +104,15 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
             f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the target's max_position_embeddings"
         )
     max_draft_len, head = options.max_draft_len, sources[-1].head
+    if isinstance(head, MedusaHeads):
+        max_draft_len = min(max_draft_len, head.config.num_heads)
+    elif isinstance(head, BlockDrafter):
+        max_draft_len = min(max_draft_len, head.config.num_places)
     return BuildConfig(
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,
         max_seq_len=max_seq_len,
-        max_draft_len=min(max_draft_len, head.config.num_heads) if isinstance(head, MedusaHeads) else max_draft_len,
+        max_draft_len=max_draft_len,
         tokens_per_block=backend.tokens_per_block(options.tokens_per_block, max_seq_len),
     )
 

@@ -15,6 +15,7 @@ from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import (
     MODEL_FIELDS,
     PANEL,
+    ROW_MAJOR,
     TensorSource,
     pack_matrix,
     pack_quantized,
@@ -27,7 +28,7 @@ from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.fused import Part, fused_tensors, stacked
-from faser_trtllm.models.heads.head import Eagle3Head, Head, MedusaHeads, MtpLayer
+from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, Head, MedusaHeads, MtpLayer
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
@@ -112,11 +113,15 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     if source.head is None:
         return model
     sizes = head_json(source.head)
+    if isinstance(source.head, BlockDrafter):
+        return model | {"block": sizes}
     return model | ({"medusa": sizes, "tied": True} if isinstance(source.head, MedusaHeads) else {"head": sizes})
 
 
 def head_json(head: Head) -> dict[str, Any]:
     """A head's object in an engine file's header."""
+    if isinstance(head, BlockDrafter):
+        return head.sizes()
     if isinstance(head, MedusaHeads):
         return {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}
     if isinstance(head, MtpLayer):
@@ -149,6 +154,8 @@ def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any
     flags: dict[str, Any] = {name: getattr(config, name) for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")}
     if isinstance(head, MedusaHeads):
         return flags | {"medusa": head_json(head)}
+    if isinstance(head, BlockDrafter):
+        return flags | {"block": head_json(head)}
     if isinstance(head, Eagle3Head):
         own = {"fc_bias": head.config.fc_bias, "target_ids": head.target_ids is not None}
         return flags | {"head": head_json(head) | own}
@@ -156,7 +163,10 @@ def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any
 
 
 def engine_tensors(
-    config: ModelConfig, weights: Weights, scheme: Scheme | None = None, head: Eagle3Head | MtpLayer | None = None
+    config: ModelConfig,
+    weights: Weights,
+    scheme: Scheme | None = None,
+    head: Eagle3Head | MtpLayer | BlockDrafter | None = None,
 ) -> Iterator[tuple[str, TensorSource]]:
     """Every tensor of the engine file, each made on demand and in this order. scheme: None for bf16."""
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
@@ -179,7 +189,7 @@ def _sources(
         # The engine's rows begin with the normed embedding, the checkpoint's with the normed hidden row.
         return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
 
-    if is_matrix and name != "embedding":
+    if is_matrix and name not in ROW_MAJOR:
         yield from _packed(name, read, scheme_for(name, scheme))
     else:
         yield name, read

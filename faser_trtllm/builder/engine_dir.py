@@ -23,7 +23,7 @@ MANIFEST_FORMAT = 1
 ENGINE_FILE = "rank0.engine"
 CONFIG_FILE = "config.json"
 _REBUILD = "rebuild it with faser build"
-_HEADS = ("eagle3", "medusa", "mtp")
+_HEADS = ("eagle3", "medusa", "mtp", "block")
 _KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -98,7 +98,7 @@ class EngineDir:
 
     @property
     def draft_head(self) -> str | None:
-        """The kind of head that drafts ("eagle3", "medusa", "mtp"); None: a model drafts, or nothing."""
+        """The kind of head that drafts ("eagle3", "medusa", "mtp", "block"); None: a model drafts, or nothing."""
         ours = self.draft_config["faser"] if self.draft_config is not None else {}
         return next((kind for kind in _HEADS if kind in ours), None)
 
@@ -134,7 +134,7 @@ class EngineDir:
         row_itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
         if "medusa" in ours:  # which have no KV
             return target + row_itemsize * int(pretrained["hidden_size"])
-        kept = sum(int(ours[kind]["num_features"]) for kind in ("eagle3", "mtp") if kind in ours)
+        kept = sum(int(ours[kind]["num_features"]) for kind in ("eagle3", "mtp", "block") if kind in ours)
         return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * kept
 
 
@@ -183,6 +183,7 @@ class _Faser(_Checked):
 
     eagle3: _Head = _Head(num_features=1)
     mtp: _Head = _Head(num_features=1)
+    block: _Head = _Head(num_features=1)
     medusa: dict[str, Any] = {}
 
 

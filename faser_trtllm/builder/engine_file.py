@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import mmap
 import os
 import struct
@@ -53,6 +54,8 @@ MODEL_FIELDS = (
     "rope_attention_factor",
     "tied",
 )
+ROW_MAJOR = ("embedding", "block.markov_in", "block.predecessors", "block.successors")
+"""Matrices in bf16 whose rows are looked up; all others are packed."""
 FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are whole numbers
 
 
@@ -104,8 +107,8 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
-    layers; of an MTP layer is_mtp and reads_normed too. "medusa": of Medusa heads, num_heads and num_layers
-    (faser_cpu.h); then all else is theirs.
+    layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter (models/heads/head.py). "medusa":
+    of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
@@ -113,12 +116,13 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     for name, parts in fused_tensors(model).items():
         num_rows = sum(round_up(shape[0], row_multiple(name)) for _, shape in parts)
         is_optional = name.endswith(("_bias", ".q_norm", ".k_norm"))
-        if len(parts[0][1]) == 1:
-            sizes[name] = (num_rows * 4, not is_optional)
-        elif name != "embedding":
-            sizes |= _matrix_sizes(name, num_rows, parts[0][1][1], scheme_for(name, scheme))
-        elif not model["tied"]:
-            sizes[name] = (num_rows * model["hidden_size"] * 2, True)
+        num_in = math.prod(parts[0][1][1:])
+        if len(parts[0][1]) != 2:
+            sizes[name] = (num_rows * num_in * 4, not is_optional)
+        elif name not in ROW_MAJOR:
+            sizes |= _matrix_sizes(name, num_rows, num_in, scheme_for(name, scheme))
+        elif name != "embedding" or not model["tied"]:
+            sizes[name] = (num_rows * num_in * 2, True)
     head = model.get("head")
     if head is not None and not head.get("is_mtp"):
         num_ids = head["draft_vocab_size"]
@@ -333,6 +337,18 @@ def _check_head(head: dict[str, Any]) -> None:
         raise ValueError(f"model.head is {head!r:.80}")
 
 
+def _check_block(block: dict[str, Any], num_layers: int) -> None:
+    lists = [block[name] for name in ("layers", "windows", "causal")]
+    factors = [block[name] for name in ("logit_softcap", "logit_scale", "embedding_scale")]
+    sizes = ["num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank"]
+    sizes += ["selector_top_k", "conv_taps", "conv_group_size"]
+    numbers = [*itertools.chain(*lists), *(block[name] for name in sizes)]
+    is_wrong = any(not isinstance(number, int) or not 0 <= number <= MAX_SIZE for number in numbers)
+    is_wrong |= any(not isinstance(factor, int | float) or not 0 <= factor <= MAX_SIZE for factor in factors)
+    if is_wrong or not lists[0] or len(lists[1]) != num_layers or len(lists[2]) != num_layers:
+        raise ValueError(f"model.block is {block!r:.80}")
+
+
 def _check_header(header: dict[str, Any]) -> None:
     """Check the numbers that the engine indexes memory by; raises ValueError or KeyError."""
     model, tensors = header["model"], header["tensors"]
@@ -344,6 +360,8 @@ def _check_header(header: dict[str, Any]) -> None:
     check_segments(header["segments"], model["num_layers"])
     if "head" in model:
         _check_head(model["head"])
+    if "block" in model:
+        _check_block(model["block"], model["num_layers"])
     sizes = tensor_sizes(model, scheme_of(model))
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]

@@ -1,10 +1,11 @@
-"""The draft model, or a draft head: its KV is brought up to date and it drafts, in one engine call."""
+"""The draft model, a draft head or a block drafter: its KV is brought up to date and it drafts, in one engine call."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.counts import Int32Array
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
@@ -22,7 +23,8 @@ class ModelDrafter:
 
     A head's rows need the target's hidden row of the position before. So in a prompt it follows the target, and
     its rows of pending drafts, made from its own output, count for nothing: they are run again when the target has run
-    those tokens.
+    those tokens. A block drafter's rows need the target's hidden rows of their own positions, and it drafts whole
+    blocks: for requests without pending drafts only.
     """
 
     spec = DrafterSpec("model", has_kv=True)
@@ -40,17 +42,17 @@ class ModelDrafter:
         self._sampling = sampling
         self._max_draft_len = max_draft_len
         self._clock = clock
-        self._is_head = spec.is_head
+        self._kind = spec.draft_kind
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
         """See Drafter.propose."""
         if not plan.runs_draft_model:
             return nothing_drafted(plan)
-        rows, sampling, is_head = plan.scheduled, self._sampling.array, self._is_head
+        rows, sampling, kind = plan.scheduled, self._sampling.array, self._kind
         num_drafted, num_computed = np.zeros(len(rows), np.int32), rows.num_draft_computed.copy()
         started_s = self._clock.now_s()
-        asked, batch = self._rows.fill_draft(sampling, rows, num_pending, is_head=is_head)
+        asked, batch = self._rows.fill_draft(sampling, rows, num_pending, kind)
         if batch.num_rows:
             draft_batch = DraftBatch(
                 batch=batch,
@@ -64,9 +66,10 @@ class ModelDrafter:
             drafted = self._engine.draft(draft_batch)
             requests = asked.requests.astype(np.intp)  # numpy takes other indices ten times as long
             num_drafted[requests] = drafted
-            # The newest draft has not been run through the model, and what a head has made of its own output counts for
-            # nothing.
-            num_computed[requests] = asked.end if is_head else asked.end + asked.num_logit_rows * (drafted - 1)
+            # The newest draft has not been run through the model, what a head has made of its own output counts for
+            # nothing, and the last committed token is no context of a block drafter yet.
+            further = {native.DRAFT_MODEL: drafted - 1, native.DRAFT_HEAD: 0, native.DRAFT_BLOCK: -1}[kind]
+            num_computed[requests] = asked.end + asked.num_logit_rows * further
         draft_ms = 1e3 * (self._clock.now_s() - started_s)
         return DraftResult(num_drafted, num_computed, draft_ms, batch.num_rows, batch.logit_rows.size)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.value import value
@@ -35,6 +36,19 @@ class EngineSpec:
     )
     max_logit_rows: int | None = None  # of one pass; None: all
     is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
+    block_size: int = 0  # rows of a block drafter, which drafts from its target's hidden rows too; 0: it is none
+
+    @property
+    def draft_kind(self) -> int:
+        """Which rows it needs before it drafts; one of native's DRAFT_MODEL, DRAFT_HEAD and DRAFT_BLOCK."""
+        if self.block_size:
+            return native.DRAFT_BLOCK
+        return native.DRAFT_HEAD if self.is_head else native.DRAFT_MODEL
+
+    @property
+    def reads_target(self) -> bool:
+        """It drafts from its target's hidden rows."""
+        return self.draft_kind != native.DRAFT_MODEL
 
     @property
     def num_slots(self) -> int:
@@ -55,7 +69,7 @@ class DraftBatch:
     token where num_new_drafts > 0. Of a head, of committed tokens only: it runs pending drafts itself. sampling:
     SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts, num_new_drafts [num_requests] int32,
     contiguous: committed tokens, drafts pending after them, and drafts wanted after those. max_draft_len: the most
-    that may be pending then.
+    that may be pending then. A block drafter's num_drafts is 0 where num_new_drafts is not.
     """
 
     batch: RaggedBatch

@@ -14,6 +14,8 @@ from faser_trtllm.native.structures import (
     NUM_SOURCES,
     FaserAcceptance,
     FaserBatch,
+    FaserBlock,
+    FaserConv,
     FaserDraftStop,
     FaserHead,
     FaserLayer,
@@ -31,6 +33,8 @@ __all__ = [
     "NUM_SOURCES",
     "FaserAcceptance",
     "FaserBatch",
+    "FaserBlock",
+    "FaserConv",
     "FaserDraftStop",
     "FaserHead",
     "FaserLayer",
@@ -44,7 +48,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -65,6 +69,10 @@ FAILED = 3
 GREEDY = 0
 SEEDED = 1
 SAMPLED = 2
+
+DRAFT_MODEL = 0
+DRAFT_HEAD = 1
+DRAFT_BLOCK = 2
 
 BY_MODEL = 0
 BY_SUFFIX = 1

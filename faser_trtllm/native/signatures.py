@@ -195,7 +195,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         [
             c_int32,  # num_requests
             *[c_void_p] * 6,  # slots, sampling, counts, num_pending, num_new_tokens, max_drafts
-            c_int32,  # is_head
+            c_int32,  # kind
             *[c_void_p] * 2,  # out, out_num_requests
             c_int32,  # max_num_rows
             *[c_void_p] * 5,  # cu_rows, token_ids, positions, logit_rows, out_num_logit_rows

@@ -59,6 +59,45 @@ class FaserMedusa(Structure):
     ]
 
 
+class FaserConv(Structure):
+    """struct faser_conv: a convolution next to a sublayer of a block drafter."""
+
+    _fields_ = [
+        ("base", c_void_p),
+        ("delta", c_void_p),
+    ]
+
+
+class FaserBlock(Structure):
+    """struct faser_block: what a block drafter has next to a decoder's layers."""
+
+    _fields_ = [
+        ("fc", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("markov_in", c_void_p),
+        ("markov_out", c_void_p),
+        ("predecessors", c_void_p),
+        ("successors", c_void_p),
+        ("selector_proj", c_void_p),
+        ("attention_convs", POINTER(FaserConv)),
+        ("mlp_convs", POINTER(FaserConv)),
+        ("windows", c_void_p),
+        ("causal", c_void_p),
+        ("num_features", c_int32),
+        ("block_size", c_int32),
+        ("first_slot", c_int32),
+        ("mask_token_id", c_int32),
+        ("markov_rank", c_int32),
+        ("selector_rank", c_int32),
+        ("selector_top_k", c_int32),
+        ("conv_taps", c_int32),
+        ("conv_group_size", c_int32),
+        ("logit_softcap", c_float),
+        ("logit_scale", c_float),
+        ("embedding_scale", c_float),
+    ]
+
+
 class FaserModel(Structure):
     """struct faser_model."""
 
@@ -81,6 +120,7 @@ class FaserModel(Structure):
         ("layers", POINTER(FaserLayer)),
         ("head", POINTER(FaserHead)),
         ("medusa", POINTER(FaserMedusa)),
+        ("block", POINTER(FaserBlock)),
         ("lm_head_scales", c_void_p),
         ("weight_bits", c_int32),
         ("group_size", c_int32),

@@ -44,7 +44,7 @@ class CpuProbe(Probe):
             draft = None
             if engines.has_draft:
                 draft = stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
-                if draft.spec.is_head:
+                if draft.spec.reads_target:
                     draft.attach(target)
             sampler = CpuRejectionSampler(vocab_size, draft_len, HostDraftProbs(num_slots, draft_len, vocab_size))
             num_filled = min(num_slots, QUICK_SLOTS) if quick else num_slots

@@ -2,33 +2,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "acceptance.h"
+#include "draft_block.h"
+#include "drafting.h"
 #include "engine.h"
 #include "faser_cpu.h"
-#include "sigmoid.h"
 
 namespace faser {
 namespace {
-
-// Buffers of the calling thread, which only grow.
-struct DraftScratch {
-  std::vector<int32_t> requests;  // requests still drafting, as indices into the caller's batch
-  std::vector<int32_t> slots, cu_rows, token_ids, positions, rows, num_known;
-  std::vector<double> survival;  // survival of the request's pending drafts, indexed as `requests`
-
-  void reserve(int32_t num_requests) {
-    const size_t size = static_cast<size_t>(num_requests);
-    if (requests.size() >= size) return;
-    for (std::vector<int32_t>* buffer : {&requests, &slots, &token_ids, &positions, &rows, &num_known}) {
-      buffer->resize(size);
-    }
-    survival.resize(size);
-    cu_rows.resize(size + 1);
-    for (size_t i = 0; i <= size; ++i) cu_rows[i] = static_cast<int32_t>(i);
-  }
-};
 
 // num_run: tokens that the request's rows reach, of those known.
 int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_run, int32_t num_drafts, int32_t num_new,
@@ -40,25 +21,8 @@ int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_run, int3
   return batch.positions[end - 1] == num_run - 1 ? FASER_OK : FASER_BAD_POSITION;
 }
 
-// ops/draft_stop.py computes the same, operation by operation.
-double acceptance(const faser_draft_stop& stop, int32_t mode, int32_t place, float margin) {
-  const int32_t at = mode * stop.stride + place;
-  return sigmoid(static_cast<double>(stop.slope[at]) * static_cast<double>(margin) +
-                 static_cast<double>(stop.intercept[at]));
-}
-
-double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, int32_t num_tokens, int32_t num_drafts) {
-  double survival = 1.0;
-  for (int32_t j = 0; j < num_drafts; ++j) {
-    const float margin = s.draft_margins[num_tokens + j];
-    survival *=
-        is_certain(s, num_tokens + j) ? sigmoid(static_cast<double>(margin)) : acceptance(stop, s.mode, j, margin);
-  }
-  return survival;
-}
-
 // One row per listed request, after its known tokens; a head continues from its own outputs.
-int32_t step(faser_engine* engine, const faser_batch& batch, const DraftScratch& scratch, int32_t first, int32_t count,
+int32_t step(faser_engine* engine, const faser_batch& batch, const Drafting& scratch, int32_t first, int32_t count,
              bool has_logits, float* logits) {
   const faser_batch rows = {count,
                             count,
@@ -79,7 +43,7 @@ int32_t step(faser_engine* engine, const faser_batch& batch, const DraftScratch&
 // The batch's rows, then a head's pending drafts, one step for each place. The list of those that draft has the
 // requests without pending drafts first, then by rising number, so that all come to their ends together.
 int32_t catch_up(faser_engine* engine, const faser_batch& batch, const faser_sampling* sampling,
-                 const int32_t* num_drafts, int32_t num_active, DraftScratch& scratch, float* logits) {
+                 const int32_t* num_drafts, int32_t num_active, Drafting& scratch, float* logits) {
   const int32_t num_layers = engine->num_layers();
   if (!engine->is_head()) return engine->forward(batch, 0, num_layers, scratch.rows.data(), num_active, logits);
   int32_t num_ready = 0;
@@ -118,7 +82,7 @@ int32_t faser_pending_survival(const faser_draft_stop* stop, int32_t num_request
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
                     int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new) {
-  thread_local faser::DraftScratch scratch;
+  thread_local faser::Drafting scratch;
   scratch.reserve(batch->num_requests);
   int32_t num_active = 0;
   for (int32_t i = 0; i < batch->num_requests; ++i) {
@@ -126,6 +90,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     const int32_t num_run = engine->is_head() ? num_tokens[i] : num_known;
     const int32_t status = faser::check_request(*batch, i, num_run, num_drafts[i], num_new_drafts[i], max_draft_len);
     if (status != FASER_OK) return status;
+    if (engine->is_block() && num_new_drafts[i] > 0 && num_drafts[i] > 0) return FASER_BAD_ARGUMENT;
     out_num_new[i] = 0;
     if (num_new_drafts[i] != 0) scratch.requests[num_active++] = i;
   }
@@ -147,6 +112,9 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     }
   }
   if (batch->num_rows == 0) return FASER_OK;
+  if (engine->is_block())
+    return faser::draft_block(engine, pool, *batch, sampling, num_active, num_new_drafts, max_draft_len, stop, scratch,
+                              logits, out_num_new);
 
   const int32_t vocab_size = faser_engine_vocab_size(engine);
   const int32_t stride = faser_engine_logits_stride(engine);
@@ -155,35 +123,8 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     status = faser_sample_draft(pool, num_active, scratch.slots.data(), sampling, logits, stride, vocab_size,
                                 scratch.num_known.data(), max_draft_len, scratch.token_ids.data());
     if (status != FASER_OK) break;
-    // Compacts the list to the requests that continue and updates out_num_new.
-    int32_t num_left = 0;
-    double gain = 0.0;  // expected tokens of the next step minus the cost of its rows
-    for (int32_t a = 0; a < num_active; ++a) {
-      const int32_t i = scratch.requests[a];
-      if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
-      if (stop != nullptr) {
-        const int32_t place = num_drafts[i] + out_num_new[i] - 1;
-        const faser_sampling& s = sampling[scratch.slots[a]];
-        const float margin = s.draft_margins[scratch.num_known[a]];
-        const double survival = scratch.survival[a] * faser::acceptance(*stop, s.mode, place, margin);
-        const int32_t next = s.mode * stop->stride + place + 1;
-        const double prior = static_cast<double>(stop->prior[next]), spread = static_cast<double>(stop->spread[next]);
-        const double row_price = static_cast<double>(stop->row_price[place + 1]);
-        const double high = survival * (prior + spread) - row_price, low = survival * (prior - spread) - row_price;
-        if (high < 0.0) continue;
-        scratch.survival[num_left] = survival;
-        gain += 0.5 * (high + std::max(low, 0.0));
-      }
-      scratch.requests[num_left] = i;
-      scratch.slots[num_left] = scratch.slots[a];
-      scratch.token_ids[num_left] = scratch.token_ids[a];
-      scratch.positions[num_left] = scratch.num_known[a];
-      scratch.num_known[num_left] = scratch.num_known[a] + 1;
-      ++num_left;
-    }
-    num_active = num_left;
+    num_active = scratch.go_on(0, num_active, stop, sampling, num_drafts, num_new_drafts, out_num_new);
     if (num_active == 0) break;
-    if (stop != nullptr && gain < static_cast<double>(stop->step_price[num_active])) break;
     status = faser::step(engine, *batch, scratch, 0, num_active, true, logits);
   }
   return status;

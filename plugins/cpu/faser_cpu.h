@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 19
+#define FASER_ABI_VERSION 20
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -90,6 +90,37 @@ typedef struct {
   int32_t num_heads, num_layers;
 } faser_medusa;
 
+// A convolution over the rows of a block before (0) and after (1) a sublayer, causal: out of row t = sum over taps of
+// (base + delta of row t) * in of row t - tap, where that is one of the block's. The deltas, one for each group of
+// channels, are made of the sublayer's normed input.
+typedef struct {
+  const float* base;      // [2, taps, hidden]
+  const uint32_t* delta;  // packed [2 * taps * hidden / group, hidden]
+} faser_conv;
+
+// What a block drafter (DFlash, DFlash2, DSpark) has besides a decoder's layers. A context row of position p is made of
+// the target's hidden rows of that position, hidden_norm(fc x), and all that is kept of it are its keys and values: of
+// each layer those parts of qkv, without its input_norm. A block is block_size rows, the last committed token's and
+// then mask_token_id's, at the positions from that token's on; they see the context before it and each other. The row
+// first_slot + k gives the logits of draft k: logit_scale times the LM head's, then, unless 0, logit_softcap * tanh(x /
+// logit_softcap); with markov_rank also markov_out times the row of markov_in of the token before the draft. With
+// selector_rank only the selector_top_k best tokens can be drafted, and to the logit of token b comes the sum of
+// predecessors[a] * successors[b] * (selector_proj times the normed row), a being the token before the draft.
+typedef struct {
+  const uint32_t* fc;                             // packed [hidden, num_features]
+  const float* hidden_norm;                       // [hidden]
+  const uint16_t* markov_in;                      // bf16 [vocab_size, markov_rank] row-major, or NULL
+  const uint32_t* markov_out;                     // packed [vocab_size, markov_rank], or NULL
+  const uint16_t *predecessors, *successors;      // bf16 [vocab_size, selector_rank] row-major, or NULL
+  const uint32_t* selector_proj;                  // packed [selector_rank, hidden], or NULL
+  const faser_conv *attention_convs, *mlp_convs;  // [num_layers], or NULL
+  const int32_t* windows;                         // [num_layers] tokens that a row sees, itself included; 0: all
+  const int32_t* causal;                          // [num_layers] 1: no row of a block sees those after it
+  int32_t num_features, block_size, first_slot, mask_token_id, markov_rank;
+  int32_t selector_rank, selector_top_k, conv_taps, conv_group_size;  // 0: none
+  float logit_softcap, logit_scale, embedding_scale;
+} faser_block;
+
 typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
   int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
@@ -102,6 +133,7 @@ typedef struct {
   const faser_layer* layers;    // [num_layers]
   const faser_head* head;       // NULL: a decoder; else one layer, with an embedding
   const faser_medusa* medusa;   // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
+  const faser_block* block;     // NULL; else a block drafter, with an embedding unless lm_head is tied
   const float* lm_head_scales;  // NULL: the LM head is bf16
   int32_t weight_bits;          // of the layers' matrices: 16 (bf16), 8 or 4
   int32_t group_size;           // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
@@ -154,7 +186,8 @@ int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int
 // as KV, its hidden rows on entering these layers (ascending; its num_layers: on leaving the last one), rounded to
 // bf16. Medusa heads take the num_layers alone, and its rows are kept after the final norm. The target outlives the
 // head and has as many blocks. A pass of the head must come after the target's pass over the position before each of
-// its rows.
+// its rows, of a block drafter over the position of each of its rows. faser_engine_forward of a block drafter runs
+// context rows and gives no logits.
 int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers);
 // Keeps the listed hidden rows (ascending) and drops the others; later calls must pass a matching batch.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);
@@ -301,12 +334,14 @@ int32_t faser_pending_survival(const faser_draft_stop* stop, int32_t num_request
                                double* out_survival);
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
-// draft; of a head: the last committed one, after which it runs the pending drafts itself, from its own output); then
+// draft; of a head: the last committed one, after which it runs the pending drafts itself, from its own output; of a
+// block drafter: the last committed one, where no drafts are pending, and at most the drafts of one block); then
 // request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens after num_tokens[i] +
 // num_drafts[i], each drawn from the same edited distribution as the target's (greedy: argmax; seeded: the shared
 // noise; sampled: q kept in draft_probs). A row with NaN logits or an empty distribution ends that request's drafting.
 // stop: NULL, or ends drafting early (needs draft_margins of every drafting request).
-// out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride].
+// out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride], of
+// a block drafter [max_num_tokens, logits_stride].
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
                     int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new);
@@ -490,9 +525,11 @@ int32_t faser_store_drafts(int32_t num_requests, const int32_t* slots, faser_sam
 // [FASER_DRAFTERS + 1, num_requests]: a column of each of these faser_counts, as of when the step was scheduled.
 // num_pending: drafts, with those of other drafters in this step; num_new_tokens: committed tokens that the target's
 // pass runs; max_drafts: pending drafts up to which the model drafts. A request drafts once it decodes and all of its
-// rows fit into max_num_rows; a prompt is followed. is_head: its rows follow the target's, and end with the last
-// committed token. out [FASER_NUM_DRAFT_COLUMNS, num_requests]: of the out_num_requests requests that have rows. What
-// follows, and the result, is faser_fill_rows' for these rows.
+// rows fit into max_num_rows; a prompt is followed. A head's and a block drafter's rows follow the target's, and
+// end with the last committed token; a block drafter drafts where no drafts are pending. out [FASER_NUM_DRAFT_COLUMNS,
+// num_requests]: of the out_num_requests requests that have rows. What follows, and the result, is faser_fill_rows' for
+// these rows.
+typedef enum { FASER_DRAFT_MODEL, FASER_DRAFT_HEAD, FASER_DRAFT_BLOCK } faser_draft_kind;
 typedef enum {
   FASER_DRAFT_REQUEST,
   FASER_DRAFT_SLOT,
@@ -506,7 +543,7 @@ typedef enum {
 } faser_draft_column;
 int32_t faser_draft_rows(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
                          const int32_t* counts, const int32_t* num_pending, const int32_t* num_new_tokens,
-                         const int32_t* max_drafts, int32_t is_head, int32_t* out, int32_t* out_num_requests,
+                         const int32_t* max_drafts, int32_t kind, int32_t* out, int32_t* out_num_requests,
                          int32_t max_num_rows, int32_t* cu_rows, int32_t* token_ids, int32_t* positions,
                          int32_t* logit_rows, int32_t* out_num_logit_rows);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "draw.h"
 #include "parallel.h"
@@ -65,14 +66,9 @@ int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size,
   return token;
 }
 
-}  // namespace faser
-
-int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
-                           const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
-                           int32_t max_draft_len, int32_t* out_tokens) {
-  if (num_requests < 0 || vocab_size <= 0 || logits_stride < vocab_size || max_draft_len <= 0) {
-    return FASER_BAD_ARGUMENT;
-  }
+int32_t sample_drafts(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                      const float* const* logits, int32_t vocab_size, const int32_t* num_known, int32_t max_draft_len,
+                      int32_t* out_tokens) {
   bool all_greedy = true;
   faser_fill_masks fill_masks = nullptr;
   for (int32_t i = 0; i < num_requests; ++i) {
@@ -83,9 +79,23 @@ int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t
     if (s.fill_masks != nullptr) fill_masks = s.fill_masks;
   }
   if (fill_masks != nullptr) fill_masks(num_requests, slots, num_known);
-  faser::for_each_request(pool, num_requests, num_requests, vocab_size, all_greedy, [&](int i) {
-    out_tokens[i] = faser::sample_draft(&sampling[slots[i]], logits + static_cast<size_t>(i) * logits_stride,
-                                        vocab_size, num_known[i], max_draft_len);
+  for_each_request(pool, num_requests, num_requests, vocab_size, all_greedy, [&](int i) {
+    out_tokens[i] = sample_draft(&sampling[slots[i]], logits[i], vocab_size, num_known[i], max_draft_len);
   });
   return FASER_OK;
+}
+
+}  // namespace faser
+
+int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                           const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
+                           int32_t max_draft_len, int32_t* out_tokens) {
+  if (num_requests < 0 || vocab_size <= 0 || logits_stride < vocab_size || max_draft_len <= 0) {
+    return FASER_BAD_ARGUMENT;
+  }
+  thread_local std::vector<const float*> rows;
+  rows.resize(static_cast<size_t>(num_requests));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = logits + i * static_cast<size_t>(logits_stride);
+  return faser::sample_drafts(pool, num_requests, slots, sampling, rows.data(), vocab_size, num_known, max_draft_len,
+                              out_tokens);
 }

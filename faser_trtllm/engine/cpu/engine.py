@@ -40,6 +40,10 @@ _OPTIONAL_LAYER_TENSORS = frozenset(
 )
 
 _HEAD_TENSORS = ("fc", "fc_bias", "hidden_norm", "target_ids", "input_proj", "token_norm")
+_BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
+_BLOCK_SIZES = ("num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank")
+_CHAIN_SIZES = ("selector_top_k", "conv_taps", "conv_group_size")
+_BLOCK_FACTORS = ("logit_softcap", "logit_scale", "embedding_scale")
 _HEAD_SIZES = ("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed")
 
 
@@ -114,6 +118,7 @@ class CpuEngine(HostPruning, Closing):
                 segments=tuple(file.header["segments"]),
                 max_num_branches=max_num_branches,
                 is_head="head" in sizes or "medusa" in sizes,
+                block_size=sizes.get("block", {}).get("block_size", 0),
             )
             return cls(file, core_set, spec, _create(file, path, core_set, spec))
         except BaseException:
@@ -133,8 +138,10 @@ class CpuEngine(HostPruning, Closing):
     def attach(self, target: CpuEngine) -> None:
         """Give a head its target, which keeps hidden rows for it from now on; call it once, before either runs, and
         close the target last. EngineFileError if they do not fit."""
-        head: dict[str, Any] | None = self._file.header["model"].get("head")
-        layers = np.array([target.spec.num_layers] if head is None else head["layers"], np.int32)
+        model: dict[str, Any] = self._file.header["model"]
+        layers = np.array(
+            [target.spec.num_layers] if "medusa" in model else model.get("head", model.get("block"))["layers"], np.int32
+        )
         status = self._library.faser_engine_attach_head(
             self._open_handle(), target._open_handle(), native.address_of_buffer(layers), layers.size
         )
@@ -330,6 +337,29 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
             **{name: sizes["medusa"][name] for name in ("num_heads", "num_layers")},
         )
         model.medusa = ctypes.pointer(medusa)
+    if "block" in sizes:
+        block_sizes = sizes["block"]
+        windows, causal = ((ctypes.c_int32 * spec.num_layers)(*block_sizes[name]) for name in ("windows", "causal"))
+        convs = {}
+        for part in ("attention_conv", "mlp_conv") if block_sizes["conv_taps"] else ():
+            found = [
+                native.FaserConv(*(file.address(f"layers.{i}.{part}_{name}") for name in ("base", "delta")))
+                for i in range(spec.num_layers)
+            ]
+            convs[f"{part}s"] = (native.FaserConv * spec.num_layers)(*found)
+        block = native.FaserBlock(
+            **{name: file.address(f"block.{name}") for name in _BLOCK_TENSORS},
+            **{name: block_sizes[name] for name in _BLOCK_SIZES + _CHAIN_SIZES + _BLOCK_FACTORS},
+            windows=ctypes.addressof(windows),
+            causal=ctypes.addressof(causal),
+            **convs,
+        )
+        model.block = ctypes.pointer(block)
+        if spec.block_size > spec.max_num_tokens:
+            raise ConfigError(
+                f"max_num_tokens is {spec.max_num_tokens}, it must be at least the block drafter's block_size "
+                f"({spec.block_size})"
+            )
     status = ctypes.c_int32()
     handle: int | None = native.library().faser_engine_create(
         ctypes.byref(model),

@@ -18,7 +18,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     assert core_set is not None, "cpu engines run on a core set"
     target = _open(request.engines.target_path, request, stack, request.num_branches * request.limits.max_batch_size)
     draft = _open(request.engines.draft_path, request, stack) if request.drafting else None
-    if draft is not None and draft.spec.is_head:
+    if draft is not None and draft.spec.reads_target:
         draft.attach(target)
 
     @functools.cache

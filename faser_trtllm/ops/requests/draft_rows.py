@@ -26,9 +26,7 @@ class DraftRows(NamedTuple):
     num_new: Int32Array
 
 
-def draft_rows_reference(
-    rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, *, is_head: bool
-) -> DraftRows:
+def draft_rows_reference(rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, kind: int) -> DraftRows:
     """RowFiller.fill_draft in a plain loop, but for the batch."""
     found: list[tuple[int, ...]] = []
     progress = rows.num_tokens, rows.num_computed, rows.num_draft_computed, num_pending
@@ -38,19 +36,19 @@ def draft_rows_reference(
     ):
         if not drafters & (1 << native.BY_MODEL):
             continue
-        num_new = 0
+        num_new, end = 0, target
         if target == known - 1:  # it decodes
             num_new = wanted - pending
-            if num_new <= 0:
+            if num_new <= 0 or (kind == native.DRAFT_BLOCK and pending):
                 continue
-            end = known if is_head else known + pending
-        elif is_head:
+            end = known + pending if kind == native.DRAFT_MODEL else known
+        elif kind == native.DRAFT_HEAD:
             end = target + 1 if target else 0
-        else:
+        elif kind == native.DRAFT_MODEL:
             end = target + num_rows
         if end - first > max_num_rows:
             end, num_new = first + max_num_rows, 0
-        if end <= first or (is_head and end < 2):
+        if end <= first or (kind == native.DRAFT_HEAD and end < 2):
             continue
         max_num_rows -= end - first
         found.append((index, slot, first, end, int(num_new > 0), known, pending, num_new))

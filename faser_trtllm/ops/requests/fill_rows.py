@@ -44,14 +44,15 @@ class RowFiller:
         return self._batch(slots, num_rows)
 
     def fill_draft(
-        self, sampling: SamplingArray, rows: ScheduledRequests, num_pending: Int32Array, *, is_head: bool
+        self, sampling: SamplingArray, rows: ScheduledRequests, num_pending: Int32Array, kind: int
     ) -> tuple[DraftRows, RaggedBatch]:
         """The rows of a draft model's first pass, tokens that it has not seen, and which requests have them.
 
-        num_pending [num_requests] int32: with the drafts that other drafters made in this step. A request drafts once
-        it decodes; one whose rows do not all fit gets those that do, and drafts later. Prompts are followed, by a head
-        as far as the target has come: its rows need the target's hidden row of the position before, and end with the
-        last committed token.
+        num_pending [num_requests] int32: with the drafts that other drafters made in this step. kind:
+        EngineSpec.draft_kind. A request drafts once it decodes; one whose rows do not all fit gets those that do, and
+        drafts later. Prompts are followed, by heads and block drafters as far as the target has come: a head's rows
+        need the target's hidden row of the position before, a block drafter's of their own, and both end with the last
+        committed token. A block drafter drafts for requests without pending drafts.
         """
         n = len(rows)
         out = np.empty((len(DraftRows._fields), n), np.int32)
@@ -64,7 +65,7 @@ class RowFiller:
             at_slots,
             sampling_address(sampling),
             *columns,
-            is_head,
+            kind,
             at_out,
             self._num_requests_address,
             self._max_num_rows,

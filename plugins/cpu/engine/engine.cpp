@@ -115,6 +115,22 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     head_.num_features = model.hidden_size;
   }
 
+  if (model.block != nullptr) {
+    block_ = *model.block;
+    head_.num_features = block_.num_features;
+    windows_.assign(block_.windows, block_.windows + model.num_layers);
+    causal_.assign(block_.causal, block_.causal + model.num_layers);
+    if (block_.conv_taps > 0) {
+      attention_convs_.assign(block_.attention_convs, block_.attention_convs + model.num_layers);
+      mlp_convs_.assign(block_.mlp_convs, block_.mlp_convs + model.num_layers);
+    }
+    hidden_norm_ = padded_copy(block_.hidden_norm, model.hidden_size, kPanel);
+    const int max_requests = std::min(max_num_requests, max_num_tokens / block_.block_size);
+    memory_of_blocks_ =
+        std::make_unique<faser::BlockMemory>(max_requests, block_.block_size, model.max_seq_len, tokens_per_block);
+    num_blocks += max_requests * memory_of_blocks_->blocks_per_request;
+  }
+
   kv_head_words_ = static_cast<size_t>(tokens_per_block) * heads_.padded_dim;
   kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
   kv_ = allocate<uint32_t>(has_medusa_ ? 0 : kv_layer_words_ * model.num_layers);
@@ -144,6 +160,27 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     outputs_ = allocate<float>(static_cast<size_t>(max_num_requests) * hidden_stride_);
     if (head_.target_ids != nullptr)
       draft_logits_ = allocate<float>(num_rows * round_up(head_.draft_vocab_size, kPanel));
+  }
+  if (is_block()) {
+    feature_pairs_ = round_up(block_.num_features, kPanel) / 2;
+    x_features_ = allocate<char>(num_rows * feature_pairs_ * pair_bytes_);
+    if (block_.conv_taps > 0) {
+      delta_stride_ = round_up(2 * block_.conv_taps * (model.hidden_size / block_.conv_group_size), kPanel);
+      deltas_ = allocate<float>(num_rows * delta_stride_);
+      values_ = allocate<float>(num_rows * hidden_stride_);
+      convolved_ = allocate<float>(num_rows * hidden_stride_);
+    }
+    if (block_.selector_rank > 0) {
+      selector_stride_ = round_up(block_.selector_rank, kPanel);
+      selector_rows_ = allocate<float>(num_rows * selector_stride_);
+    }
+    if (block_.markov_rank > 0) {
+      const size_t rows = round_up(max_num_requests, faser::kRowAlignment),
+                   stride = faser::num_pairs(block_.markov_rank);
+      x_markov_ = allocate<char>(rows * stride * pair_bytes_);
+      markov_rows_ = allocate<float>(rows * stride * 2);
+      markov_logits_ = allocate<float>(rows * logits_stride());
+    }
   }
   if (has_medusa_) {
     x_features_ = allocate<char>(static_cast<size_t>(max_num_requests) * hidden_pairs_ * pair_bytes_);
@@ -241,6 +278,32 @@ bool is_valid_head(const faser_model& model) {
   return true;
 }
 
+bool is_valid_block(const faser_model& model) {
+  const faser_block& block = *model.block;
+  if (block.fc == nullptr || block.hidden_norm == nullptr || block.windows == nullptr || block.causal == nullptr ||
+      block.num_features < 2 || block.num_features % 2 != 0 || block.first_slot < 0 || block.first_slot > 1 ||
+      block.block_size <= block.first_slot || block.mask_token_id < 0 || block.mask_token_id >= model.vocab_size ||
+      block.markov_rank < 0 || block.markov_rank % 2 != 0 || block.logit_softcap < 0.0f)
+    return false;
+  if (block.markov_rank > 0 && (block.markov_in == nullptr || block.markov_out == nullptr)) return false;
+  if (block.selector_rank < 0 || block.selector_top_k < 0 || block.selector_top_k > faser::kMaxSelected ||
+      block.conv_taps < 0 || block.conv_group_size < 0)
+    return false;
+  if (block.selector_rank > 0 &&
+      (block.selector_top_k < 1 || block.selector_top_k > model.vocab_size || block.predecessors == nullptr ||
+       block.successors == nullptr || block.selector_proj == nullptr))
+    return false;
+  if (block.conv_taps > 0 && (block.conv_group_size < 1 || model.hidden_size % block.conv_group_size != 0 ||
+                              block.attention_convs == nullptr || block.mlp_convs == nullptr))
+    return false;
+  for (int i = 0; i < model.num_layers; i++) {
+    if (block.windows[i] < 0) return false;
+    for (const faser_conv* convs : {block.attention_convs, block.mlp_convs})
+      if (block.conv_taps > 0 && (convs[i].base == nullptr || convs[i].delta == nullptr)) return false;
+  }
+  return true;
+}
+
 bool is_valid(const faser_model& model) {
   const bool sizes = model.num_layers > 0 && model.hidden_size > 0 && model.hidden_size % 2 == 0 &&
                      model.num_heads > 0 && model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0 &&
@@ -273,6 +336,8 @@ bool is_valid(const faser_model& model) {
                          layer.down_scales == nullptr))
       return false;
   }
+  if (model.block != nullptr)
+    return model.head == nullptr && !is_quantized && model.sliding_window == 0 && is_valid_block(model);
   return model.head == nullptr || is_valid_head(model);
 }
 
@@ -287,6 +352,7 @@ faser_engine* faser_engine_create(const faser_model* model, faser_pool* pool, in
   if (model == nullptr || pool == nullptr || !is_valid(*model) || num_blocks < 1 || tokens_per_block < 1 ||
       tokens_per_block % faser::kPageTokens != 0 || max_num_tokens < 1 || max_num_requests < 1)
     return nullptr;
+  if (model->block != nullptr && model->block->block_size > max_num_tokens) return nullptr;
   try {
     faser_engine* engine =
         new faser_engine(*model, pool, num_blocks, tokens_per_block, max_num_tokens, max_num_requests);

@@ -2,6 +2,8 @@
 #ifndef FASER_ENGINE_H_
 #define FASER_ENGINE_H_
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +67,23 @@ struct MedusaRun {
 // The values of a row of pairs, which are bf16 numbers or floats that hold such.
 void read_pairs(const char* x, int size, size_t pair_bytes, float* values);
 
+// Requests that a block drafter drafts for in a pass, and how many drafts of each: the slot, and the last committed
+// token.
+struct BlockRows {
+  const int32_t *slots, *token_ids, *positions, *num_places;
+  int count;
+};
+
+constexpr int kMaxSelected = 256;  // candidates of a draft
+
+// The batch of a block pass. Its rows begin in blocks of the engine's own, from num_blocks on, blocks_per_request each.
+struct BlockMemory {
+  BlockMemory(int max_num_requests, int block_size, int max_seq_len, int tokens_per_block);
+
+  const int max_num_requests, blocks_per_request, max_blocks_per_seq;
+  std::vector<int32_t> slots, cu_rows, token_ids, positions, logit_rows, table;
+};
+
 // KV of a row that a branch of its request needs too.
 struct BranchRow {
   int row, block, offset;
@@ -88,7 +107,14 @@ struct faser_engine {
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                   int num_logit_rows, float* logits, const faser::HeadRows* kept = nullptr);
   int32_t attach(faser_engine* target, const int32_t* layers, int num_layers);  // throws std::bad_alloc
-  bool is_head() const { return has_head_ || has_medusa_; }
+  bool is_head() const { return has_head_ || has_medusa_ || is_block(); }
+  bool is_block() const { return memory_of_blocks_ != nullptr; }
+  int max_blocks_of_pass() const { return memory_of_blocks_->max_num_requests; }
+  int num_places() const { return block_.block_size - block_.first_slot; }
+  // The logits of the first num_places[i] drafts of each request, in turn. batch: has the block table.
+  int32_t draft_blocks(const faser_batch& batch, const faser::BlockRows& rows, float* logits);
+  // Edits a row of the logits that draft_blocks gave, of each request, by the token before its next draft.
+  void add_previous(int count, const int32_t* token_ids, const float* all_logits, float* const* logits);
   bool is_mtp() const { return has_head_ && head_.fc == nullptr; }
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
@@ -111,9 +137,14 @@ struct faser_engine {
   void plan_tiles(const faser_batch& batch);
   void plan_branches(const faser_batch& batch);
   int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
+  // Runs body(team) on one worker or on as many as are worth it, whichever was faster for so many rows.
+  template <typename Body>
+  void run_timed(int num_rows, int64_t work, int num_parts, Body&& body);
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
   void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
+  void attend_rows(const faser::Team& team, const faser_batch& batch, int layer);   // of qkv_, to x_attention_
+  void append_rows(const faser::Team& team, const faser_batch& batch, int layer);   // queries, keys and values of qkv_
   void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head_layer(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
   void keep_outputs(const faser::Team& team, const faser::HeadRows& kept);
@@ -121,6 +152,15 @@ struct faser_engine {
   void plan_medusa(const faser::HeadRows& kept, int num_logit_rows);
   void run_medusa(const faser::Team& team, const faser_batch& batch, const faser::HeadRows& kept, int num_logit_rows,
                   float* logits);
+  void run_context(const faser::Team& team, const faser_batch& batch);
+  void copy_first_blocks(const faser::Team& team, const faser_batch& batch, const faser::BlockRows& rows);
+  void finish_logits(const faser::Team& team, int num_rows, float* logits) const;
+  void run_conv_layer(const faser::Team& team, const faser_batch& batch, int layer);
+  void prepare_conv(const faser::Team& team, int num_rows, const float* norm, const faser_conv& conv);
+  void convolve_row(const faser_conv& conv, int side, int row, float* out) const;
+  void add_markov(int count, const int32_t* token_ids, float* const* logits);
+  void select_candidates(int32_t token_id, const float* hidden, float* logits) const;
+  int32_t plan_blocks(const faser_batch& batch, const faser::BlockRows& rows);
   void spread_logits(const faser::Team& team, int num_logit_rows, float* logits) const;
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
@@ -201,9 +241,36 @@ struct faser_engine {
   std::vector<int32_t> entries_;  // 0, 1, 2 ..., for a pass that keeps nothing
   std::vector<faser::MedusaRun> runs_;
 
+  // A block drafter's; x_features_ and hidden_norm_ are as a head's.
+  faser_block block_ = {};
+  std::vector<int32_t> windows_, causal_;  // by layer
+  std::unique_ptr<faser::BlockMemory> memory_of_blocks_;
+  std::vector<faser_conv> attention_convs_, mlp_convs_;
+  char* x_markov_ = nullptr;
+  float *markov_rows_ = nullptr, *markov_logits_ = nullptr;
+  float* selector_rows_ = nullptr;                                      // by row of logits
+  float *values_ = nullptr, *deltas_ = nullptr, *convolved_ = nullptr;  // of convolutions, by row
+  int delta_stride_ = 0, selector_stride_ = 0;
+
   // The hidden rows are the output of the layers before next_layer_; -1: there are none.
   int next_layer_ = -1;
   int num_hidden_rows_ = 0;
 };
+
+template <typename Body>
+void faser_engine::run_timed(int num_rows, int64_t work, int num_parts, Body&& body) {
+  // With fewer multiply-adds per worker, a second worker saves less than a barrier costs.
+  constexpr int64_t kMinWorkPerThread = 100'000;
+  const int64_t useful_threads = work / num_parts / kMinWorkPerThread;
+  const int team_size = static_cast<int>(std::clamp<int64_t>(useful_threads, 1, pool_->num_threads()));
+  faser::TeamChooser& chooser = faser::TeamChooser::of_size(pool_choosers_->passes, faser::log2_of(num_rows));
+  const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
+  const auto start = std::chrono::steady_clock::now();
+  pool_->run_team(use_team ? team_size : 1, body);
+  if (team_size > 1) {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    chooser.record(use_team, elapsed.count() / static_cast<double>(work));
+  }
+}
 
 #endif  // FASER_ENGINE_H_

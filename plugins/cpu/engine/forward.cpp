@@ -1,6 +1,5 @@
 // One forward pass: one fork, barriers between the phases of each layer, one join.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "engine.h"
@@ -11,13 +10,6 @@ using faser::round_up;
 using faser::Team;
 
 using faser::num_panels;
-
-namespace {
-
-// With fewer multiply-adds per worker, a second worker saves less than a barrier costs.
-constexpr int64_t kMinWorkPerThread = 100'000;
-
-}  // namespace
 
 int32_t faser_engine::check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                             int num_logit_rows) const {
@@ -179,7 +171,9 @@ void faser_engine::attend(const Team& team, const faser_batch& batch, int layer)
       tile.queries[j] = pairs(queries_, row, query_pairs_) + head * (heads_.padded_dim / 2) * pair_bytes_;
       tile.outputs[j] = pairs(x_attention_, row, attention_pairs_) + head * (heads_.head_dim / 2) * pair_bytes_;
       tile.end[j] = batch.positions[row] + 1;
-      tile.begin[j] = model_.sliding_window > 0 ? std::max(0, tile.end[j] - model_.sliding_window) : 0;
+      const int window = is_block() ? windows_[layer] : model_.sliding_window;
+      tile.begin[j] = window > 0 ? std::max(0, tile.end[j] - window) : 0;
+      if (is_block() && !causal_[layer]) tile.end[j] = batch.positions[batch.cu_rows[range.request + 1] - 1] + 1;
       if (has_head_ && tile.end[j] > 1) tile.begin[j] = 1;  // position 0 was run without features
     }
     kernels_.verify_attention(heads_, kv, tile, scratch_[team.id]);
@@ -199,22 +193,15 @@ void faser_engine::run_layer(const Team& team, const faser_batch& batch, int lay
   finish_layer(team, batch, layer);
 }
 
-void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int layer) {
-  const faser_layer& weights = layers_[layer];
-  const faser::LayerVectors& vectors = vectors_[layer];
-  const int num_rows = batch.num_rows;
-  const int hidden_panels = num_panels(model_.hidden_size);
-  if (team.id == 0) tile_counters_[layer % 2].reset();
-  team.sync();
-
+void faser_engine::append_rows(const Team& team, const faser_batch& batch, int layer) {
   const faser::KvLayer kv = kv_layer(layer);
   const int half = heads_.head_dim / 2;
   const auto append = [&](int row, int block, int offset) {
-    kernels_.append_kv(heads_, qkv_ + static_cast<size_t>(row) * qkv_stride_, vectors.q_norm, vectors.k_norm,
-                       cos_ + static_cast<size_t>(row) * half, sin_ + static_cast<size_t>(row) * half,
-                       pairs(queries_, row, query_pairs_), kv, block, offset);
+    kernels_.append_kv(heads_, qkv_ + static_cast<size_t>(row) * qkv_stride_, vectors_[layer].q_norm,
+                       vectors_[layer].k_norm, cos_ + static_cast<size_t>(row) * half,
+                       sin_ + static_cast<size_t>(row) * half, pairs(queries_, row, query_pairs_), kv, block, offset);
   };
-  const int first_row = team.begin(num_rows), end_row = team.end(num_rows);
+  const int first_row = team.begin(batch.num_rows), end_row = team.end(batch.num_rows);
   auto branch = std::lower_bound(branch_rows_.begin(), branch_rows_.end(), first_row,
                                  [](const faser::BranchRow& b, int row) { return b.row < row; });
   for (int row = first_row; row < end_row; row++) {
@@ -224,9 +211,23 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
     append(row, block, position % tokens_per_block_);
     for (; branch != branch_rows_.end() && branch->row == row; ++branch) append(row, branch->block, branch->offset);
   }
+}
+
+void faser_engine::attend_rows(const Team& team, const faser_batch& batch, int layer) {
+  if (team.id == 0) tile_counters_[layer % 2].reset();
+  team.sync();
+  append_rows(team, batch, layer);
   team.sync();
   attend(team, batch, layer);
   team.sync();
+}
+
+void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int layer) {
+  const faser_layer& weights = layers_[layer];
+  const faser::LayerVectors& vectors = vectors_[layer];
+  const int num_rows = batch.num_rows;
+  const int hidden_panels = num_panels(model_.hidden_size);
+  attend_rows(team, batch, layer);
 
   const faser::Matrix o_weights = layer_matrix(weights.o, weights.o_scales, heads_.num_heads * heads_.head_dim);
   quantize_rows(team, num_rows, o_weights, x_attention_, attention_pairs_);
@@ -265,6 +266,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   const bool is_last = last_layer == model_.num_layers;
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
   if (is_head() && target_ == nullptr) return FASER_BAD_ARGUMENT;
+  if (is_block() && num_logit_rows > 0) return FASER_BAD_ARGUMENT;
   const faser::HeadRows first_drafts = {logit_rows, entries_.data(), num_logit_rows, false};
   if (has_medusa_ && kept == nullptr) {
     if (num_logit_rows > max_num_requests_) return FASER_BAD_ARGUMENT;
@@ -276,19 +278,15 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   if (batch.num_rows > 0) {
     const int num_layers = last_layer - first_layer;
     const int64_t work = work_of(batch.num_rows, num_layers, is_last ? num_logit_rows : 0);
-    const int64_t useful_threads = work / num_layers / kMinWorkPerThread;
-    const int team_size = static_cast<int>(std::clamp<int64_t>(useful_threads, 1, pool_->num_threads()));
-    const int size = faser::log2_of(batch.num_rows);
-    faser::TeamChooser& chooser = faser::TeamChooser::of_size(pool_choosers_->passes, size);
-    const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
-    const auto start = std::chrono::steady_clock::now();
-    pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {
+    run_timed(batch.num_rows, work, num_layers, [&](const Team& team) {
       if (has_medusa_) {
         run_medusa(team, batch, *kept, num_logit_rows, logits);
         return;
       }
-      begin_rows(team, batch, first_layer == 0);
-      if (has_head_) {
+      begin_rows(team, batch, first_layer == 0 && !is_block());
+      if (is_block()) {
+        run_context(team, batch);
+      } else if (has_head_) {
         run_head_layer(team, batch, kept);
       } else {
         for (int layer = first_layer; layer < last_layer; layer++) {
@@ -299,10 +297,6 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
       }
       if (is_last && num_logit_rows > 0) run_head(team, logit_rows, num_logit_rows, logits);
     });
-    if (team_size > 1) {
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      chooser.record(use_team, elapsed.count() / static_cast<double>(work));
-    }
   }
   next_layer_ = is_last ? -1 : last_layer;
   num_hidden_rows_ = batch.num_rows;

@@ -13,6 +13,11 @@ namespace faser {
 int32_t sample_draft(faser_sampling* sampling, const float* logits, int32_t vocab_size, int32_t num_known,
                      int32_t max_draft_len);
 
+// The same of num_requests requests, each from its row of logits. -> faser_status.
+int32_t sample_drafts(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                      const float* const* logits, int32_t vocab_size, const int32_t* num_known, int32_t max_draft_len,
+                      int32_t* out_tokens);
+
 }  // namespace faser
 
 #endif  // FASER_SAMPLE_H_

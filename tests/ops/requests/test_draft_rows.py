@@ -31,11 +31,11 @@ def scheduled(lives, model_lengths=None):
 TABLE = np.zeros((5, 1), np.int32)
 
 
-def fill(rows, num_pending, max_num_rows, *, is_head):
+def fill(rows, num_pending, max_num_rows, kind):
     """-> the rows, and the batch of them, which is the reference's."""
     slots = Slots(5, 100, 0)
     slots.tokens[:] = np.arange(slots.tokens.size).reshape(slots.tokens.shape) % 100
-    found, batch = RowFiller(5, max_num_rows, TABLE).fill_draft(slots.array, rows, num_pending, is_head=is_head)
+    found, batch = RowFiller(5, max_num_rows, TABLE).fill_draft(slots.array, rows, num_pending, kind)
     wanted = fill_rows_reference(slots.array, found.slots, found.first, found.end, found.num_logit_rows, TABLE)
     for name in ("slots", "cu_rows", "token_ids", "positions", "logit_rows"):
         assert getattr(batch, name).tolist() == getattr(wanted, name).tolist(), name
@@ -57,21 +57,21 @@ def lives(draw):
     lives=st.lists(lives(), max_size=5),
     more=st.integers(0, 2),
     max_num_rows=st.integers(1, 40),
-    is_head=st.booleans(),
+    kind=st.sampled_from([native.DRAFT_MODEL, native.DRAFT_HEAD, native.DRAFT_BLOCK]),
     lengths=st.none() | st.dictionaries(st.integers(0, 4), st.integers(0, 6)),
 )
-def test_native_is_the_reference(lives, more, max_num_rows, is_head, lengths):
+def test_native_is_the_reference(lives, more, max_num_rows, kind, lengths):
     rows = scheduled(lives, lengths)
     arguments = rows, rows.num_pending + more, max_num_rows
-    found, wanted = (which(*arguments, is_head=is_head) for which in (fill, draft_rows_reference))
+    found, wanted = (which(*arguments, kind) for which in (fill, draft_rows_reference))
     for name, column, other in zip(found._fields, found, wanted, strict=True):
         assert column.tolist() == other.tolist(), name
 
 
-def rows_of(*lives, max_num_rows=40, is_head=False, lengths=None):
+def rows_of(*lives, max_num_rows=40, kind=native.DRAFT_MODEL, lengths=None):
     """-> (slot, first, end, drafts wanted) of each that has rows."""
     rows = scheduled(lives, lengths)
-    found = fill(rows, rows.num_pending, max_num_rows, is_head=is_head)
+    found = fill(rows, rows.num_pending, max_num_rows, kind)
     assert found.num_logit_rows.tolist() == (found.num_new > 0).astype(int).tolist()
     assert rows.slots[found.requests].tolist() == found.slots.tolist()
     return list(zip(*(c.tolist() for c in (found.slots, found.first, found.end, found.num_new)), strict=True))
@@ -88,9 +88,17 @@ def test_who_decodes_drafts_and_prompts_are_followed():
 
 
 def test_a_head_comes_after_the_target_and_ends_with_the_committed_tokens():
-    assert rows_of(PROMPT, is_head=True) == [(0, 1, 3, 0)]
-    assert rows_of((10, 9, 9, 2, 1, 3, None), is_head=True) == [(0, 9, 10, 1)]
-    assert rows_of((10, 0, 0, 0, 5, 0, None), is_head=True) == []
+    assert rows_of(PROMPT, kind=native.DRAFT_HEAD) == [(0, 1, 3, 0)]
+    assert rows_of((10, 9, 9, 2, 1, 3, None), kind=native.DRAFT_HEAD) == [(0, 9, 10, 1)]
+    assert rows_of((10, 0, 0, 0, 5, 0, None), kind=native.DRAFT_HEAD) == []
+
+
+def test_a_block_drafter_follows_the_target_and_drafts_where_nothing_is_pending():
+    assert rows_of(PROMPT, kind=native.DRAFT_BLOCK) == [(0, 1, 2, 0)]
+    assert rows_of((10, 9, 9, 0, 1, 3, None), kind=native.DRAFT_BLOCK) == [(0, 9, 10, 3)]
+    assert rows_of((10, 9, 7, 2, 1, 3, None), kind=native.DRAFT_BLOCK) == []
+    assert rows_of((10, 9, 2, 0, 1, 3, None), max_num_rows=7, kind=native.DRAFT_BLOCK) == [(0, 2, 9, 0)]
+    assert rows_of((1, 0, 0, 0, 1, 3, None), kind=native.DRAFT_BLOCK) == [(0, 0, 1, 3)]
 
 
 @pytest.mark.parametrize("drafters", [("suffix",), ()])
