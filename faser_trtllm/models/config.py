@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def parse_model_config(data: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Check and translate a Hugging Face configuration; source names it in errors."""
-    fields = _Fields(data, source)
+    fields = Fields(data, source)
     architecture = next(iter(architectures_of(data)), None)
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise CheckpointError(
@@ -139,7 +139,7 @@ def token_ids(value: Any, what: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-class _Fields:
+class Fields:
     """Typed access to a JSON object; errors name the file, the field and the value."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
@@ -179,7 +179,7 @@ class _Fields:
         return value
 
 
-def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
+def _parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     data, source = fields.data, fields.source
     rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
     if not isinstance(rope, dict):
@@ -197,7 +197,7 @@ def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
         raise CheckpointError(f"{source}: partial_rotary_factor is {partial!r}, only 1.0 is supported")
     original_len = data.get("original_max_position_embeddings") or max_position_embeddings
     rope = {"original_max_position_embeddings": original_len} | rope
-    values = _Fields(rope, f"{source}: rope")
+    values = Fields(rope, f"{source}: rope")
     theta = values.number("rope_theta", default=10000.0)
     if rope_type == "default":
         return RopeConfig(theta=theta)
@@ -224,7 +224,7 @@ def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
     )
 
 
-def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -> int:
+def _parse_sliding_window(fields: Fields, architecture: str, num_layers: int) -> int:
     data, source = fields.data, fields.source
     layer_types = data.get("layer_types") or []
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):

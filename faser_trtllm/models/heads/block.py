@@ -1,16 +1,78 @@
 """A block drafter's checkpoint: DFlash, DFlash2 or DSpark, in the layouts that are published.
 
-Its layers see hidden rows of the target as context, and one pass gives the laws of a whole block of drafts.
+Its layers see hidden rows of the target as context, and one pass gives the laws of a whole block of drafts. How blocks
+are drafted stands in config.json under dflash_config (z-lab, SpecForge) or at its top (DeepSpec, and speculators, which
+has the keys of the drafter's layers under transformer_layer_config).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import Fields, ModelConfig, architectures_of, parse_model_config, read_json
+from faser_trtllm.models.fused import fused_tensors
+from faser_trtllm.models.heads.torch_file import HeadFiles
+from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
+
+SLOTS = {"anchor": 0, "mask": 1}
+"""Values of --block_slots, and the first slot of a block that drafts."""
+MAX_BLOCK_SIZE = 64
+_SOURCE = "config.json"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+# By architecture: which slot drafts first where no key says it; None: files differ.
+_FIRST_SLOTS = {
+    "DFlashDraftModel": 1,
+    "DFlash2DraftModel": 1,
+    "Qwen3DSparkModel": 0,
+    "DSparkDraftModel": None,
+    "DFlashSpeculator": 1,
+    "DSparkSpeculator": None,
+}
+_UNCLEAR = {
+    "DSparkDraftModel": "SpecForge trains a block's first slot to draft, but its own generation begins at the second",
+    "DSparkSpeculator": "its default was false (drafts begin at a block's second slot) and is true now (the first)",
+}
+_COMMON = {"block_size", "causal", "mask_token_id", "projector_type", "query_zero_predicts_next", "sample_from_anchor"}
+_COMMON |= {"target_layer_ids"}
+_DFLASH2 = {"conv_group_size", "conv_kernel_size", "final_logit_softcapping", "input_embedding_scale"}
+_DFLASH2 |= {"output_multiplier", "selector_rank", "selector_top_k"}
+_DSPARK = {"attention_mode", "confidence_head_alpha", "confidence_head_with_markov", "enable_confidence_head"}
+_DSPARK |= {"markov_head_type", "markov_rank"}
+_KEYS = {"DFlashDraftModel": _COMMON, "DFlash2DraftModel": _COMMON | _DFLASH2, "DSparkDraftModel": _COMMON | _DSPARK}
+"""Keys of dflash_config by architecture."""
+
+_DOMINO, _LAGUNA, _MIMO = "a Domino head", "Laguna's layers with gates and q, k and v in one matrix", "MiMo's drafter"
+_REFUSED_KEYS = {
+    "lilicorr_": "LiLiCorr's lattice",
+    "dspark_": "a DSpark drafter that lies in its target's own checkpoint",
+    "gru_hidden_dim": _DOMINO,
+    "pure_draft_prefix_len": _DOMINO,
+    "attention_sink_bias": f"the sink bias of {_MIMO}",
+    "add_swa_attention_sink_bias": f"the sink bias of {_MIMO}",
+    "use_swa": f"the windows of {_MIMO}",
+}
+_REFUSED_TENSORS = {
+    "qkv_proj": _LAGUNA,
+    "g_proj": _LAGUNA,
+    "aux_hidden_norms": _LAGUNA,
+    "attention_sink_bias": f"the sink bias of {_MIMO}",
+    "mask_embedding": "a mask embedding of its own",
+    "mask_hidden": "a mask embedding of its own",
+    "prefix_gru": _DOMINO,
+    "embed_proj": _DOMINO,
+    "d2t": "a vocabulary of its own",
+}
+_MASK_FILE = "mask_embedding.pt"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class BlockConfig:
     """model: of the drafter's layers; its vocab_size is the target's, its sliding_window 0. model.tie_word_embeddings:
     it has neither an embedding nor an LM head of its own, and its target's are one matrix.
@@ -51,3 +113,279 @@ class BlockConfig:
     def num_places(self) -> int:
         """Drafts of a block."""
         return self.block_size - self.first_slot
+
+
+def is_block(checkpoint_dir: Path) -> bool:
+    """True if config.json speaks of a block drafter, a supported one or not; CheckpointError if unreadable."""
+    data = read_json(checkpoint_dir / _SOURCE)
+    names = [name.lower() for name in architectures_of(data)]
+    named = any(kind in name for name in names for kind in ("dflash", "dspark", "domino"))
+    keys = "dflash_config" in data or any(key.startswith(("dspark_", "lilicorr_")) for key in data)
+    return named or keys or data.get("speculators_model_type") in ("dflash", "dspark")
+
+
+class BlockWeights(DerivedWeights):
+    """Tensors of a drafter under our names, a decoder's where a decoder has them. The embedding and the LM head are
+    `target`'s where the drafter has none of its own."""
+
+    def __init__(self, checkpoint: HeadFiles, target: Weights, tied: bool) -> None:
+        """tied: the target's LM head is its embedding. CheckpointError for a tensor that is there twice."""
+        self._checkpoint = checkpoint
+        self._target = target
+        self._tied = tied
+        self._names: dict[str, str] = {}
+        for name in checkpoint:
+            ours = name.removeprefix("logit_head.")  # of SpecForge's early files
+            if ours.startswith(("layers.", "norm.", "embed_tokens.")):
+                ours = f"model.{ours}"
+            if ours in self._names:
+                raise CheckpointError(f"tensors {self._names[ours]} and {name} of the block drafter are the same one")
+            self._names[ours] = name
+        self.has_embedding = _EMBEDDING in self._names
+        self.has_head = _HEAD in self._names
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Our names of the checkpoint's tensors -> its own."""
+        return self._names
+
+    def source(self, name: str) -> tuple[Weights, str]:
+        if name in self._names:
+            return self._checkpoint, self._names[name]
+        if name in (_EMBEDDING, _HEAD):
+            return self._target, _EMBEDDING if self._tied else name
+        return self._checkpoint, name.removeprefix("model.")  # which raises
+
+
+def load_block_config(
+    checkpoint_dir: Path, weights: BlockWeights, target: ModelConfig, layers: Sequence[int] = (), slots: str = ""
+) -> BlockConfig:
+    """Read config.json of a drafter for a target. layers: those entered, slots: a key of SLOTS; where the user says so.
+
+    Raises CheckpointError in one sentence for what is missing, ambiguous, not supported, or does not fit the target.
+    """
+    data = read_json(checkpoint_dir / _SOURCE)
+    name = _architecture(data)
+    nested = data.get("transformer_layer_config" if name.endswith("Speculator") else "dflash_config")
+    nested = nested if isinstance(nested, dict) else {}
+    _check_keys(name, data, nested)
+    if (checkpoint_dir / _MASK_FILE).exists():
+        raise CheckpointError(f"{_MASK_FILE} is a mask embedding of its own, which is not supported")
+    fields = Fields(data | nested, _SOURCE)
+    config = _read(name, fields, weights, target, tuple(layers), slots)
+    _check_target(fields, weights, config, target)
+    _check_tensors(weights, config)
+    return config
+
+
+def _architecture(data: dict[str, Any]) -> str:
+    found = next(iter(architectures_of(data)), None)
+    if found is None or found not in _FIRST_SLOTS:
+        raise CheckpointError(
+            f"{_SOURCE}: architecture {found!s:.80} of a block drafter is not supported; supported are "
+            f"{', '.join(_FIRST_SLOTS)}"
+        )
+    return found
+
+
+def _check_keys(name: str, data: dict[str, Any], nested: dict[str, Any]) -> None:
+    for key, value in (*data.items(), *nested.items()):
+        for start, what in _REFUSED_KEYS.items():
+            if key.startswith(start) and value not in (None, False):
+                raise CheckpointError(f"{_SOURCE}: {key:.80} is set, and {what} is not supported")
+    for key in nested if name in _KEYS else ():
+        if key not in _KEYS[name]:
+            raise CheckpointError(f"{_SOURCE}: dflash_config.{key:.80} of a {name} is not known, so it cannot be run")
+    kind = nested.get("projector_type")
+    if name in _KEYS and kind not in (None, "dspark" if name == "DSparkDraftModel" else "dflash"):
+        raise CheckpointError(f"{_SOURCE}: projector_type is {kind!r:.80}, which is not supported of a {name}")
+    if name in _KEYS and {"block_size"} <= data.keys() & nested.keys() and data["block_size"] != nested["block_size"]:
+        raise CheckpointError(
+            f"{_SOURCE}: block_size is {data['block_size']!r:.80} at the top and {nested['block_size']!r:.80} in "
+            "dflash_config; leave the wrong one out"
+        )
+
+
+def _read(
+    name: str, fields: Fields, weights: BlockWeights, target: ModelConfig, layers: tuple[int, ...], slots: str
+) -> BlockConfig:
+    tied = target.tie_word_embeddings and not weights.has_embedding and not weights.has_head
+    model = _model(fields, target, tied)
+    first_slot = _first_slot(name, fields, slots)
+    block_size = fields.integer("block_size", minimum=first_slot + 1, maximum=MAX_BLOCK_SIZE)
+    mask = fields.integer("mask_token_id", minimum=0)
+    if mask >= target.vocab_size:
+        raise CheckpointError(
+            f"{_SOURCE}: mask_token_id is {mask}, beyond the embedding of the target's {target.vocab_size} tokens; use "
+            "the drafter that was trained for this target"
+        )
+    windows, causal = _attention(fields, model.num_layers, block_size)
+    found: dict[str, Any] = {}
+    if name == "DFlash2DraftModel":
+        found = _dflash2(fields, model, block_size)
+    elif fields.integer("markov_rank", default=0, minimum=0):
+        kind = fields.data.get("markov_head_type", "vanilla")
+        if kind != "vanilla":
+            raise CheckpointError(f"{_SOURCE}: markov_head_type is {kind!r:.80}, only 'vanilla' is supported")
+        found = {"markov_rank": fields.integer("markov_rank")}
+    return BlockConfig(
+        model,
+        target.hidden_size,
+        _layers(fields, layers, target.num_layers),
+        block_size,
+        first_slot,
+        mask,
+        windows,
+        causal,
+        **found,
+    )
+
+
+def _model(fields: Fields, target: ModelConfig, tied: bool) -> ModelConfig:
+    """The drafter's layers, which are Qwen3's for every target."""
+    own = {"max_position_embeddings": target.max_position_embeddings} | fields.data
+    rope = own.get("rope_scaling") or own.get("rope_parameters")
+    if own.get("rope_theta") is None and not (isinstance(rope, dict) and rope.get("rope_theta") is not None):
+        raise CheckpointError(f"{_SOURCE}: rope_theta is missing, and engines differ in its default; add it")
+    if own.get("is_neox_style") not in (None, True):
+        raise CheckpointError(f"{_SOURCE}: is_neox_style is {own['is_neox_style']!r:.80}, only true is supported")
+    own |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": tied, "use_sliding_window": False}
+    own["layer_types"] = None  # windows are the drafter's own, by layer
+    return parse_model_config(own, _SOURCE)
+
+
+def _first_slot(name: str, fields: Fields, slots: str) -> int:
+    if slots:
+        return SLOTS[slots]
+    for key in ("sample_from_anchor", "query_zero_predicts_next"):
+        if fields.data.get(key) is not None:
+            return SLOTS["anchor" if fields.boolean(key, default=False) else "mask"]
+    found = _FIRST_SLOTS[name]
+    if found is None:
+        raise CheckpointError(
+            f"{_SOURCE}: sample_from_anchor of a {name} is missing, and {_UNCLEAR[name]}; say which with --block_slots "
+            "anchor (the first) or --block_slots mask (the second)"
+        )
+    return found
+
+
+def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """Layers whose entering hidden rows are the features."""
+    left, entered = fields.data.get("target_layer_ids"), fields.data.get("aux_hidden_state_layer_ids")
+    what, said = ("--eagle3_layers", list(wanted)) if wanted else (f"{_SOURCE}: aux_hidden_state_layer_ids", entered)
+    found = said
+    if said is None:
+        what, said, found = f"{_SOURCE}: target_layer_ids", left, left
+        if isinstance(left, list):  # -1: the embedding
+            found = [layer + 1 if type(layer) is int else layer for layer in left]
+    if said is None:
+        raise CheckpointError(
+            f"{what} is missing, and no formula fits all drafters; name the layers whose entering hidden rows it reads "
+            "with --eagle3_layers"
+        )
+    if (
+        not isinstance(found, (list, tuple))
+        or not found
+        or not all(type(layer) is int and 0 <= layer <= num_layers for layer in found)
+        or any(a >= b for a, b in itertools.pairwise(found))
+    ):
+        first = -1 if said is left and not wanted else 0
+        raise CheckpointError(
+            f"{what} is {said!r:.80}, it must name layers of the target that rise from {first} to {num_layers + first}"
+        )
+    return tuple(found)
+
+
+def _attention(fields: Fields, num_layers: int, block_size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Windows and causality by layer, as vLLM reads them: a sliding layer is causal unless a key says otherwise."""
+    data, slides = fields.data, fields.boolean("use_sliding_window", default=False)
+    kinds = data.get("layer_types")
+    if kinds is None:  # as transformers fills it in
+        first = fields.integer("max_window_layers", default=28, minimum=0) if slides else num_layers
+        kinds = [_SLIDING if i >= first else _FULL for i in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (_SLIDING, _FULL) for kind in kinds):
+        raise CheckpointError(
+            f"{_SOURCE}: layer_types is {kinds!r:.80}, it must name {_FULL} or {_SLIDING} for each of the {num_layers} "
+            "layers"
+        )
+    window = 0
+    if _SLIDING in kinds:
+        if not slides:
+            raise CheckpointError(
+                f"{_SOURCE}: layer_types has {_SLIDING} but use_sliding_window is false, so engines differ in whether "
+                "there is a window; correct one of them"
+            )
+        window = fields.integer("sliding_window", minimum=block_size)
+    causal: list[bool] = [kind == _SLIDING for kind in kinds]
+    if fields.boolean("sliding_window_non_causal", default=False):
+        causal = [False] * num_layers
+    for key in ("causal", "is_causal"):  # the last one decides
+        if data.get(key) is not None:
+            causal = [fields.boolean(key, default=False)] * num_layers
+    return tuple(window if kind == _SLIDING else 0 for kind in kinds), tuple(causal)
+
+
+def _dflash2(fields: Fields, model: ModelConfig, block_size: int) -> dict[str, Any]:
+    group = fields.integer("conv_group_size")
+    if model.hidden_size % group:
+        raise CheckpointError(
+            f"{_SOURCE}: hidden_size {model.hidden_size} is not a multiple of conv_group_size {group}"
+        )
+    return {
+        "selector_rank": fields.integer("selector_rank"),
+        "selector_top_k": fields.integer("selector_top_k", maximum=model.vocab_size - 1),
+        "conv_taps": fields.integer("conv_kernel_size", maximum=block_size),
+        "conv_group_size": group,
+        "logit_softcap": fields.number("final_logit_softcapping", default=None) or 0.0,
+        "logit_scale": fields.number("output_multiplier", default=1.0),
+        "embedding_scale": fields.number("input_embedding_scale", default=1.0),
+    }
+
+
+def _check_target(fields: Fields, weights: BlockWeights, config: BlockConfig, target: ModelConfig) -> None:
+    wanted = {
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "target_hidden_size": target.hidden_size,
+        "num_target_layers": target.num_layers,
+    }
+    for key, value in wanted.items():
+        found = fields.data.get(key)
+        if found is not None and found != value:
+            raise CheckpointError(
+                f"{_SOURCE}: {key} of the block drafter is {found!r:.80}, the target's is {value}; use the drafter "
+                "that was trained for this target"
+            )
+    hidden = config.model.hidden_size
+    if hidden != target.hidden_size and not (weights.has_embedding and weights.has_head):
+        raise CheckpointError(
+            f"the block drafter lacks embed_tokens or lm_head, and its hidden_size {hidden} is not the target's "
+            f"({target.hidden_size}), so it cannot share the target's"
+        )
+
+
+def expected_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a drafter has or shares with its target, under our names."""
+    block = dataclasses.asdict(config) | {"num_features": config.num_features}
+    sizes = dataclasses.asdict(config.model) | {"tied": config.model.tie_word_embeddings, "block": block}
+    return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}
+
+
+def _check_tensors(weights: BlockWeights, config: BlockConfig) -> None:
+    shapes = expected_shapes(config)
+    for ours, name in weights.names.items():
+        if ours in shapes or ours.startswith("confidence_head.") or ours.endswith("rotary_emb.inv_freq"):
+            continue
+        for part, what in _REFUSED_TENSORS.items():
+            if part in ours.split("."):
+                raise CheckpointError(f"tensor {name} of the block drafter belongs to {what}, which is not supported")
+        raise CheckpointError(
+            f"tensor {name:.80} of the block drafter is not one that config.json speaks of, so it cannot be run"
+        )
+    found, wanted = weights.shape("fc.weight"), shapes["fc.weight"]
+    if found != wanted:
+        raise CheckpointError(
+            f"fc.weight of the block drafter has shape {list(found)}, hidden rows of {len(config.layers)} layers of "
+            f"this target ask for {list(wanted)}"
+        )
+    check_shapes(weights, shapes)
