@@ -8,6 +8,7 @@ from typing import Annotated
 
 from faser_trtllm.backends import BACKENDS, find_backend, names_with
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.heads.block import SLOTS
 from faser_trtllm.models.quantized_weight import FP8, Scheme
 
 MAX_DRAFT_LEN = 64
@@ -24,7 +25,10 @@ class BuildOptions:
     """
 
     checkpoint_dir: Annotated[Path, "target checkpoint: a Hugging Face folder, or a GGUF file"]
-    draft_checkpoint_dir: Annotated[Path | None, "draft model with the same tokenizer, EAGLE-3 or Medusa heads"]
+    draft_checkpoint_dir: Annotated[
+        Path | None,
+        "draft model with the same tokenizer, EAGLE-3 head, block drafter (DFlash, DFlash2, DSpark) or Medusa heads",
+    ]
     output_dir: Annotated[Path, "directory that the engines are written to"]
     backend: Annotated[str, _BACKENDS] = "cpu"
     dtype: Annotated[str, "bfloat16; also float16 for cuda and TensorRT, float32 for TensorRT"] = "bfloat16"
@@ -36,9 +40,14 @@ class BuildOptions:
     exit_layers: Annotated[tuple[int, ...], "layer boundaries where drafts may be pruned, such as 2,4"] = ()
     eagle3_layers: Annotated[
         tuple[int, ...],
-        "target layers whose entering hidden rows an EAGLE-3 head reads, such as 2,16,29; default: as its config.json "
-        "says",
+        "target layers whose entering hidden rows an EAGLE-3 head or a block drafter reads, such as 2,16,29; default: "
+        "as its config.json says",
     ] = ()
+    block_slots: Annotated[
+        str,
+        "slot of a block that drafts first: anchor (that of the last token) or mask (the next); default: as the block "
+        "drafter's config.json says",
+    ] = ""
     mtp: Annotated[bool, "the target's own MTP layer drafts, in the draft model's place"] = False
     mtp_reads_normed: Annotated[
         bool, "the MTP layer reads the target's rows after its final norm, as FastMTP's do; default: before it"
@@ -106,6 +115,8 @@ def check_options(options: BuildOptions) -> None:
             f"mtp is set with draft_checkpoint_dir {options.draft_checkpoint_dir}, and one of them drafts; leave one "
             "out"
         )
+    if options.block_slots and options.block_slots not in SLOTS:
+        raise InvalidArgumentError(f"block_slots is {options.block_slots}, it must be {' or '.join(SLOTS)}")
     if options.mtp_reads_normed and not options.mtp:
         raise InvalidArgumentError("mtp_reads_normed is set without mtp; add --mtp or leave it out")
     if "draft" in {*schemes, *in_fp8} and options.draft_checkpoint_dir is None and not options.mtp:

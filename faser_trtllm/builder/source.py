@@ -14,8 +14,9 @@ from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
+from faser_trtllm.models.heads.block import BlockWeights, is_block, load_block_config
 from faser_trtllm.models.heads.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_config
-from faser_trtllm.models.heads.head import Eagle3Head, Head, MedusaHeads, MtpLayer
+from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, Head, MedusaHeads, MtpLayer
 from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
 from faser_trtllm.models.heads.mtp import MtpWeights, load_mtp_config
 from faser_trtllm.models.heads.torch_file import HeadFiles, open_head_files
@@ -103,23 +104,31 @@ def open_sources(
     eagle3_layers: Sequence[int] = (),
     mtp: bool = False,
     mtp_reads_normed: bool = False,
+    block_slots: str = "",
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
     tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
     mtp_reads_normed: from rows after the final norm. Raises CheckpointError, and
-    InvalidArgumentError for exit_layers and eagle3_layers.
+    InvalidArgumentError for exit_layers, eagle3_layers and block_slots.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
     has_config = draft is not None and (draft / "config.json").exists()
-    is_head = draft is not None and has_config and is_eagle3(draft)
-    if eagle3_layers and not is_head:
+    has_block = draft is not None and has_config and is_block(draft)
+    is_head = draft is not None and has_config and not has_block and is_eagle3(draft)
+    if eagle3_layers and not is_head and not has_block:
         raise InvalidArgumentError(
-            f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head; leave "
-            "it out"
+            f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head and no "
+            "block drafter; leave it out"
+        )
+    if block_slots and not has_block:
+        raise InvalidArgumentError(
+            f"block_slots is {block_slots}, but the draft checkpoint is no block drafter; leave it out"
         )
     if mtp:
         sources.append(_open_mtp(sources[0], mtp_reads_normed))
+    elif draft is not None and has_block:
+        sources.append(_open_block(draft, sources[0], eagle3_layers, block_slots, stack))
     elif draft is not None and is_head:
         sources.append(_open_eagle3(draft, sources[0], eagle3_layers, stack))
     elif draft is not None and has_config and is_medusa(draft):
@@ -134,7 +143,7 @@ def open_sources(
 
 
 def _read_layers(head: Head, num_layers: int) -> tuple[int, ...]:
-    return head.config.layers if isinstance(head, Eagle3Head) else (num_layers,)
+    return head.config.layers if isinstance(head, Eagle3Head | BlockDrafter) else (num_layers,)
 
 
 def _open(role: str, path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:
@@ -165,6 +174,16 @@ def _open_eagle3(directory: Path, target: Source, layers: Sequence[int], stack: 
     head = Eagle3Head(config, weights.target_ids(config.draft_vocab_size, config.model.vocab_size))
     checkpoint = _head_checkpoint(directory, files, config.model, weights, target)
     return Source("draft", checkpoint, config.model, weights, (0, 1), head)
+
+
+def _open_block(directory: Path, target: Source, layers: Sequence[int], slots: str, stack: ExitStack) -> Source:
+    files, of_target = open_head_files(directory, stack), target.checkpoint.config
+    weights = BlockWeights(files, target.weights, of_target.tie_word_embeddings)
+    config = load_block_config(directory, weights, of_target, layers, slots)
+    expand = target.config.num_layers // of_target.num_layers
+    config = dataclasses.replace(config, layers=tuple(layer * expand for layer in config.layers))
+    checkpoint = _head_checkpoint(directory, files, config.model, weights, target)
+    return Source("draft", checkpoint, config.model, weights, (0, config.model.num_layers), BlockDrafter(config))
 
 
 def _open_medusa(directory: Path, target: Source, stack: ExitStack) -> Source:
