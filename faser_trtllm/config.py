@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from faser_trtllm.acceptance_curves import by_place, published_curves, published_names
 from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
@@ -126,7 +127,8 @@ class ExecutorConfig(_Strict):
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,
         description="for benchmarks only, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
-        "or a list: the acceptance probability at each position, given that the drafts before it were accepted",
+        "or a list: the acceptance probability at each position, given that the drafts before it were accepted; or "
+        "the name of a published curve, such as eagle3",
     )
     synthetic_acceptance_seed: int = Field(0, ge=0, lt=1 << 64)
     max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")
@@ -147,10 +149,15 @@ class ExecutorConfig(_Strict):
     @field_validator("synthetic_acceptance", mode="before")
     @classmethod
     def _check_acceptance(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in published_curves():
+            return by_place(published_curves()[value])
         numbers = value if isinstance(value, (list, tuple)) else [0.0 if value is None else value]
         limit = 1.0 if isinstance(value, (list, tuple)) else sys.float_info.max
         if not all(type(number) in (int, float) and 0 <= number <= limit for number in numbers):
-            raise ValueError("it must be a number of at least 0, or a list of numbers from 0 to 1")
+            raise ValueError(
+                "it must be a number of at least 0, or a list of numbers from 0 to 1, or a published curve: "
+                + published_names()
+            )
         return value
 
 

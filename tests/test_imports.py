@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent.parent / "faser_trtllm"
 ORDER = (
     "errors",
     "json_text",
+    "acceptance_curves",
     "config",
     "native",
     "backends",

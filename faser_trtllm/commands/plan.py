@@ -23,7 +23,12 @@ def plan(
     target: Annotated[str, typer.Option("--target", help="a checkpoint's directory, or a built-in name")],
     draft: Annotated[str, typer.Option("--draft", help="the same, of the draft model")],
     acceptance: Annotated[
-        str, typer.Option("--acceptance", help='share of tested drafts that pass, or a file {"by_place": [...]}')
+        str,
+        typer.Option(
+            "--acceptance",
+            help='share of tested drafts that pass, a file {"by_place": [...]}, or a published curve, as in eagle3, '
+            "dspark, mtp or kimi-k3-dspark",
+        ),
     ],
     load: Annotated[
         str, typer.Option("--load", help="requests in flight, CSV files, or a trace's name and rate, as azure:5")

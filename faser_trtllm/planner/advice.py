@@ -46,7 +46,9 @@ def notes(plan: Plan) -> list[str]:
         )
     errors = ", ".join(f"{kind} {error:.0%}" for kind, error in sorted(plan.error.items()))
     found.append(f"Bands are mean absolute errors of the cost table ({errors}), not limits.")
-    found.append("Acceptance is what you gave, with the published spread over requests and rise by place.")
+    curves = ", ".join(dict.fromkeys(plan.question["acceptance_curves"]))
+    given = "what you gave" if not curves else f"InferenceX's golden one ({curves}; Apache-2.0, measured by them)"
+    found.append(f"Acceptance is {given}, with the published spread over requests and rise by place.")
     if any(run.concurrency is None for run in plan.runs):
         found.append("Of a trace, tokens per second are of the time in which anything ran.")
     bound = [run for run in plan.runs if run.is_memory_bound]

@@ -123,11 +123,12 @@ def parse_requests(text: str) -> Lengths:
 
 
 def parse_acceptance(text: str) -> Acceptance:
-    """A number or a JSON file."""
+    """A number, a JSON file, or the name of a published curve."""
     try:
         mean = float(text)
     except ValueError:
-        return Acceptance.load(Path(text))
+        path = Path(text)
+        return Acceptance.load(path) if path.suffix == ".json" or path.is_file() else Acceptance.published(text)
     return Acceptance.of(mean)
 
 

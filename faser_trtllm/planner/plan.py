@@ -235,6 +235,7 @@ def _question(options: PlanOptions) -> dict[str, Any]:
         "draft": options.draft.name,
         "quantization": "fp8" if options.target.weight_bytes == 1 else "none",
         "acceptance_by_place": [round(rate, 3) for rate in options.acceptance.by_place],
+        "acceptance_curves": [curve for curve in _curves(options) if curve is not None],
         "loads": [load.name for load in options.loads],
         "prompt_len_mean": round(requests.prompt_mean),
         "output_len_mean": round(requests.output_mean),
@@ -244,6 +245,11 @@ def _question(options: PlanOptions) -> dict[str, Any]:
         "table": None if options.table is None else options.table.name,
         "seed": options.seed,
     }
+
+
+def _curves(options: PlanOptions) -> tuple[str | None, ...]:
+    eagle3 = options.eagle3_acceptance
+    return options.acceptance.curve, None if eagle3 is None else eagle3.curve
 
 
 def _recommended(options: PlanOptions, runs: list[Run]) -> str:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from faser_trtllm.acceptance_curves import lengths_of, published_curves
 from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.planner.load.acceptance import AcceptanceProcess
 from faser_trtllm.planner.memory import plan_memory
 from faser_trtllm.planner.options import parse_acceptance, parse_loads, parse_requests
 from faser_trtllm.planner.systems import PREFERENCE, SYSTEMS, parse_systems
@@ -34,6 +36,29 @@ def test_off_is_always_there_to_compare_with():
     assert set(PREFERENCE) == {label for label, system in SYSTEMS.items() if not system.is_eagle3}
 
 
+@pytest.mark.parametrize("name", ["eagle3", "dspark", "mtp", "deepseek-v4-pro-mtp/thinking_on"])
+def test_a_published_curve_is_met_by_the_requests_that_are_drawn(name):
+    """The mean acceptance length at its longest is the curve's, over many requests of the random process."""
+    acceptance = parse_acceptance(name)
+    num_requests, length = 2000, 40
+    process = AcceptanceProcess(acceptance, num_requests, length, 8, 0)
+    for number in range(num_requests):
+        process.begin(number, number, length)
+    slots, places = np.arange(num_requests, dtype=np.int32), np.arange(8)[None].repeat(num_requests, 0)
+    passed = np.concatenate([process.draft(slots, places + start, places)[1] for start in range(0, 32, 8)])
+    found = 1.0 + np.cumprod(passed, axis=1).sum(axis=1).mean()
+    assert acceptance.curve == name
+    assert found == pytest.approx(lengths_of(acceptance.by_place)[-1], abs=0.15)
+    assert found == pytest.approx(published_curves()[name][-1], abs=0.3)
+
+
+def test_a_file_cannot_claim_to_be_a_published_curve(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"by_place": [0.5], "curve": "eagle3"}')
+    with pytest.raises(InvalidArgumentError, match=r"the acceptance file mine\.json cannot be used"):
+        parse_acceptance(str(path))
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
@@ -45,6 +70,10 @@ def test_off_is_always_there_to_compare_with():
         (lambda: parse_requests("99999,1"), "at most 8192,2048"),
         (lambda: parse_systems("prize"), "system is 'prize'"),
         (lambda: parse_acceptance("nothing.json"), "acceptance file nothing.json"),
+        (
+            lambda: parse_acceptance("eagle2"),
+            "'eagle2', it must be a number, a JSON file, or a published",
+        ),
         (lambda: make(tpot_ms=0.0), "tpot_ms is 0.0"),
         (lambda: make(max_requests=0), "max_requests is 0"),
         (lambda: make(max_num_tokens=4), "max_num_tokens is 4"),

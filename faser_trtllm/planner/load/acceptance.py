@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.acceptance_curves import by_place, published_curves, published_names
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.json_text import parse_json
 
@@ -25,16 +26,19 @@ PUBLISHED = (0.59, 0.58, 0.63, 0.68, 0.72)  # acceptance by place, given that th
 CONCENTRATION = 20.0  # of the requests' means: 5 to 95 % of requests get 1.7 to 3.3 tokens per step with 5 drafts
 SHARPNESS = 1.0  # of a position's chance: a confidence that knows it tells accepted from rejected with AUC 0.91
 MAX_LOG_ODDS = 9.0  # of a position's chance
+MIN_CHANCE = 0.001  # of a place of a published curve, some of which end flat
 _SAMPLES, _INNER, _SEARCH = 1500, 48, 30
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """by_place: chance that a draft is accepted, given those before it; further places are as the last."""
+    """by_place: chance that a draft is accepted, given those before it; further places are as the last. curve: the name
+    of the published curve that it is."""
 
     by_place: tuple[float, ...]
     concentration: float = CONCENTRATION
     sharpness: float = SHARPNESS
+    curve: str | None = None
 
     def __post_init__(self) -> None:
         if not self.by_place or not all(0.0 < rate < 1.0 for rate in self.by_place):
@@ -62,11 +66,24 @@ class Acceptance:
         return Acceptance(tuple(by_place(low).tolist()))
 
     @staticmethod
+    def published(name: str) -> Acceptance:
+        """A published curve's chances, and its drafter's for one of acceptance_curves.DRAFTERS."""
+        lengths = published_curves().get(name)
+        if lengths is None:
+            raise InvalidArgumentError(
+                f"acceptance is {name!r:.80}, it must be a number, a JSON file, or a published curve: "
+                f"{published_names()}"
+            )
+        return Acceptance(
+            tuple(min(max(chance, MIN_CHANCE), 1.0 - MIN_CHANCE) for chance in by_place(lengths)), curve=name
+        )
+
+    @staticmethod
     def load(path: Path) -> Acceptance:
         """A JSON file: {"by_place": [...]}, and "concentration" and "sharpness" if known."""
         try:
             data = parse_json(path.read_bytes(), finite=True)
-            return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), **data)
+            return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), curve=None, **data)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InvalidArgumentError(
                 f"the acceptance file {path.name} cannot be used ({reason_of(error)}); it must hold "

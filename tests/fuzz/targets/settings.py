@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from faser_trtllm.bench.golden import by_place, read_curves
+from faser_trtllm.acceptance_curves import by_place, parse_curves
 from faser_trtllm.bench.serve.dataset import DATASETS, read_dataset
-from faser_trtllm.config import load_service_config
+from faser_trtllm.config import load_service_config, read_mapping
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.acceptance import Acceptance
@@ -37,7 +37,7 @@ def yaml_seeds() -> list[bytes]:
     small = b"max_batch_size: 8\nspeculation: fixed:4\ndrafters: [suffix, model]\nkv_cache_config:\n  dtype: fp8\n"
     more = b"base: &a {max_tokens: 64}\nkv_cache_config: *a\nstream_interval: 3\nsynthetic_acceptance: [0.5, .25]\n"
     merged = b"x: &x {a: 1}\nkv_cache_config:\n  <<: *x\n  enable_block_reuse: no\ncores: [0, 1]\n? [a]\n: b\n"
-    others = b"drafters: suffix,model\nsynthetic_acceptance: 2.5\nscheduler_config: !!map {chunk_unit_size: 0x10}\n"
+    others = b"drafters: suffix,model\nsynthetic_acceptance: eagle3\nscheduler_config: !!map {chunk_unit_size: 0x10}\n"
     return [(ROOT / "examples/faser.yaml").read_bytes(), small, more, merged, others, b'{"max_queue_size": 1e3}', b""]
 
 
@@ -103,7 +103,8 @@ TRACE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,3
 
 
 def run_golden(data: bytes) -> None:
-    for lengths in read_curves(put("golden/curves.yaml", data)).values():
+    path = put("golden/curves.yaml", data)
+    for lengths in parse_curves(read_mapping(path), path.name).values():
         assert all(0.0 <= chance <= 1.0 for chance in by_place(lengths))
 
 
@@ -169,7 +170,7 @@ TARGETS = (
         "golden",
         run_golden,
         lambda: [b"a: {t: {1: 1.5, 2: 1.75}}", b"a:\n  off:\n    1: 2\n    2: 2.5\nb: {x: {1: 1}}\n"],
-        ("bench/golden.py",),
+        ("acceptance_curves.py",),
         Codec(yaml.safe_load, _yaml),
     ),
     Target(
