@@ -158,7 +158,9 @@ def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: s
     assert "\n" not in refusals[0]
 
 
-@pytest.mark.parametrize("kind", ["Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"])
+@pytest.mark.parametrize(
+    "kind", ["Lookahead", "PARD", "P_EAGLE", "Domino", "LiLiCorr", "AUTO", "User_Provided", "SaveState"]
+)
 def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
     (sentence,) = conversion.refusals
@@ -231,6 +233,66 @@ def test_an_mtp_layer_drafts_one_token_unless_told_otherwise() -> None:
 def test_what_an_mtp_layer_cannot_do_is_refused(field: dict[str, Any], says: str) -> None:
     (sentence,) = convert({"speculative_config": {"decoding_type": "MTP", "max_draft_len": 3} | field}).refusals
     assert says in sentence
+
+
+BLOCK = {
+    "max_draft_len": 7,
+    "speculative_model": "drafter",
+    "target_layer_ids": [33, 1, 17],
+    "attention_backend": "FA4",
+}
+
+
+def test_a_dflash_drafter_is_the_draft_checkpoint() -> None:
+    section = {
+        "decoding_type": "DFlash",
+        "mask_token_id": 9,
+        "context_recompute_tail": 0,
+        "spec_dec_variant": 2,
+    } | BLOCK
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.serve == {"max_draft_len": 7}
+    # z-lab's ids name the layers that rows leave
+    assert conversion.build == {"draft_checkpoint_dir": "drafter", "max_draft_len": 7, "eagle3_layers": [2, 18, 34]}
+
+
+def test_a_dspark_drafter_is_the_draft_checkpoint() -> None:
+    section = {"decoding_type": "DSpark", "block_size": 7, "markov_rank": 256, "markov_head_type": "vanilla"} | BLOCK
+    section |= {"enable_confidence_scheduling": True, "confidence_min_predicted_gain": 0.04}
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.build == {"draft_checkpoint_dir": "drafter", "max_draft_len": 7, "eagle3_layers": [2, 18, 34]}
+
+
+@pytest.mark.parametrize(("shifted", "slots"), [(True, "anchor"), (False, "mask")])
+def test_shifted_labels_say_which_row_drafts_first(shifted: bool, slots: str) -> None:
+    section = {"decoding_type": "DFlash", "max_draft_len": 7, "shift_label": shifted}
+    assert convert({"speculative_config": section}).build["block_slots"] == slots
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"markov_head_type": "rnn"}, "markov_head_type is rnn, only DSpark's vanilla Markov head is supported"),
+        ({"target_layer_ids": [-1, 3]}, "it must list layers from 0 on"),
+        ({"shift_label": 1}, "shift_label is 1, it must be true or false"),
+        ({"speculative_model_subfolder": "draft"}, "name that folder in speculative_model"),
+        ({"sa_config": {"threshold": 4}}, "is not a key of TensorRT-LLM"),
+    ],
+)
+def test_what_a_block_drafter_cannot_do_is_refused(field: dict[str, Any], says: str) -> None:
+    (sentence,) = convert({"speculative_config": {"decoding_type": "DSpark", "max_draft_len": 7} | field}).refusals
+    assert says in sentence
+
+
+def test_vllms_spelling_is_refused_with_tensorrt_llms() -> None:
+    section = {"method": "dflash", "model": "drafter", "num_speculative_tokens": 15}
+    (sentence,) = convert({"speculative_config": section}).refusals
+    assert (
+        "decoding_type is missing, and method (dflash) is vLLM's; write decoding_type, speculative_model and"
+        in sentence
+    )
 
 
 def test_medusa_heads_draft_a_chain_of_their_number() -> None:

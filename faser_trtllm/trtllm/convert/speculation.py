@@ -1,12 +1,14 @@
-"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads, MTP layers and n-grams are
-supported, other methods are refused by name."""
+"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads, block drafters (DFlash, DSpark),
+MTP layers and n-grams are supported, other methods are refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from faser_trtllm.models.heads.unsupported import UNSUPPORTED
 from faser_trtllm.trtllm.convert.verdict import (
+    BOOLEAN,
     TEXT,
     Outcome,
     Rule,
@@ -24,8 +26,8 @@ from faser_trtllm.trtllm.convert.verdict import (
 )
 
 OURS = (
-    "only Draft_Target (a separate draft model), Eagle3 and Medusa (heads on the target), MTP (the target's own layer) "
-    "and NGram (the request's own text) are supported"
+    "only Draft_Target (a separate draft model), Eagle3 and Medusa (heads on the target), DFlash and DSpark (block "
+    "drafters), MTP (the target's own layer) and NGram (the request's own text) are supported"
 )
 _KINDS = {
     "drafttarget": "",
@@ -39,14 +41,14 @@ _KINDS = {
     "lookahead": "it drafts without a draft model",
     "ngram": "",
     "sa": "",
-    "pard": "it drafts with mask tokens",
-    "dflash": "it needs hidden states of the target",
-    "dspark": "it needs hidden states of the target",
+    "dflash": "",
+    "dspark": "",
+    **{kind.lower().replace("-", ""): UNSUPPORTED[kind] for kind in ("PARD", "P-EAGLE", "LiLiCorr", "Domino")},
     "savestate": "it only records hidden states",
 }
 _NAMES = (
     *("Draft_Target", "User_Provided", "AUTO", "Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "NGram", "SA"),
-    *("PARD", "DFlash", "DSpark", "SaveState"),
+    *("PARD", "DFlash", "DSpark", "Domino", "LiLiCorr", "SaveState"),
 )
 _GATE = "the policy decides on speculation in every step; nothing turns it off permanently"
 
@@ -74,7 +76,9 @@ _RULES: dict[str, Rule] = {
         ("allow_advanced_sampling", "advanced_sampling_mode", "use_rejection_sampling", "enable_penalty"),
         ignored("sampled requests always speculate, with the target's exact distribution"),
     ),
-    "moe_backend": ignored("only dense models are served"),
+    **dict.fromkeys(("moe_backend", "moe_tactic"), ignored("only dense models are served")),
+    "speculative_model_subfolder": refused("name that folder in speculative_model"),
+    "spec_dec_variant": ignored("the checkpoint says which variant it is"),
 }
 _ANY_LENGTH = ignored("the longest match counts, of whatever length")
 _OWN_TEXT = ignored("a request's own prompt and output are searched, no other's")
@@ -83,7 +87,7 @@ _SUFFIX_RULES: dict[str, Rule] = {
     "max_matching_ngram_size": _ANY_LENGTH,
     "is_keep_all": ignored("of several continuations the most frequent is drafted"),
     "is_use_oldest": ignored("of equally frequent continuations the latest is drafted"),
-    "is_public_pool": _OWN_TEXT,
+    **dict.fromkeys(("is_public_pool", "enable_global_pool", "global_pool_size"), _OWN_TEXT),
 }
 _ONE_CHAIN = ignored("one chain is drafted and no tree, which changes no text")
 
@@ -106,7 +110,7 @@ def _beside_suffix_if_true(key: str, value: Any) -> Verdict:
     return _beside_suffix(key, value) if value else Verdict(key, value, Outcome.IGNORED, "it is the default")
 
 
-_HEAD = ignored("the checkpoint says what head it is; cpu and cuda engines take it")
+_HEAD = ignored("the checkpoint says what drafter it is; cpu and cuda engines take it")
 _EAGLE_RULES: dict[str, Rule] = {
     "decoding_type": _HEAD,
     "eagle3_layers_to_capture": _layers_left,
@@ -127,6 +131,37 @@ _MEDUSA_RULES: dict[str, Rule] = {
     "max_total_draft_tokens": ignored("it counts a tree's drafts; the chain has at most one of each head"),
     "num_medusa_heads": ignored("the checkpoint says how many heads there are"),
     "medusa_choices": _ONE_CHAIN,
+}
+
+
+def _slots(key: str, value: Any) -> Verdict:
+    """shift_label: a block's first row drafts, too."""
+    if not BOOLEAN.accepts(value):
+        return refusal(key, value, f"{key} is {show(value)}, it must be {BOOLEAN.says}")
+    note = "which row of a block drafts first"
+    return Verdict(key, value, Outcome.BECAME, note, build={"block_slots": "anchor" if value else "mask"})
+
+
+_OF_CHECKPOINT = ignored("config.json of the checkpoint says it")
+_ROWS = ignored("the policy chooses which drafts are verified, by calibrated margins and the costs of faser profile")
+_BLOCK_RULES: dict[str, Rule] = {
+    "decoding_type": _HEAD,
+    "target_layer_ids": _layers_left,
+    "shift_label": _slots,
+    **dict.fromkeys(("mask_token_id", "block_size", "markov_rank"), _OF_CHECKPOINT),
+    "markov_head_type": only("vanilla", otherwise="only DSpark's vanilla Markov head is supported"),
+    **dict.fromkeys(
+        (
+            *("enable_confidence_head", "confidence_threshold", "enable_confidence_scheduling"),
+            *("confidence_cost_table_path", "confidence_calibration_path", "confidence_min_predicted_gain"),
+            "enable_fused_confidence_scheduler",
+        ),
+        _ROWS,
+    ),
+    **dict.fromkeys(
+        ("attention_backend", "context_recompute_tail", "skip_ctx_buffer_budget_check"),
+        ignored("context rows are kept per KV token, and the engine has its own kernels"),
+    ),
 }
 _RELAXED = ignored("only relaxed acceptance reads it")
 _MTP_RULES: dict[str, Rule] = {
@@ -150,6 +185,7 @@ _OF_KIND = {
     **dict.fromkeys(_SUFFIX, _SUFFIX_RULES),
     **dict.fromkeys(("eagle", "eagle3"), _EAGLE_RULES),
     "medusa": _MEDUSA_RULES,
+    **dict.fromkeys(("dflash", "dspark"), _BLOCK_RULES),
     "mtp": _MTP_RULES,
 }
 _SCHEDULED = ("draft_len_schedule", "max_concurrency")
@@ -159,7 +195,7 @@ FIELDS = (*_RULES, *_SCHEDULED)
 def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
     """One verdict per key of speculative_config; `key` is its dotted name."""
     kind = section.get("decoding_type")
-    refused_kind = _refused_kind(f"{key}.decoding_type", kind)
+    refused_kind = _refused_kind(f"{key}.decoding_type", kind, section.get("method"))
     if refused_kind is not None:
         yield refused_kind
         for name, value in section.items():
@@ -212,7 +248,11 @@ def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
     return Verdict(path, value, Outcome.BECAME, note, length, {"mtp": True, **length})
 
 
-def _refused_kind(path: str, kind: Any) -> Verdict | None:
+def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
+    """method: as vLLM spells the kind."""
+    if kind is None and method is not None:
+        ours = "decoding_type, speculative_model and max_draft_len in place of method, model and num_speculative_tokens"
+        return refusal(path, None, f"{path} is missing, and method ({show(method)}) is vLLM's; write {ours}")
     if kind is None:
         return refusal(path, None, f"{path} is missing; {OURS}")
     reason = _KINDS.get(str(kind).lower().replace("_", ""))
