@@ -16,6 +16,7 @@ from faser_trtllm.executor.factory import choose_drafters, open_executor
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
 from faser_trtllm.profiling.ensure import measure_once
+from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.executor_harness import Collector
@@ -28,7 +29,7 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], 
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "medusa", "mtp"])
+@pytest.fixture(scope="module", params=["eagle3", "medusa", "mtp", "dflash", "dflash2", "dspark"])
 def built(request, tmp_path_factory):
     """A target with a head, profiled, so that every policy can be opened."""
     root = tmp_path_factory.mktemp("engines")
@@ -39,7 +40,8 @@ def built(request, tmp_path_factory):
         "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
         "mtp": lambda: None,
     }
-    options = BuildOptions(target, heads[request.param](), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
+    make = heads.get(request.param, lambda: make_block_drafter(root / "head", target, request.param, block_size=6))
+    options = BuildOptions(target, make(), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
     engines = build_engines(options)
     measure_once(engines.path, num_threads=1)
     return engines.path
