@@ -20,6 +20,7 @@ from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, Head, Medus
 from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
 from faser_trtllm.models.heads.mtp import MtpWeights, load_mtp_config
 from faser_trtllm.models.heads.torch_file import HeadFiles, open_head_files
+from faser_trtllm.models.heads.unsupported import check_draft_folder
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
 from faser_trtllm.models.weights import Weights
 
@@ -114,6 +115,8 @@ def open_sources(
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
     has_config = draft is not None and (draft / "config.json").exists()
+    if draft is not None and has_config:
+        check_draft_folder(draft)
     has_block = draft is not None and has_config and is_block(draft)
     is_head = draft is not None and has_config and not has_block and is_eagle3(draft)
     if eagle3_layers and not is_head and not has_block:

@@ -48,6 +48,7 @@ class _Sign(NamedTuple):
 
 
 _MASK_KEYS = ("pard_token", "ptd_token_id")
+_SINKS = ("attention_sink_bias", "add_swa_attention_sink_bias")
 _SIGNS = (
     _Sign("LiLiCorr", ("lilicorr",), ("lilicorr_",), ("lilicorr.",)),
     _Sign("Domino", ("domino",), ("gru_hidden_dim",), ("prefix_gru.",)),
@@ -56,7 +57,7 @@ _SIGNS = (
     _Sign("PARD-2", ("pard2", "pard-2", "pard_2"), ("pard2_",), ("target_proj.",), ("warp_model.bin",)),
     _Sign("PARD", keys=(*_MASK_KEYS, "spd_type"), unless=_BLOCK),
     _Sign("Laguna DFlash", ("laguna",), tensors=("aux_hidden_norms.", "g_proj.")),
-    _Sign("MiMo-V2 DFlash", ("mimov2", "mimo_v2"), tensors=("attention_sink_bias",), files=("mask_embedding.pt",)),
+    _Sign("MiMo-V2 DFlash", ("mimov2", "mimo_v2"), _SINKS, ("attention_sink_bias",), ("mask_embedding.pt",)),
     _Sign("DeepSeek-V4 DSpark", keys=("dspark_block_size",), unless=("dspark",)),
 )
 
@@ -94,11 +95,11 @@ def check_draft_folder(directory: Path) -> None:
 
 
 def _settings(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Printable keys with their values, dotted in sections; those that are null are as if they were not there."""
+    """Printable keys with their values, dotted in sections; null and false are as if the key were not there."""
     for key, value in data.items():
         if key in _NESTED and isinstance(value, dict):
             yield from ((f"{key}.{name}", inner) for name, inner in _settings(value))
-        elif value is not None and key.isprintable():
+        elif value is not None and value is not False and key.isprintable():
             yield key, value
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.heads.unsupported import UNSUPPORTED, refuse_unsupported
+from tests.support.checkpoints import make_checkpoint, write_safetensors
+from tests.support.eagle3 import make_head
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 DFLASH = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16}
@@ -37,6 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...], str]]
     ("Laguna DFlash", {"model_type": "laguna", "dflash_config": DFLASH_CONFIG}, (), (), "model_type is 'laguna'"),
     ("Laguna DFlash", DFLASH, ("layers.0.self_attn.g_proj.weight",), (), "self_attn.g_proj.weight"),
     ("MiMo-V2 DFlash", DFLASH, (), ("mask_embedding.pt",), "mask_embedding.pt is next to it"),
+    ("MiMo-V2 DFlash", DFLASH | {"attention_sink_bias": True}, (), (), "attention_sink_bias is True"),
     ("MiMo-V2 DFlash", DFLASH, ("layers.0.self_attn.attention_sink_bias",), (), "attention_sink_bias"),
     (
         "DeepSeek-V4 DSpark",
@@ -86,9 +93,27 @@ def test_every_kind_has_a_case() -> None:
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, ()),
         ({"architectures": ["Qwen3OmniDSparkModel"], "dspark_block_size": 7, "pard_token": 3}, ()),
         ({"architectures": ["MuseGlimmerAssistantModel"]}, ("encoder.fc.weight",)),
+        (DFLASH | {"attention_sink_bias": False}, ()),
         ({"medusa_num_heads": 4}, ("0.0.linear.weight",)),
         ({"architectures": None, "dflash_config": None}, ()),
     ],
 )
 def test_what_can_be_run_is_let_through(data: dict[str, Any], names: tuple[str, ...]) -> None:
     refuse_unsupported(data, "config.json", names)
+
+
+def test_a_build_refuses_what_would_only_draft_badly(tmp_path: Path) -> None:
+    """A P-EAGLE head calls itself EAGLE-3, a PARD model is a decoder with a tokenizer, an EAGLE-1 head has neither."""
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    peagle = make_head(tmp_path / "peagle", target)
+    pard = make_checkpoint(tmp_path / "pard")
+    for folder, key in ((peagle, "ptd_token_id"), (pard, "pard_token")):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {key: 3}))
+    eagle1 = tmp_path / "eagle1"
+    eagle1.mkdir()
+    (eagle1 / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
+    write_safetensors(eagle1, {"fc.weight": np.zeros((4, 8), np.float32)}, "bfloat16")
+    for folder, kind in ((peagle, "P-EAGLE"), (pard, "PARD"), (eagle1, "EAGLE-1 or EAGLE-2")):
+        with pytest.raises(CheckpointError, match=f"so the draft is {kind}, which is not supported"):
+            build_engines(BuildOptions(target, folder, tmp_path / "built", max_seq_len=96))
