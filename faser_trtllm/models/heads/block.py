@@ -24,6 +24,7 @@ SLOTS = {"anchor": 0, "mask": 1}
 MAX_BLOCK_SIZE = 64
 _SOURCE = "config.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_KINDS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 # By architecture: which slot drafts first where no key says it; None: files differ.
@@ -47,29 +48,6 @@ _DSPARK = {"attention_mode", "confidence_head_alpha", "confidence_head_with_mark
 _DSPARK |= {"markov_head_type", "markov_rank"}
 _KEYS = {"DFlashDraftModel": _COMMON, "DFlash2DraftModel": _COMMON | _DFLASH2, "DSparkDraftModel": _COMMON | _DSPARK}
 """Keys of dflash_config by architecture."""
-
-_DOMINO, _LAGUNA, _MIMO = "a Domino head", "Laguna's layers with gates and q, k and v in one matrix", "MiMo's drafter"
-_REFUSED_KEYS = {
-    "lilicorr_": "LiLiCorr's lattice",
-    "dspark_": "a DSpark drafter that lies in its target's own checkpoint",
-    "gru_hidden_dim": _DOMINO,
-    "pure_draft_prefix_len": _DOMINO,
-    "attention_sink_bias": f"the sink bias of {_MIMO}",
-    "add_swa_attention_sink_bias": f"the sink bias of {_MIMO}",
-    "use_swa": f"the windows of {_MIMO}",
-}
-_REFUSED_TENSORS = {
-    "qkv_proj": _LAGUNA,
-    "g_proj": _LAGUNA,
-    "aux_hidden_norms": _LAGUNA,
-    "attention_sink_bias": f"the sink bias of {_MIMO}",
-    "mask_embedding": "a mask embedding of its own",
-    "mask_hidden": "a mask embedding of its own",
-    "prefix_gru": _DOMINO,
-    "embed_proj": _DOMINO,
-    "d2t": "a vocabulary of its own",
-}
-_MASK_FILE = "mask_embedding.pt"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,12 +94,10 @@ class BlockConfig:
 
 
 def is_block(checkpoint_dir: Path) -> bool:
-    """True if config.json speaks of a block drafter, a supported one or not; CheckpointError if unreadable."""
+    """True if config.json speaks of a block drafter; CheckpointError if unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
-    names = [name.lower() for name in architectures_of(data)]
-    named = any(kind in name for name in names for kind in ("dflash", "dspark", "domino"))
-    keys = "dflash_config" in data or any(key.startswith(("dspark_", "lilicorr_")) for key in data)
-    return named or keys or data.get("speculators_model_type") in ("dflash", "dspark")
+    named = any(kind in name.lower() for name in architectures_of(data) for kind in _KINDS)
+    return named or "dflash_config" in data or data.get("speculators_model_type") in tuple(_KINDS)
 
 
 class BlockWeights(DerivedWeights):
@@ -169,8 +145,6 @@ def load_block_config(
     nested = data.get("transformer_layer_config" if name.endswith("Speculator") else "dflash_config")
     nested = nested if isinstance(nested, dict) else {}
     _check_keys(name, data, nested)
-    if (checkpoint_dir / _MASK_FILE).exists():
-        raise CheckpointError(f"{_MASK_FILE} is a mask embedding of its own, which is not supported")
     fields = Fields(data | nested, _SOURCE)
     config = _read(name, fields, weights, target, tuple(layers), slots)
     _check_target(fields, weights, config, target)
@@ -179,6 +153,9 @@ def load_block_config(
 
 
 def _architecture(data: dict[str, Any]) -> str:
+    kind = data.get("speculators_model_type")
+    if kind in tuple(_KINDS):  # architectures may be the class that trained it
+        return _KINDS[kind]
     found = next(iter(architectures_of(data)), None)
     if found is None or found not in _FIRST_SLOTS:
         raise CheckpointError(
@@ -189,20 +166,19 @@ def _architecture(data: dict[str, Any]) -> str:
 
 
 def _check_keys(name: str, data: dict[str, Any], nested: dict[str, Any]) -> None:
-    for key, value in (*data.items(), *nested.items()):
-        for start, what in _REFUSED_KEYS.items():
-            if key.startswith(start) and value not in (None, False):
-                raise CheckpointError(f"{_SOURCE}: {key:.80} is set, and {what} is not supported")
-    for key in nested if name in _KEYS else ():
+    if name not in _KEYS:
+        return
+    for key in nested:
         if key not in _KEYS[name]:
             raise CheckpointError(f"{_SOURCE}: dflash_config.{key:.80} of a {name} is not known, so it cannot be run")
     kind = nested.get("projector_type")
-    if name in _KEYS and kind not in (None, "dspark" if name == "DSparkDraftModel" else "dflash"):
+    if kind not in (None, "dspark" if name == "DSparkDraftModel" else "dflash"):
         raise CheckpointError(f"{_SOURCE}: projector_type is {kind!r:.80}, which is not supported of a {name}")
-    if name in _KEYS and {"block_size"} <= data.keys() & nested.keys() and data["block_size"] != nested["block_size"]:
+    outer, inner = data.get("block_size"), nested.get("block_size")
+    if None not in (outer, inner) and outer != inner:
         raise CheckpointError(
-            f"{_SOURCE}: block_size is {data['block_size']!r:.80} at the top and {nested['block_size']!r:.80} in "
-            "dflash_config; leave the wrong one out"
+            f"{_SOURCE}: block_size is {outer!r:.80} at the top and {inner!r:.80} in dflash_config; leave the wrong "
+            "one out"
         )
 
 
@@ -376,9 +352,6 @@ def _check_tensors(weights: BlockWeights, config: BlockConfig) -> None:
     for ours, name in weights.names.items():
         if ours in shapes or ours.startswith("confidence_head.") or ours.endswith("rotary_emb.inv_freq"):
             continue
-        for part, what in _REFUSED_TENSORS.items():
-            if part in ours.split("."):
-                raise CheckpointError(f"tensor {name} of the block drafter belongs to {what}, which is not supported")
         raise CheckpointError(
             f"tensor {name:.80} of the block drafter is not one that config.json speaks of, so it cannot be run"
         )
