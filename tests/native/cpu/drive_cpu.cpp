@@ -19,7 +19,7 @@ class Pair {
  public:
   Pair(const RandomModel& target, const RandomModel& draft, faser_pool* pool, int num_blocks)
       : target_(made(target, pool, num_blocks)), draft_(made(draft, pool, num_blocks)), pool_(pool) {
-    const bool is_head = draft.model.head != nullptr || draft.model.medusa != nullptr;
+    const bool is_head = draft.model.head != nullptr || draft.model.medusa != nullptr || draft.model.block != nullptr;
     if (!is_head) return;
     const std::vector<int32_t> medusa_layers = {target.model.num_layers};
     const std::vector<int32_t>& layers = draft.model.medusa != nullptr ? medusa_layers : draft.target_layers;
@@ -68,11 +68,12 @@ struct Slot {
   std::vector<float> margins, probs;
   std::vector<int8_t> sources;
   int32_t num_tokens = 0, num_target = 0, num_draft = 0;  // tokens, and of those with either's KV
+  int32_t num_context = 0;                                // and of a block drafter
 };
 
 // Requests that are served to their ends, as the executor does: the target reads prompts in chunks, the draft follows
 // and drafts, the target verifies in segments with rows dropped between, rejection sampling commits.
-Trace serve(const Pair& pair, const RandomModel& target, uint64_t seed) {
+Trace serve(const Pair& pair, const RandomModel& target, uint64_t seed, bool is_block = false) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto below = [&random](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   const faser_model& model = target.model;
@@ -190,16 +191,19 @@ Trace serve(const Pair& pair, const RandomModel& target, uint64_t seed) {
       slot.num_draft = std::min(slot.num_draft, slot.num_tokens - 1);
       if (slot.num_target != slot.num_tokens - 1 || slot.num_tokens + kMaxDraftLen >= length || slot.num_tokens < 2)
         continue;
-      if (slot.num_tokens - slot.num_draft > kMaxRows - static_cast<int>(ids.size())) continue;
+      const int wanted = below(kMaxDraftLen + 1), first = is_block ? slot.num_context : slot.num_draft;
+      const int end = is_block && wanted == 0 ? slot.num_tokens - 1 : slot.num_tokens;  // that the target has run
+      if (first >= end || end - first > kMaxRows - static_cast<int>(ids.size())) continue;
+      slot.num_context = slot.num_tokens - 1;
       draft_slots.push_back(active[a]);
-      for (int t = slot.num_draft; t < slot.num_tokens; ++t) {
+      for (int t = first; t < end; ++t) {
         ids.push_back(slot.tokens[t]);
         positions.push_back(t);
       }
       cu_rows.push_back(static_cast<int32_t>(ids.size()));
       num_tokens.push_back(slot.num_tokens);
       num_drafts.push_back(0);
-      num_new.push_back(below(kMaxDraftLen + 1));
+      num_new.push_back(wanted);
     }
     const int num_drafting = static_cast<int>(draft_slots.size());
     if (num_drafting == 0) continue;
@@ -208,7 +212,7 @@ Trace serve(const Pair& pair, const RandomModel& target, uint64_t seed) {
                                        cu_rows.data(),   ids.data(),
                                        positions.data(), table.data(),
                                        nullptr,          0};
-    std::vector<float> workspace(static_cast<size_t>(kMaxRequests) * faser_engine_logits_stride(pair.draft()));
+    std::vector<float> workspace(static_cast<size_t>(kMaxRows) * faser_engine_logits_stride(pair.draft()));
     std::vector<int32_t> drafted(num_drafting);
     fuzz_expect(
         faser_draft(pair.draft(), pair.pool(), &rows_of_draft, sampling.data(), num_tokens.data(), num_drafts.data(),
@@ -228,10 +232,11 @@ void run_model(uint64_t seed) {
   std::vector<uint8_t> bytes(512);
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
   FuzzInput input(bytes.data(), bytes.size());
-  const ModelKind kinds[] = {ModelKind::kDecoder, ModelKind::kEagle, ModelKind::kMtp, ModelKind::kMedusa};
+  const ModelKind kinds[] = {ModelKind::kDecoder, ModelKind::kEagle, ModelKind::kMtp, ModelKind::kMedusa,
+                             ModelKind::kBlock};
   RandomModel target(input, ModelKind::kDecoder, nullptr, true);
   target.model.max_seq_len = 60;
-  const ModelKind kind = kinds[seed % 4];
+  const ModelKind kind = kinds[seed % 5];
   RandomModel draft(input, kind, &target.model, true);
   draft.model.max_seq_len = 60;
   const int num_blocks = kMaxRequests * 4;
@@ -241,7 +246,7 @@ void run_model(uint64_t seed) {
     fuzz_expect(pool != nullptr && faser_pool_num_threads(pool) == num_threads, "a pool is made");
     {
       const Pair pair(target, draft, pool, num_blocks);
-      const Trace trace = serve(pair, target, seed);
+      const Trace trace = serve(pair, target, seed, kind == ModelKind::kBlock);
       if (num_threads == 1) first = trace;
       fuzz_expect(trace == first, "results do not depend on threads");
     }
@@ -288,6 +293,6 @@ int main(int argc, char** argv) {
     if (seed % 4 == 0) run_lanes(seed);
     ++seed;
     ++num_rounds;
-  } while (num_rounds < 4 || std::chrono::duration<double>(Clock::now() - started).count() < seconds);
+  } while (num_rounds < 5 || std::chrono::duration<double>(Clock::now() - started).count() < seconds);
   std::printf("%d models on %s\n", num_rounds, faser_isa());
 }

@@ -67,7 +67,7 @@ def run(path: Path, core_set: CoreSet) -> None:
         path, core_set, num_blocks=32, tokens_per_block=16, max_batch_size=2, max_num_tokens=16, max_seq_len=16
     ) as engine:
         vocab = engine.spec.vocab_size
-        if not engine.spec.is_head:
+        if not engine.spec.reads_target:
             Harness(engine).run([(0, [token % vocab for token in (1, 5, 9)], 0, 3), (1, [vocab - 1], 0, 1)])
 
 

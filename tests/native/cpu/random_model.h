@@ -3,6 +3,7 @@
 #ifndef FASER_RANDOM_MODEL_H_
 #define FASER_RANDOM_MODEL_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +14,7 @@
 #include "faser_cpu.h"
 #include "input.h"
 
-enum class ModelKind { kDecoder, kEagle, kMtp, kMedusa };
+enum class ModelKind { kDecoder, kEagle, kMtp, kMedusa, kBlock };
 
 class RandomModel {
  public:
@@ -23,10 +24,11 @@ class RandomModel {
     faser_model& m = model;
     std::memset(&m, 0, sizeof(m));
     const int dims[] = {2, 16, 32, 34, 64, 128};
-    m.weight_bits = kind == ModelKind::kMedusa ? 16 : std::vector<int>{16, 8, 4}[input.in(0, 2)];
+    m.weight_bits =
+        kind == ModelKind::kMedusa || kind == ModelKind::kBlock ? 16 : std::vector<int>{16, 8, 4}[input.in(0, 2)];
     m.group_size = m.weight_bits == 16 ? 0 : std::vector<int>{m.weight_bits == 8 ? 0 : 32, 32, 128}[input.in(0, 2)];
     m.activation_bits = m.weight_bits != 16 && kind == ModelKind::kDecoder && input.flag() ? 8 : 16;
-    m.num_layers = kind == ModelKind::kDecoder ? input.in(1, 3) : 1;
+    m.num_layers = kind == ModelKind::kDecoder || kind == ModelKind::kBlock ? input.in(1, 3) : 1;
     m.num_kv_heads = input.in(1, 3);
     m.num_heads = m.num_kv_heads * input.in(1, 5);
     m.head_dim = dims[input.in(0, is_large ? 5 : 3)];
@@ -53,6 +55,7 @@ class RandomModel {
       m.embedding = reinterpret_cast<const uint16_t*>(bf16(static_cast<size_t>(m.vocab_size) * m.hidden_size));
     // num_features of an EAGLE-3 head and its layers follow the target's.
     if (kind == ModelKind::kEagle || kind == ModelKind::kMtp) make_head(input, kind, *target);
+    if (kind == ModelKind::kBlock) make_block(input, *target);
     int num_lm_heads = 1;
     if (kind == ModelKind::kMedusa) {
       medusa_.num_heads = num_lm_heads = input.in(1, 3);
@@ -170,6 +173,53 @@ class RandomModel {
     model.head = &head_;
   }
 
+  void make_block(FuzzInput& input, const faser_model& target) {
+    faser_block& block = block_;
+    const int num_layers = input.in(1, target.num_layers), hidden = model.hidden_size, vocab = model.vocab_size;
+    for (int i = 0; i < num_layers; ++i) target_layers.push_back(target.num_layers - num_layers + i + 1);
+    block.num_features = num_layers * target.hidden_size;
+    block.fc = packed(hidden, block.num_features, 16);
+    block.hidden_norm = floats(hidden, 1.0f);
+    block.first_slot = input.in(0, 1);
+    block.block_size = block.first_slot + input.in(1, 7);
+    block.mask_token_id = input.in(0, vocab - 1);
+    int32_t *const windows = allocate<int32_t>(model.num_layers), *const causal = allocate<int32_t>(model.num_layers);
+    for (int i = 0; i < model.num_layers; ++i) {
+      windows[i] = input.in(0, 9);
+      causal[i] = input.flag();
+    }
+    block.windows = windows;
+    block.causal = causal;
+    block.logit_softcap = input.flag() ? 5.0f : 0.0f;
+    block.logit_scale = block.embedding_scale = 0.5f;
+    const auto rows_of = [&](int rank) {
+      return reinterpret_cast<const uint16_t*>(bf16(static_cast<size_t>(vocab) * rank));
+    };
+    if (input.flag()) {
+      block.markov_rank = 2 * input.in(1, 20);
+      block.markov_in = rows_of(block.markov_rank);
+      block.markov_out = packed(vocab, block.markov_rank, 16);
+    }
+    if (input.flag()) {
+      block.selector_rank = input.in(1, 40);
+      block.selector_top_k = input.in(1, std::min(vocab, 20));
+      block.predecessors = rows_of(block.selector_rank);
+      block.successors = rows_of(block.selector_rank);
+      block.selector_proj = packed(block.selector_rank, hidden, 16);
+    }
+    if (input.flag()) {
+      block.conv_taps = input.in(1, 3);
+      block.conv_group_size = input.flag() ? 2 : hidden;
+      const int num_deltas = 2 * block.conv_taps * hidden / block.conv_group_size;
+      for (int i = 0; i < 2 * model.num_layers; ++i)
+        convs_.push_back(
+            {floats(static_cast<size_t>(2) * block.conv_taps * hidden, 1.0f), packed(num_deltas, hidden, 16)});
+      block.attention_convs = convs_.data();
+      block.mlp_convs = convs_.data() + model.num_layers;
+    }
+    model.block = &block_;
+  }
+
   struct Free {
     void operator()(void* data) const { std::free(data); }
   };
@@ -179,6 +229,8 @@ class RandomModel {
   std::vector<faser_layer> layers_;
   faser_head head_{};
   faser_medusa medusa_{};
+  faser_block block_{};
+  std::vector<faser_conv> convs_;
 };
 
 #endif  // FASER_RANDOM_MODEL_H_
