@@ -27,7 +27,7 @@ from faser_trtllm.builder.engine_dir import (
 )
 from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.network.fp8_recipe import describe_fp8
-from faser_trtllm.builder.options import BuildOptions, check_options, fp8_roles
+from faser_trtllm.builder.options import DEFAULT_DRAFT_LEN, MAX_DRAFT_LEN, BuildOptions, check_options, fp8_roles
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.staging import remove_leftovers, staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
@@ -104,10 +104,12 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
             f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the target's max_position_embeddings"
         )
     max_draft_len, head = options.max_draft_len, sources[-1].head
+    if isinstance(head, BlockDrafter):
+        max_draft_len = min(MAX_DRAFT_LEN if max_draft_len is None else max_draft_len, head.config.num_places)
+    elif max_draft_len is None:
+        max_draft_len = DEFAULT_DRAFT_LEN
     if isinstance(head, MedusaHeads):
         max_draft_len = min(max_draft_len, head.config.num_heads)
-    elif isinstance(head, BlockDrafter):
-        max_draft_len = min(max_draft_len, head.config.num_places)
     return BuildConfig(
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,

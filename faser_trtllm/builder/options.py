@@ -12,6 +12,7 @@ from faser_trtllm.models.heads.block import SLOTS
 from faser_trtllm.models.quantized_weight import FP8, Scheme
 
 MAX_DRAFT_LEN = 64
+DEFAULT_DRAFT_LEN = 8
 _BACKENDS = "; ".join(b.name + (f" ({b.note})" if b.note else "") for b in BACKENDS)
 _FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 
@@ -20,8 +21,8 @@ _FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 class BuildOptions:
     """Options of `faser build`, with their help; None and () mean "decide from the checkpoints and the backend".
 
-    max_draft_len: at most the number of Medusa heads is kept. eagle3_layers: of the target as it was before expand.
-    quantization, draft_quantization: as Scheme.parse reads them, or FP8.
+    max_draft_len: at most what Medusa heads or a block give is kept. eagle3_layers: of the target as it was before
+    expand. quantization, draft_quantization: as Scheme.parse reads them, or FP8.
     """
 
     checkpoint_dir: Annotated[Path, "target checkpoint: a Hugging Face folder, or a GGUF file"]
@@ -35,7 +36,9 @@ class BuildOptions:
     max_batch_size: Annotated[int, "requests in one pass"] = 32
     max_num_tokens: Annotated[int, "rows in one pass"] = 2048
     max_seq_len: Annotated[int | None, "tokens of prompt and output; default: the model's, at most 4096"] = None
-    max_draft_len: Annotated[int, "draft tokens per request and step"] = 8
+    max_draft_len: Annotated[
+        int | None, "draft tokens per request and step; default: 8, and as many as a block drafter's block has"
+    ] = None
     tokens_per_block: Annotated[int | None, "a multiple of 16; default: 32, and max_seq_len for tensorrt_rtx"] = None
     exit_layers: Annotated[tuple[int, ...], "layer boundaries where drafts may be pruned, such as 2,4"] = ()
     eagle3_layers: Annotated[
@@ -143,7 +146,7 @@ def check_options(options: BuildOptions) -> None:
             f"max_num_tokens is {options.max_num_tokens}, it must be at least max_batch_size "
             f"({options.max_batch_size}), one row for each request"
         )
-    if not 0 <= options.max_draft_len <= MAX_DRAFT_LEN:
+    if options.max_draft_len is not None and not 0 <= options.max_draft_len <= MAX_DRAFT_LEN:
         raise InvalidArgumentError(
             f"max_draft_len is {options.max_draft_len}, it must be between 0 and {MAX_DRAFT_LEN}"
         )

@@ -115,6 +115,16 @@ def test_it_is_the_default_of_its_engines(built):
     assert [name.value for name in choose_drafters(engines, ExecutorConfig())] == ["model"]
 
 
+def test_a_block_gives_as_many_drafts_as_it_has(tmp_path):
+    """The default length is a block's; a shorter one is kept, a longer one is not."""
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    drafter = make_block_drafter(tmp_path / "drafter", target, "dflash", block_size=12)
+    sizes = {name: value for name, value in SIZES.items() if name != "max_draft_len"}
+    for asked, found in ((None, 11), (3, 3), (20, 11)):
+        options = BuildOptions(target, drafter, tmp_path / f"e{found}{asked}", max_draft_len=asked, **sizes)
+        assert build_engines(options).build_config.max_draft_len == found
+
+
 def test_what_cannot_be_built_is_refused(tmp_path):
     target = make_checkpoint(tmp_path / "target", num_layers=3)
     heads = {
