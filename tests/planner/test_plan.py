@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from faser_trtllm.acceptance_curves import published_curves
 from faser_trtllm.config import ServiceConfig, parse
 from faser_trtllm.core.cost_table import CurveError
 from faser_trtllm.costmodel.gpu import GPUS
@@ -18,7 +19,7 @@ from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.costmodel.table import modelled_table
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.advice import batch_size, notes, service_config
-from faser_trtllm.planner.options import parse_loads, parse_requests
+from faser_trtllm.planner.options import parse_acceptance, parse_loads, parse_requests
 from faser_trtllm.planner.page import render_page
 from faser_trtllm.planner.plan import Band, make_plan
 from faser_trtllm.planner.systems import SYSTEMS, parse_systems
@@ -178,6 +179,17 @@ def test_a_table_of_a_measured_gpu_goes_by_its_name():
     assert found.runs[0].tpot_ms["p50"].value == pytest.approx(6.84, rel=0.05)  # of a step, measured on the H100
     assert 0.0 < found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value - 1.0 < 0.05
     assert any("the models that you gave set only the memory" in sentence for sentence in notes(found))
+
+
+def test_a_published_curve_is_named_with_its_source_and_gives_its_lengths():
+    """With 5 drafts a step brings what the curve says of 5, in the mean over requests that the plan draws."""
+    asked = make(acceptance=parse_acceptance("eagle3"), loads=parse_loads("8", 0), systems=("off", "fixed:5"))
+    found = make_plan(asked)
+    assert any("InferenceX's golden one (eagle3; Apache-2.0" in sentence for sentence in notes(found))
+    assert found.question["acceptance_curves"] == ["eagle3"]
+    (drafted,) = (run for run in found.runs if run.system == "fixed:5")
+    assert 1.0 + 5 * drafted.acceptance == pytest.approx(published_curves()["eagle3"][4], abs=0.25)
+    assert not any("InferenceX" in sentence for sentence in notes(make_plan(make(systems=("off",), max_requests=8))))
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,8 @@ class Acceptance:
                 f"acceptance is {name!r:.80}, it must be a number, a JSON file, or a published curve: "
                 f"{published_names()}"
             )
-        return Acceptance(
-            tuple(min(max(chance, MIN_CHANCE), 1.0 - MIN_CHANCE) for chance in by_place(lengths)), curve=name
-        )
+        chances = np.clip(by_place(lengths), MIN_CHANCE, 1.0 - MIN_CHANCE)
+        return Acceptance(tuple(chances.tolist()), curve=name)
 
     @staticmethod
     def load(path: Path) -> Acceptance:
