@@ -159,6 +159,29 @@ def test_a_draft_does_not_depend_on_the_others_or_on_chunks(pair):
     assert np.array_equal(fewer, alone[:1])
 
 
+def test_a_reused_prefix_gives_the_same_drafts(pair):
+    """Bit for bit: a request that shares the first block with one that drafted there, and one that runs all itself."""
+    (tokens,) = random_tokens(11, 41)
+    pair.target.run([(0, tokens, 0, 40)])
+    draft(pair, [(tokens[:30], 30, 0, 4)])  # a block that ends in the next one
+    ((_, alone),) = draft(pair, [(tokens[:40], 40, 29, 3)])
+    table = pair.target.block_table
+    own = table[1, 0]
+    table[1, 0] = table[0, 0]
+    try:
+        pair.target.run([(1, tokens, 32, 40)])
+        ((_, reused),) = draft_in(pair, 1, (tokens[:40], 40, 32, 3))
+    finally:
+        table[1, 0] = own
+    assert np.array_equal(alone, reused)
+
+
+def draft_in(pair, slot, request):
+    """What draft() gives for one request in this slot."""
+    others = [([1], 1, 0, 0)] * slot
+    return draft(pair, [*others, request])[slot:]
+
+
 def test_passes_of_few_rows_draft_the_same(pair):
     """A pass of the drafter has rows for one block only, and the requests take turns."""
     tokens = random_tokens(6, 12, 7, 9)
