@@ -40,19 +40,19 @@ def observe(run, values):
         return "next", need.args
 
 
-def enumerate_uniforms(run):
-    """(probability, result) of run(uniform) over all values of the uniforms it asks for.
+def enumerate_uniforms(run, num_cells=CELLS):
+    """(probability, result) of run(uniform) over all values of the uniforms it asks for, in so many equal cells.
 
     Values after which run() asks for the same next number, or ends alike, are one branch.
     """
 
     def walk(chosen, probability):
         branches = {}
-        for cell in range(CELLS):
-            observed = observe(run, [*chosen, (cell + 0.5) / CELLS])
-            branches.setdefault(observed, []).append((cell + 0.5) / CELLS)
+        for cell in range(num_cells):
+            observed = observe(run, [*chosen, (cell + 0.5) / num_cells])
+            branches.setdefault(observed, []).append((cell + 0.5) / num_cells)
         for (kind, value), cells in branches.items():
-            weight = probability * len(cells) / CELLS
+            weight = probability * len(cells) / num_cells
             if kind == "result":
                 yield weight, value
             else:
