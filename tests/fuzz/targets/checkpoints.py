@@ -21,6 +21,8 @@ from safetensors.numpy import save
 from faser_trtllm.errors import FaserError
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.heads.block import BlockWeights, is_block, load_block_config
+from faser_trtllm.models.heads.block import expected_shapes as block_shapes
 from faser_trtllm.models.heads.eagle3 import Eagle3Weights, is_eagle3, load_eagle3_config
 from faser_trtllm.models.heads.eagle3 import expected_shapes as eagle3_shapes
 from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
@@ -31,6 +33,7 @@ from faser_trtllm.models.weights import CheckpointWeights, Weights, expected_sha
 from tests.fuzz.scratch import JSON, folder, from_json, headed, put, to_json
 from tests.fuzz.target import Codec, Target
 from tests.fuzz.targets.gguf_file import gguf_codec, gguf_seeds
+from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.fp8_writer import KINDS, write_fp8
@@ -268,8 +271,8 @@ def run_head_config(data: bytes) -> None:
         return
     target = base("llama")
     target_config = load_model_config(target)
-    is_eagle = given[0] == "eagle3"
-    path = folder("head-eagle3" if is_eagle else "head-medusa")
+    head = given[0] if given[0] in ("eagle3", "block") else "medusa"
+    path = folder(f"head-{head}")
     tensors = {}
     for name, shape in list(given[2].items())[:100]:
         kind = np.int64 if name == "d2t" else np.float32
@@ -281,7 +284,10 @@ def run_head_config(data: bytes) -> None:
     (path / "config.json").write_bytes(to_json(given[1]))
     with ExitStack() as stack:
         files = open_head_files(path, stack)
-        if is_eagle and is_eagle3(path):
+        if head == "block" and is_block(path):
+            of_block = BlockWeights(files, stack.enter_context(CheckpointWeights(target)), False)
+            read_all(of_block, block_shapes(load_block_config(path, of_block, target_config)))
+        elif head == "eagle3" and is_eagle3(path):
             weights = Eagle3Weights(files, stack.enter_context(CheckpointWeights(target)))
             config3 = load_eagle3_config(path, weights, target_config)
             read_all(weights, eagle3_shapes(config3))
@@ -315,6 +321,10 @@ def head_config_seeds() -> list[bytes]:
     found += [["eagle3", eagle3 | {"eagle_config": layers}, names3], ["eagle3", whole | layers, whole_names]]
     found += [["medusa", medusa, names], ["medusa", other, other_names]]
     found += [["medusa", {"architectures": ["MedusaModel"]}, names]]
+    for layout in ("dflash", "dflash_nested", "dflash2", "dspark", "speculators_dspark"):
+        group = {"conv_group_size": 4} if layout == "dflash2" else {}
+        options: dict[str, Any] = {"num_layers": 1, "layers": (0, 1), "windows": (6,), "block": group}
+        found.append(["block", *_described(make_block_drafter(folder(f"config-{layout}"), target, layout, **options))])
     return [json.dumps(entry).encode() for entry in found]
 
 
@@ -355,7 +365,7 @@ TARGETS = (
         "head_config",
         run_head_config,
         head_config_seeds,
-        ("models/heads/medusa.py", "models/heads/eagle3.py"),
+        ("models/heads/medusa.py", "models/heads/eagle3.py", "models/heads/block.py"),
         JSON,
     ),
 )
