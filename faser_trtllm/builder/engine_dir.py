@@ -72,6 +72,11 @@ class EngineDir:
         return str(self.manifest["backend"])
 
     @property
+    def target_sha256(self) -> str:
+        """sha256 of the target's engine file, as the manifest has it."""
+        return str(self.manifest["files"][self.target_path.relative_to(self.path).as_posix()]["sha256"])
+
+    @property
     def has_draft(self) -> bool:
         return self.draft_config is not None
 

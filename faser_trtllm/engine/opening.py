@@ -81,6 +81,8 @@ class OpenedEngines:
 
     partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
     copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv).
+    prepare_draft: opens the draft of another directory for the same target -> a function that puts it in the place of
+    `draft`, to be called between two steps. None: the backend's engines stay what they are.
     """
 
     target: Engine
@@ -89,6 +91,7 @@ class OpenedEngines:
     sampler: RejectionSampler
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
     copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None
+    prepare_draft: Callable[[Path], Callable[[], None]] | None = None
 
 
 def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:

@@ -10,7 +10,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.closing import Closing
@@ -18,7 +20,7 @@ from faser_trtllm.core.plan import OutputEnd, RequestOutput, SchedulerOutput, St
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.base import Drafter
-from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.errors import ConfigError, InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.admission import Admission
 from faser_trtllm.executor.draft_worker import DraftWorker
 from faser_trtllm.executor.slow_steps import SlowSteps
@@ -52,8 +54,10 @@ class Executor(Closing):
         resources: ExitStack | None = None,
         drafters: Sequence[Drafter] = (),
         gauges: Callable[[], Mapping[str, float]] = dict,
+        prepare_draft: Callable[[Path], Callable[[], None]] | None = None,
     ) -> None:
-        """drafters: those that draft_worker runs, told when requests leave. gauges: of stats()."""
+        """drafters: those that draft_worker runs, told when requests leave. gauges: of stats(). prepare_draft: as
+        OpenedEngines has it."""
         self.vocab_size = admission.vocab_size
         self.max_seq_len = admission.max_seq_len
         self.max_draft_len = admission.max_draft_len
@@ -69,6 +73,7 @@ class Executor(Closing):
         self._drafters = tuple(drafters)
         self._stats = ExecutorStats(admission.max_draft_len)
         self._gauges = gauges
+        self._prepare_draft = prepare_draft
         self._watchers: list[StepWatcher] = [self._stats]
         self._before_pass: Callable[[], None] = lambda: None
         self._sinks: dict[str, Sink] = {}
@@ -162,6 +167,31 @@ class Executor(Closing):
             if request_id in self._live:
                 self._inbox.append(lambda: self._cancel(request_id))
                 self._wake.notify()
+
+    def replace_draft(self, engine_dir: Path) -> Future[None]:
+        """Let the draft of another directory, or of this one built again, take the place of the draft model or head.
+
+        It is opened by the calling thread, which raises ConfigError or EngineFileError for one that cannot, and put in
+        place between two steps; then the result is there. Requests go on: their pending drafts are tested with the
+        laws that they were drawn from. The new draft catches up with the tokens of each request before it drafts.
+        """
+        if self._prepare_draft is None:
+            raise ConfigError("these engines' draft cannot be replaced while they run; start the server again")
+        put, done = self._prepare_draft(engine_dir), Future[None]()
+
+        def replace() -> None:
+            try:
+                put()
+                self._scheduler.forget_draft_kv()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._wake:
+            self._inbox.append(replace)
+            self._wake.notify()
+        return done
 
     def start(self) -> None:
         """Run step() on a new thread until close()."""

@@ -143,6 +143,7 @@ def open_executor(
             sampler=opened.sampler,
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
+            prepare_draft=opened.prepare_draft,
             gauges=gauges,
             draft_window=engines.draft_window,
         )
@@ -176,6 +177,7 @@ def assemble(
     draft_timeout_ms: float | None = None,
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     copy_kv: CopyKv | None = None,
+    prepare_draft: Callable[[Path], Callable[[], None]] | None = None,
     gauges: Mapping[str, float] | None = None,
     draft_window: int | None = None,
 ) -> Executor:
@@ -187,6 +189,7 @@ def assemble(
     draft_timeout_ms: as in open_executor.
     wrap_drafter: wraps every drafter, for faults on purpose.
     copy_kv: of a target that was opened with branches.
+    prepare_draft: as OpenedEngines has it.
     gauges: of Executor.stats(), which do not change.
     draft_window: tokens within which the draft model drafts, None: max_seq_len.
 
@@ -274,6 +277,7 @@ def assemble(
         resources=resources,
         drafters=drafters,
         gauges=lambda: fixed_gauges if guard is None else fixed_gauges | guard.gauges(),
+        prepare_draft=prepare_draft,
     )
     for watcher in (guard, trace):
         if watcher is not None:

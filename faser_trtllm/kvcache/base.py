@@ -78,6 +78,9 @@ class KVCache(Protocol):
         num_draft_computed_tokens: number of tokens covered by the draft model's KV, including pending ones.
         """
 
+    def forget_draft(self) -> None:
+        """None of the draft model's KV is valid any longer: another model takes its place."""
+
     def free(self, slot: int) -> None:
         """Close the slot."""
 
@@ -86,3 +89,9 @@ class KVCache(Protocol):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block leaked, was freed in use, or is shared wrongly."""
+
+
+def kv_gauges(kv: KVCache) -> dict[str, float]:
+    """State and counts of a cache, by the names of Executor.stats()."""
+    blocks = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_reused_blocks", "num_allocated_blocks")
+    return {f"kv_{name}": getattr(kv, name) for name in ("tokens_per_block", *blocks)}

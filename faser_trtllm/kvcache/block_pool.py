@@ -105,6 +105,10 @@ class BlockPool:
         """Mark the draft model's KV of the block as computed too."""
         self._draft_valid[block] = True
 
+    def forget_draft(self) -> None:
+        """The draft model's KV of no block is computed."""
+        self._draft_valid = [False] * self.num_blocks
+
     def check_integrity(self, held: list[int]) -> None:
         """held: every reference that sequences have, with repetition. Raises AssertionError on any mismatch."""
         counts = [0] * self.num_blocks

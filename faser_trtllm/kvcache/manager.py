@@ -169,6 +169,14 @@ class KVCacheManager:
         sequence.num_draft_registered = max(sequence.num_draft_registered, last)
         self._note_blocks(slot, sequence)
 
+    def forget_draft(self) -> None:
+        """See KVCache.forget_draft."""
+        self._pool.forget_draft()
+        for slot, sequence in enumerate(self._sequences):
+            if sequence is not None:
+                sequence.num_draft_registered = 0
+                self._note_blocks(slot, sequence)
+
     def free(self, slot: int) -> None:
         """Close the slot; its last blocks will be evicted first."""
         for block in reversed(self._sequence(slot).blocks):

@@ -21,7 +21,7 @@ from faser_trtllm.core.plan import (
     VerifyResult,
 )
 from faser_trtllm.core.request import FinishReason, Request, RequestState
-from faser_trtllm.kvcache.base import BlockListener, KVCache
+from faser_trtllm.kvcache.base import BlockListener, KVCache, kv_gauges
 from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
 from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
@@ -106,23 +106,22 @@ class Scheduler:
 
     def gauges(self) -> dict[str, float]:
         """State of the queue and the cache."""
-        kv = self._kv
         return {
             "price_tokens_per_ms": self._price,
             "max_batch_size": self._limits.max_batch_size,
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
-            "kv_tokens_per_block": kv.tokens_per_block,
-            "kv_num_blocks": kv.num_blocks,
-            "kv_num_free_blocks": kv.num_free_blocks,
-            "kv_num_cached_blocks": kv.num_cached_blocks,
-            "kv_num_reused_blocks": kv.num_reused_blocks,
-            "kv_num_allocated_blocks": kv.num_allocated_blocks,
-        }
+        } | kv_gauges(self._kv)
 
     def watch_cache(self, listener: BlockListener) -> bool:
         """Report prefix cache insertions and evictions to the listener; False if the cache does not support it."""
         return self._kv.watch(listener)
+
+    def forget_draft_kv(self) -> None:
+        """Another draft model takes the place of the one that computed KV so far."""
+        for request in self._running:
+            request.num_draft_computed_tokens = 0
+        self._kv.forget_draft()
 
     def check_integrity(self) -> None:
         """Audit slots and blocks, for tests and idle times."""

@@ -107,6 +107,9 @@ class TrtllmKVCacheManager:
     ) -> None:
         """Nothing is reused."""
 
+    def forget_draft(self) -> None:
+        """Nothing is reused."""
+
     def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
         return all(map(self.allocate, slots.tolist(), num_tokens.tolist()))
 

@@ -187,7 +187,7 @@ int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int
 // bf16. Medusa heads take the num_layers alone, and its rows are kept after the final norm. The target outlives the
 // head and has as many blocks. A pass of the head must come after the target's pass over the position before each of
 // its rows, of a block drafter over the position of each of its rows. faser_engine_forward of a block drafter runs
-// context rows and gives no logits.
+// context rows and gives no logits. A further head may take the place of one before it, if it reads the same rows.
 int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers);
 // Keeps the listed hidden rows (ascending) and drops the others; later calls must pass a matching batch.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);

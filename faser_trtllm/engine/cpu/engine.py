@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,20 @@ class CpuEngine(HostPruning, Closing):
                 f"the draft head of {self._file.path.parent.parent} reads layers {layers.tolist()} of another target; "
                 "rebuild it with faser build"
             )
+
+    def exchange(self, other: CpuEngine) -> None:
+        """Take the weights and the KV memory of another engine, which takes this one's; call it between two passes.
+        ConfigError for an engine with other limits, or of another kind; it may have other layers."""
+        for field in dataclasses.fields(EngineSpec):
+            mine, its = getattr(self._spec, field.name), getattr(other.spec, field.name)
+            if mine != its and field.name not in ("num_layers", "segments"):
+                raise ConfigError(f"{field.name} is {its}, of the engine in whose place it is to run it is {mine}")
+        for name in ("_file", "_handle", "_core_set", "_spec"):
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, its)
+            setattr(other, name, mine)
+        for engine in (self, other):
+            engine._block_table = None
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         segments = self._spec.segments

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.engine.modes import Modes
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, cpu_sampler
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.core_set import CoreSet
 
 
@@ -29,8 +32,37 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
         return target_cores, stack.enter_context(CoreSet(None, 1))
 
     return OpenedEngines(
-        target, draft, Modes(target, draft, core_set, shares).enter, cpu_sampler(request), copy_kv=target.copy_kv
+        target,
+        draft,
+        Modes(target, draft, core_set, shares).enter,
+        cpu_sampler(request),
+        copy_kv=target.copy_kv,
+        prepare_draft=None if draft is None else functools.partial(_prepare_draft, request, target, draft),
     )
+
+
+def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, path: Path) -> Callable[[], None]:
+    """See OpenedEngines.prepare_draft."""
+    engines = EngineDir.load(path)
+    if engines.target_sha256 != request.engines.target_sha256:
+        raise ConfigError(f"the target in {path} is another than the one that runs; build its draft for this target")
+    if not engines.has_draft or engines.draft_head != request.engines.draft_head:
+        raise ConfigError(
+            f"the draft in {path} is {engines.draft_head or ('a model' if engines.has_draft else 'missing')}, the one "
+            f"that runs is {request.engines.draft_head or 'a model'}; only one of its kind can take its place"
+        )
+    with ExitStack() as stack:
+        other = _open(engines.draft_path, request, stack)
+        opened = stack.pop_all()
+
+    def put() -> None:
+        with opened:  # which closes the one that ran
+            if other.spec.reads_target:
+                other.attach(target)
+            other.use(draft.core_set)
+            draft.exchange(other)
+
+    return put
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:

@@ -33,20 +33,27 @@ void read_pairs(const char* x, int size, size_t pair_bytes, float* values) {
 
 int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int num_layers) {
   const bool reads_normed = has_medusa_ || head_.reads_normed != 0;
-  if (!is_head() || target == nullptr || target->is_head() || target_ != nullptr || target->captured_ != nullptr ||
-      num_layers < 1 || num_layers * target->model_.hidden_size != head_.num_features ||
-      target->model_.vocab_size != model_.vocab_size || target->num_blocks_ < num_blocks_ ||
-      target->tokens_per_block_ != tokens_per_block_ || (reads_normed && layers[0] != target->model_.num_layers))
+  if (!is_head() || target == nullptr || target->is_head() || target_ != nullptr || num_layers < 1 ||
+      num_layers * target->model_.hidden_size != head_.num_features || target->model_.vocab_size != model_.vocab_size ||
+      target->num_blocks_ < num_blocks_ || target->tokens_per_block_ != tokens_per_block_ ||
+      (reads_normed && layers[0] != target->model_.num_layers))
     return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_layers; i++)
     if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
+  target_ = target;
+  if (target->captured_ != nullptr) {  // for a head before this one
+    const std::vector<int32_t>& kept = target->captured_layers_;
+    const bool are_the_same = std::equal(kept.begin(), kept.end(), layers, layers + num_layers);
+    if (are_the_same && reads_normed == (target->x_normed_ != nullptr)) return FASER_OK;
+    target_ = nullptr;
+    return FASER_BAD_ARGUMENT;
+  }
   const size_t num_tokens = static_cast<size_t>(target->num_blocks_) * tokens_per_block_;
   if (reads_normed)
     target->x_normed_ =
         target->allocate_bytes(static_cast<size_t>(target->max_num_tokens_) * hidden_pairs_ * pair_bytes_);
   target->captured_ = target->allocate_bytes(num_tokens * (head_.num_features / 2) * pair_bytes_);
   target->captured_layers_.assign(layers, layers + num_layers);
-  target_ = target;
   return FASER_OK;
 }
 
