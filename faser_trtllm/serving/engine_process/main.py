@@ -51,7 +51,7 @@ from faser_trtllm.serving.engine_process.wire import (
     ToBackend,
     WireError,
 )
-from faser_trtllm.serving.launch.process import die_with_parent
+from faser_trtllm.serving.launch.process import REPLACE_DRAFT, die_with_parent
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS, contract_of
@@ -110,6 +110,10 @@ class EngineServer:
             self._is_draining = True
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
 
+    def replace_draft(self) -> None:
+        """Put the draft of the engine directory, as it is now, in the place of the one that runs."""
+        threading.Thread(target=self._replace_draft, name="faser-draft-opener", daemon=True).start()
+
     def close(self) -> None:
         """Send the spans that wait; call it after run() has returned."""
         if self._spans is not None:
@@ -124,6 +128,16 @@ class EngineServer:
                     request.fail(UnavailableError(SHUTTING_DOWN))
         self._connection.flush(1.0)
         self._connection.close()
+
+    def _replace_draft(self) -> None:
+        if self._executor is None or self._config is None:
+            return  # it will be opened as it is then
+        engine_dir = Path(self._config.engine_dir or "")
+        try:
+            self._executor.replace_draft(engine_dir).result()
+            log.warning("the draft of %s has taken the place of the one before", engine_dir)
+        except Exception as error:
+            log.error("the draft goes on as it is: %s", error, exc_info=not isinstance(error, FaserError))
 
     def _write(self) -> None:
         self._connection.run_writer(self._outbox.take)
@@ -367,6 +381,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoR
     faulthandler.enable()
     server = EngineServer(Connection(socket.socket(fileno=args.backend_fd)), opener)
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
+    signal.signal(REPLACE_DRAFT, lambda signum, frame: server.replace_draft())
     try:
         server.run()
         server.close()

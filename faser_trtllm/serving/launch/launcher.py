@@ -24,7 +24,7 @@ from faser_trtllm.serving.launch.hashes import FileHashes, StoppedError
 from faser_trtllm.serving.launch.limits import check_limits
 from faser_trtllm.serving.launch.options import ServeOptions, check_engines, default_repository, effective_config
 from faser_trtllm.serving.launch.ports import check_ports, is_free
-from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, kill, session_pids
+from faser_trtllm.serving.launch.process import PARENT_OPTION, REPLACE_DRAFT, command_line, kill, session_pids
 from faser_trtllm.serving.launch.repository import choose_models, link_unary
 from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE, RunDir, remove_stale
 from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, pass_on, spawn
@@ -140,7 +140,7 @@ class Launcher:
         """
         if self.is_running():
             assert self._process is not None
-            engines = self._find(lambda arguments: any(map(_is_engine_option, arguments)))
+            engines = self._engine_pids()
             for pid in engines:
                 kill(pid, signal.SIGTERM)
             self._wait(lambda: not any(command_line(pid) for pid in engines), self._config.drain_timeout_s + 3)
@@ -148,6 +148,11 @@ class Launcher:
             kill(self._process.pid, signal.SIGTERM)
             self._wait(lambda: not self.is_running(), EXIT_TIMEOUT_S + 5)
         self.kill()
+
+    def replace_draft(self) -> None:
+        """Have the engine process put the draft of the engine directory, as it is now, in the place of its own."""
+        for pid in self._engine_pids():
+            kill(pid, REPLACE_DRAFT)
 
     def kill(self) -> None:
         """Kill all processes of the launch and remove its files."""
@@ -217,6 +222,9 @@ class Launcher:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return environment
 
+    def _engine_pids(self) -> list[int]:
+        return self._find(lambda arguments: any(map(_is_engine_option, arguments)))
+
     def _find(self, is_wanted: Callable[[list[str]], bool]) -> list[int]:
         """Processes of the launch, by their arguments."""
         assert self._process is not None
@@ -246,8 +254,8 @@ def _is_engine_option(argument: str) -> bool:
 
 
 def serve(options: ServeOptions) -> int:
-    """keep_serving() until SIGTERM or SIGINT; a second one stops the server at once."""
-    stop, hurry = threading.Event(), threading.Event()
+    """keep_serving() until SIGTERM or SIGINT; a second one stops the server at once. SIGUSR1 replaces the draft."""
+    stop, hurry, draft_changed = (threading.Event() for _ in range(3))
 
     def on_signal(signum: int, frame: object) -> None:
         if stop.is_set():
@@ -258,8 +266,9 @@ def serve(options: ServeOptions) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
         signums.append(signal.SIGHUP)
     previous = {signum: signal.signal(signum, on_signal) for signum in signums}
+    previous[REPLACE_DRAFT] = signal.signal(REPLACE_DRAFT, lambda *_: draft_changed.set())
     try:
-        return keep_serving(options, stop, hurry, _say_ready)
+        return keep_serving(options, stop, hurry, _say_ready, draft_changed)
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
@@ -270,12 +279,14 @@ def keep_serving(
     stop: threading.Event,
     hurry: threading.Event,
     on_ready: Callable[[Launcher, ServeOptions], None],
+    draft_changed: threading.Event,
 ) -> int:
     """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
 
     A server that a signal ended, once it was ready, is started again, and again if it cannot start then: a port may be
     taken for a moment. One that answers nobody for hang_timeout_s, at least LEAST_S, is killed and started again.
-    hurry: do not wait for running requests. Raises FaserError if the server cannot start at first.
+    hurry: do not wait for running requests. draft_changed: the engine directory has another draft, which takes
+    the place of the one that runs. Raises FaserError if the server cannot start at first.
     """
     backoff_s, config, hashes = 0.0, None, FileHashes(stop)
     while True:
@@ -283,7 +294,7 @@ def keep_serving(
         try:
             with Launcher(options, hashes, is_restart=config is not None) as launcher:
                 launcher.hurry = hurry
-                if _serve_once(launcher, options, stop, on_ready):
+                if _serve_once(launcher, options, stop, on_ready, draft_changed):
                     return 0
             config = launcher.config
             if launcher.end_signal is None:
@@ -309,6 +320,7 @@ def _serve_once(
     options: ServeOptions,
     stop: threading.Event,
     on_ready: Callable[[Launcher, ServeOptions], None],
+    draft_changed: threading.Event,
 ) -> bool:
     """Serve until `stop`, then drain; False if the server ended before."""
     if launcher.conversion is not None:
@@ -323,6 +335,9 @@ def _serve_once(
     while not stop.wait(0.2):
         if not launcher.is_running():
             return False
+        if draft_changed.is_set():
+            draft_changed.clear()
+            launcher.replace_draft()
         silent_s = watch.silent_s()
         if silent_s >= limit_s:
             print(f"the server has not answered for {silent_s:.0f} s and is killed", file=sys.stderr, flush=True)

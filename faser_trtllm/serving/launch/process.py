@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 PARENT_OPTION = "--parent_pid="  # distinguishes an engine process from others
+REPLACE_DRAFT = signal.SIGUSR1  # to an engine process: the draft in its engine directory is another one
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

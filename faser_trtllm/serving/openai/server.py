@@ -22,6 +22,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import keep_serving
 from faser_trtllm.serving.launch.limits import MAX_OPEN_FILES
 from faser_trtllm.serving.launch.options import ServeOptions
+from faser_trtllm.serving.launch.process import REPLACE_DRAFT
 from faser_trtllm.serving.launch.tritonserver import is_loopback
 from faser_trtllm.serving.openai.drafts.records import LEVELS
 from faser_trtllm.serving.openai.served_model import ServedModel
@@ -93,12 +94,12 @@ def serve_openai(options: OpenAIOptions) -> int:
     os.environ.pop(KEY_VARIABLE, None)  # Triton and the engine process inherit the rest
     _check_url(options)
     served = _served_model(options)
-    stop, hurry = threading.Event(), threading.Event()
-    with _listen(options.host, options.port) as listener, _signals(stop, hurry):
+    stop, hurry, draft_changed = (threading.Event() for _ in range(3))
+    with _listen(options.host, options.port) as listener, _signals(stop, hurry, draft_changed):
         if options.url is not None:
             asyncio.run(_serve(options, served, _grpc_address(options.url), listener, None, stop))
             return 0
-        triton = _OwnTriton(options.triton, hurry)
+        triton = _OwnTriton(options.triton, hurry, draft_changed)
         try:
             if triton.wait_ready(stop):
                 address = f"{options.triton.host}:{options.triton.grpc_port}"
@@ -111,9 +112,9 @@ def serve_openai(options: OpenAIOptions) -> int:
 class _OwnTriton:
     """A Triton server that is kept running in a thread."""
 
-    def __init__(self, options: ServeOptions, hurry: threading.Event) -> None:
+    def __init__(self, options: ServeOptions, hurry: threading.Event, draft_changed: threading.Event) -> None:
         self._options = options
-        self._hurry = hurry
+        self._hurry, self._draft_changed = hurry, draft_changed
         self._ready, self._stop = threading.Event(), threading.Event()
         self._code = 0
         self._error: FaserError | None = None
@@ -142,7 +143,9 @@ class _OwnTriton:
 
     def _run(self) -> None:
         try:
-            self._code = keep_serving(self._options, self._stop, self._hurry, lambda *_: self._note_ready())
+            self._code = keep_serving(
+                self._options, self._stop, self._hurry, lambda *_: self._note_ready(), self._draft_changed
+            )
         except FaserError as error:
             self._error = error
 
@@ -272,8 +275,8 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`; a second signal skips the wait for running requests.
+def _signals(stop: threading.Event, hurry: threading.Event, draft_changed: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop`; a second signal skips the wait for running requests. SIGUSR1 sets draft_changed.
 
     uvicorn installs its own handlers while it runs and raises the signal again afterwards: without these handlers that
     would end the process before the Triton server.
@@ -285,6 +288,7 @@ def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
         stop.set()
 
     previous = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)}
+    previous[REPLACE_DRAFT] = signal.signal(REPLACE_DRAFT, lambda *_: draft_changed.set())
     try:
         yield
     finally:
