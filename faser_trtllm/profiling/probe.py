@@ -22,6 +22,7 @@ from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
 FILLED_ROWS = 64  # of a pass that fills caches within a budget
+LEAST_SHARE = 0.01  # of a block's time, that its further drafts take at least: a disturbed run may give less than none
 DRAFTED = 8  # tokens of a timed draft call, which amortise the call's overhead
 
 
@@ -134,7 +135,7 @@ class Probe(Closing):
             num_new_drafts[:] = num_new
             all_ms = run()
             num_new_drafts[:] = 1
-            return max(0.0, all_ms - run()) / (num_new - 1)
+            return max(LEAST_SHARE * all_ms, all_ms - run()) / (num_new - 1)
 
         if draft.spec.block_size and num_new > 1:
             return run_places
