@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, library_files  # noq
 
 STEP_WEIGHT = 0.8  # of a place's loss, beside that of the one before
 PROMPT_LEN, OUTPUT_LEN, NUM_PROMPTS = 64, 80, 24  # of the greedy continuations that measure
+TEXT_STRIDE = 4  # between the passes that measure on text
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -110,21 +111,73 @@ def continue_greedily(target: Llama, work: Path, held_out: Tensor) -> Tensor:
     return torch.load(path, weights_only=True)["ids"]
 
 
-def acceptance(proposals: Sequence[Tensor], greedy: Tensor) -> list[float]:
-    """How often the target's greedy choice is the head's, by place, given the places before, where the target goes on
-    by itself. proposals: of each place [prompts, rows]; greedy: as continue_greedily gives it."""
+def _kept(proposals: Sequence[Tensor], greedy: Tensor) -> Tensor:
+    """1 where the target's greedy choice is the head's at a place and at those before [prompts, rows, places]."""
     first, num_rows = PROMPT_LEN - 2, greedy.shape[1] - len(proposals) - 1  # the last row's furthest draft is in greedy
     hits = [
         found[:, first:num_rows] == greedy[:, first + 2 + place : num_rows + 2 + place]
         for place, found in enumerate(proposals)
     ]
-    run = torch.stack(hits, -1).float().cumprod(-1)
-    alive = torch.cat([torch.ones_like(run[..., :1]), run[..., :-1]], -1)
-    return [round(share, 3) for share in (run.sum((0, 1)) / alive.sum((0, 1)).clamp(min=1)).tolist()]
+    return torch.stack(hits, -1).float().cumprod(-1)
+
+
+def acceptance(proposals: Sequence[Tensor], greedy: Tensor) -> list[float]:
+    """How often the target's greedy choice is the head's, by place, given the places before, where the target goes on
+    by itself. proposals: of each place [prompts, rows]; greedy: as continue_greedily gives it."""
+    kept = _kept(proposals, greedy)
+    alive = torch.cat([torch.ones_like(kept[..., :1]), kept[..., :-1]], -1)
+    return [round(share, 3) for share in (kept.sum((0, 1)) / alive.sum((0, 1)).clamp(min=1)).tolist()]
+
+
+def tokens_per_pass(proposals: Sequence[Tensor], greedy: Tensor) -> float:
+    """Mean of the passes that follow each other from the prompt's end on, the target's own token included."""
+    tokens = passes = 0
+    for lengths in (_kept(proposals, greedy).sum(-1).int() + 1).tolist():
+        row = 0
+        while row < len(lengths):
+            row, tokens, passes = row + lengths[row], tokens + lengths[row], passes + 1
+    return round(tokens / max(passes, 1), 3)
+
+
+def windows(held_out: Tensor, length: int) -> Tensor:
+    """Of all of the held-out text [16, length]."""
+    return held_out.unfold(0, length, len(held_out) // 16)[:16]
+
+
+@torch.no_grad()
+def measure(
+    logits_of: Callable[[Tensor, Tensor], Iterable[Tensor]],
+    num_places: int,
+    target: Llama,
+    greedy: Tensor,
+    text: Tensor,
+) -> dict[str, Any]:
+    """`acceptance` and `tokens_per_pass`; on_text: tokens of a pass that begins anywhere in text [batch, length], at
+    temperature 1.
+
+    logits_of(ids [batch, length], anchors): of each place [batch, anchors, vocab], where a pass begins at these
+    positions and its drafts are those of ids up to the place.
+    """
+    anchors = torch.arange(1, greedy.shape[1] - num_places)
+    proposals = [logits.argmax(-1) for logits in logits_of(greedy, anchors)]
+    last = run_target(target, text)[1]
+    anchors = torch.arange(TEXT_STRIDE, text.shape[1] - num_places, TEXT_STRIDE)
+    survival, on_text = torch.ones(()), 1.0
+    for place, logits in enumerate(logits_of(text, anchors)):
+        law = F.linear(last[:, anchors + place], target.embed.weight).softmax(-1)
+        survival = survival * torch.minimum(law, logits.softmax(-1)).sum(-1)
+        on_text += survival.mean().item()
+    return {
+        "greedy_by_place": acceptance(proposals, greedy),
+        "tokens_per_pass": tokens_per_pass(proposals, greedy),
+        "on_text": round(on_text, 3),
+    }
 
 
 class Training:
     """A head's training, for a time that may be spread over several runs."""
+
+    place_weight = STEP_WEIGHT
 
     def __init__(self, head: Any, target: Llama, work: Path, minutes: float) -> None:
         """head: a module with its matrices in `blocks`, and `save`."""
@@ -151,7 +204,7 @@ class Training:
 
     def _one_step(self, ids: Tensor) -> float:
         losses = self.losses(ids)
-        sum(STEP_WEIGHT**i * loss for i, loss in enumerate(losses)).backward()
+        sum(self.place_weight**i * loss for i, loss in enumerate(losses)).backward()
         done = self.elapsed_s / self._total_s
         self.optimizer.step(min(1, (self.step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * min(1, done)))))
         return losses[0].item()

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -40,6 +40,7 @@ from head_training import (
     rotation,
     run_target,
     train,
+    windows,
 )
 from train_demo_pair import RMS_NORM_EPS, Llama, Sizes, draw
 
@@ -128,19 +129,26 @@ class Head(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(norm(hidden, self.norm), self.lm_head)
 
-    def save(self, directory: Path) -> int:
-        """Write the checkpoint in the published layout -> bytes of its tensors' file."""
-        layer, sizes = self.blocks[0], self.sizes
-        weights = {
-            "fc.weight": layer.fc.weight * self.scale,
+    def published(self) -> dict[str, Tensor]:
+        """Parameters by the published names."""
+        layer = self.blocks[0]
+        found = {
+            "fc.weight": layer.fc.weight,
             "midlayer.input_layernorm.weight": layer.input_norm,
             "midlayer.hidden_norm.weight": layer.hidden_norm,
             "midlayer.post_attention_layernorm.weight": layer.post_norm,
             "norm.weight": self.norm,
             "lm_head.weight": self.lm_head,
         }
-        weights |= {f"midlayer.self_attn.{name}_proj.weight": getattr(layer, name).weight for name in "qkvo"}
-        weights |= {f"midlayer.mlp.{name}_proj.weight": getattr(layer, name).weight for name in ("gate", "up", "down")}
+        found |= {f"midlayer.self_attn.{name}_proj.weight": getattr(layer, name).weight for name in "qkvo"}
+        return found | {
+            f"midlayer.mlp.{name}_proj.weight": getattr(layer, name).weight for name in ("gate", "up", "down")
+        }
+
+    def save(self, directory: Path) -> int:
+        """Write the checkpoint in the published layout -> bytes of its tensors' file."""
+        sizes, weights = self.sizes, self.published()
+        weights["fc.weight"] = self.blocks[0].fc.weight * self.scale
         tensors = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
         tensors["d2t"] = self.draft_ids - torch.arange(len(self.draft_ids))
         tensors["t2d"] = torch.isin(torch.arange(sizes.vocab), self.draft_ids)
@@ -170,6 +178,18 @@ class Head(nn.Module):
         }
         (directory / "config.json").write_text(json.dumps(config, indent=2))
         return (directory / "model.safetensors").stat().st_size
+
+
+@torch.no_grad()
+def load_head(directory: Path, target: Llama) -> Head:
+    """What `save` wrote."""
+    weights = load_file(directory / "model.safetensors")
+    inner = len(weights["midlayer.mlp.up_proj.weight"])
+    draft_ids = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    head = Head(target, draft_ids, torch.ones(len(LAYERS) * target.sizes.hidden), inner)
+    for name, parameter in head.published().items():
+        parameter.copy_(weights[name])
+    return head
 
 
 @torch.no_grad()
@@ -216,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sample = run_target(target, draw(training_ids, options.batch, options.length)[0], LAYERS)[0]
     head = Head(target, draft_ids, sample.square().mean((0, 1)).rsqrt(), options.inner)
     greedy = continue_greedily(target, work, held_out)
-    text = held_out.unfold(0, options.length, len(held_out) // 16)[:16]
+    text = windows(held_out, options.length)
     drafted = torch.isin(greedy[:, PROMPT_LEN:], draft_ids).float().mean()
     print(
         f"{len(training_ids) / 1e6:.2f}M training tokens; in the draft vocabulary are "

@@ -8,16 +8,19 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.heads.block import BlockWeights, load_block_config
 from faser_trtllm.models.heads.eagle3 import Eagle3Weights, load_eagle3_config
 from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medusa_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
+from tests.support.block_drafter_reference import TorchBlockDrafter
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import TorchHead
 from tests.support.effort import ONLY_ALL
@@ -35,6 +38,11 @@ def script() -> ModuleType:
 @pytest.fixture(scope="module")
 def medusa_script() -> ModuleType:
     return importlib.import_module("engines.demo.train_medusa_heads")
+
+
+@pytest.fixture(scope="module")
+def block_script() -> ModuleType:
+    return importlib.import_module("engines.demo.train_block_drafter")
 
 
 @pytest.fixture
@@ -106,6 +114,74 @@ def test_medusa_heads_are_the_published_ones(medusa_script: ModuleType, target_d
             assert torch.allclose(found, wanted, atol=1e-4 * wanted.abs().max().item())
 
 
+def make_drafter(block_script: ModuleType, target_dir: Path) -> Any:
+    """With values that bf16 holds, and so large that attention matters."""
+    torch.manual_seed(3)
+    drafter = block_script.Drafter(block_script.load_target(target_dir), torch.full((3 * 64,), 0.5), 2, inner=48)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            noise = 0.2 * torch.randn(parameter.shape) if parameter.dim() == 1 else 7 * parameter
+            parameter.copy_((parameter + noise).bfloat16().float())
+    return drafter
+
+
+@torch.no_grad()
+def assert_laws_are_published(block_script: ModuleType, drafter: Any, directory: Path, target_dir: Path) -> None:
+    """Laws of the drafter, and of what is read again, are those of the reference that reads the checkpoint."""
+    published, target = TorchBlockDrafter(directory, target_dir), block_script.load_target(target_dir)
+    assert published.layers == block_script.LAYERS
+    ids, anchors = torch.randint(2, 320, (2, 24)), torch.tensor([0, 1, 6, 16])
+    features, _ = block_script.run_target(target, ids, block_script.LAYERS)
+    for own in (drafter, block_script.load_drafter(directory, target)):
+        found = torch.stack(list(block_script.logits_of(own, target, ids, anchors)), 2)
+        found[..., block_script.MASK_TOKEN] = -torch.inf
+        for row, (index, anchor) in itertools.product(range(2), enumerate(anchors.tolist())):
+            wanted = published.logits(features[row, :anchor], ids[row, anchor].item(), [0] * 7)
+            assert wanted.shape == (7, 320)
+            assert torch.allclose(found[row, index].softmax(-1), wanted.softmax(-1), atol=1e-3)
+
+
+def test_a_block_drafter_is_the_published_one(block_script: ModuleType, target_dir: Path, tmp_path: Path) -> None:
+    drafter = make_drafter(block_script, target_dir)
+    drafter.save(tmp_path)
+    assert_laws_are_published(block_script, drafter, tmp_path, target_dir)
+
+
+@pytest.mark.usefixtures("script")
+def test_passes_follow_each_other() -> None:
+    """Every second token is as drafted, and the passes begin there."""
+    shared = sys.modules["head_training"]
+    greedy = torch.arange(80)[None]
+    proposals = greedy[:, 2:] * (torch.arange(78) % 2 == 0)
+    assert shared.acceptance([proposals], greedy) == [0.5]
+    assert shared.tokens_per_pass([proposals], greedy) == 2
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_the_target_is_a_perfect_drafter(
+    script: ModuleType,
+    block_script: ModuleType,
+    target_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compare = importlib.import_module("engines.demo.compare_drafters")
+    target = script.load_target(target_dir)
+    arguments = ["--work", str(tmp_path / "work"), "--target", str(target_dir), "--draft", str(target_dir)]
+    heads = {"eagle3": script.Head(target, torch.arange(96), torch.ones(3 * 64), inner=48)}
+    for name, head in (heads | {"block": make_drafter(block_script, target_dir)}).items():
+        (tmp_path / name).mkdir()
+        head.save(tmp_path / name)
+        arguments += [f"--{name}", str(tmp_path / name)]
+    compare.main([*arguments, "--length", "32"])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["`draft`", "`eagle3`", "`block`"]
+    assert [float(share) for share in rows[0][1:]] == [8, *[1] * 7, 8]
+    for row in rows[1:]:
+        assert 1 <= float(row[1]) < 8
+        assert 1 <= float(row[-1]) < 8
+
+
 def run_twice(script: ModuleType, out: Path, target_dir: Path, *more: str) -> None:
     """In two runs, of which the second goes on."""
     arguments = ["--out", str(out), "--target", str(target_dir), *more, "--length", "32", "--batch", "4"]
@@ -139,3 +215,17 @@ def test_medusa_heads_stop_go_on_and_load(medusa_script: ModuleType, target_dir:
     with CheckpointWeights(tmp_path) as files:
         config = load_medusa_config(tmp_path, MedusaWeights(files), load_model_config(target_dir))
     assert config.num_heads == 2
+
+
+@ONLY_ALL
+@pytest.mark.usefixtures("few_steps")
+def test_a_block_drafter_stops_goes_on_and_loads(block_script: ModuleType, target_dir: Path, tmp_path: Path) -> None:
+    run_twice(block_script, tmp_path, target_dir, "--num-layers", "2", "--inner", "48", "--anchors", "4")
+    drafter = block_script.load_drafter(tmp_path, block_script.load_target(target_dir))
+    assert_laws_are_published(block_script, drafter, tmp_path, target_dir)
+    with CheckpointWeights(tmp_path) as files, CheckpointWeights(target_dir) as of_target:
+        weights = BlockWeights(files, of_target, True)
+        config = load_block_config(tmp_path, weights, load_model_config(target_dir))
+    assert (config.layers, config.num_places, config.first_slot) == (block_script.LAYERS, 7, 1)
+    assert config.mask_token_id == block_script.MASK_TOKEN
+    assert config.causal == (False, False)
