@@ -118,7 +118,7 @@ def open_sources(
     if draft is not None and has_config:
         check_draft_folder(draft)
     has_block = draft is not None and has_config and is_block(draft)
-    is_head = draft is not None and has_config and not has_block and is_eagle3(draft)
+    is_head = draft is not None and has_config and is_eagle3(draft)
     if eagle3_layers and not is_head and not has_block:
         raise InvalidArgumentError(
             f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head and no "

@@ -263,6 +263,14 @@ def test_a_drafter_of_another_width_needs_an_embedding_and_a_head(tmp_path, targ
     drafter = make_block_drafter(tmp_path / "d", narrow)
     with pytest.raises(CheckpointError, match=r"hidden_size 32 is not the target's \(64\)"):
         read(drafter, target)
+    whole = make_block_drafter(tmp_path / "whole", target, "dspark", hidden_size=32)
+    config, tensors = read(whole, target)
+    assert (config.model.hidden_size, config.target_hidden_size, config.num_features) == (32, 64, 128)
+    assert tensors["lm_head.weight"].shape == (VOCAB, 32)
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        half = make_block_drafter(tmp_path / name, target, "dspark", hidden_size=32, without=(name,))
+        with pytest.raises(CheckpointError, match="lacks embed_tokens or lm_head"):
+            read(half, target)
 
 
 def test_other_checkpoints_are_no_block_drafters(tmp_path, target):
