@@ -35,7 +35,8 @@ class CostSample:
     """One measured point: the median of several runs.
 
     kind: "verify" (a target pass), "decode" (one without drafting before it), "draft_step" (one autoregressive step,
-    num_rows == num_requests), "draft_rows" (the draft model's catch-up rows), "segment:I" (segment I of the target, 0
+    num_rows == num_requests), "draft_rows" (the draft model's catch-up rows), "draft_block" (a block drafter's, with
+    its pass over the blocks; its "draft_step" is a further draft of a block), "segment:I" (segment I of the target, 0
     is the first), "exit:I" (candidate scores at boundary I).
     """
 

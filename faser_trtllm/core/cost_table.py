@@ -187,10 +187,12 @@ class CostTable:
         return self._curve("draft_step", partition).at(num_requests, num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """The draft model's pass over committed tokens it has not seen; the time of a draft step if this was not
-        measured."""
-        kind = "draft_rows" if self.has("draft_rows", partition) else "draft_step"
-        return self._curve(kind, partition).at(num_rows, num_requests, context_len)
+        """The draft model's pass over committed tokens it has not seen, a block drafter's with its pass over
+        blocks; the time of a draft step if this was not measured."""
+        return self._curve(self._first_kind(partition), partition).at(num_rows, num_requests, context_len)
+
+    def _first_kind(self, partition: str) -> str:
+        return next((kind for kind in ("draft_block", "draft_rows") if self.has(kind, partition)), "draft_step")
 
     def verify_ms_array(self, max_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
         """verify_ms for 0 to at least max_rows rows; cached, read-only, context rounded to CONTEXT_BUCKET."""
@@ -205,12 +207,13 @@ class CostTable:
     ) -> FloatArray:
         """The first step of a draft call for 0 to max_requests requests, which also runs the rows_per_request tokens
         that each has committed since the last call (1 to 2 in steady drafting)."""
-        if not self.has("draft_rows", partition):
+        kind = self._first_kind(partition)
+        if kind == "draft_step":
             return self.draft_step_ms_array(max_requests, context_len, partition)[: max_requests + 1]
-        curve = self._curve("draft_rows", partition)
+        curve = self._curve(kind, partition)
         n = np.arange(max_requests + 1, dtype=np.float64)
         rows = rows_per_request * n
-        by_rows = self._array("draft_rows", int(rows[-1]) + 1, 0, context_len, partition)
+        by_rows = self._array(kind, int(rows[-1]) + 1, 0, context_len, partition)
         found: FloatArray = np.interp(rows, np.arange(by_rows.size), by_rows)
         return found + curve.request_ms(context_len) * n
 

@@ -37,7 +37,7 @@ from faser_trtllm.policy.costs import MeasuredCosts, StepCosts
 from faser_trtllm.policy.exits import ExitPlanner
 from faser_trtllm.policy.modes import OVERLAPPED, predict_modes
 from faser_trtllm.policy.prompts import Prompts, prompt_row_worth
-from faser_trtllm.policy.stop import draft_stop
+from faser_trtllm.policy.stop import block_lengths, draft_stop
 
 PRICE = "price"
 PROBE = "probe"  # drafts of another length than planned, for all requests alike: what never runs is never corrected
@@ -61,6 +61,7 @@ class PricePolicy:
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._exits = ExitPlanner(costs, self.estimator.model, prune)
         self._candidates = Candidates(TABLE_ERROR)
+        self._is_block = costs.has("draft_block")
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
         self._planned: dict[int, int] = {}  # slot -> length
@@ -153,11 +154,18 @@ class PricePolicy:
         price = 1.0 / (1.0 / goodput - prompt_ms)
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._running) if self._running in OVERLAPPED else self._mode or Mode.SERIAL
-        wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
         smooth = costs.beside(self._prompts.shares(tokens[slots])) + displaced_ms
+        stop = None
+        if self._is_block:
+            modes = [request.sampling_mode for request in decoding]
+            wanted = block_lengths(lengths, limits, modes, price, smooth, costs, self.estimator)
+        else:
+            wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
+            wanted = wanted if n > 1 else [self._max_draft_len]  # one request alone is drafted for as far as it pays
+            stop = draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size)
         decision = Decision(
-            wanted if n > 1 else [self._max_draft_len],  # one request alone is drafted for as far as it pays
-            draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size),
+            wanted,
+            stop,
             VerificationRule(self.estimator.model, SlotCosts(smooth, price=price)),
             self._exits.rule(num_rows, n, self._context_len, price),
             self.estimator.tested,

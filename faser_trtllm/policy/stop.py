@@ -1,6 +1,7 @@
 """The price of a plan as a rule for the draft call: where drafting on does not pay, it ends.
 
-The rule looks at the margins of the drafts so far. It discards nothing, so it is exact.
+The rule looks at the margins of the drafts so far. It discards nothing, so it is exact. A block drafter computes all
+drafts of a call in one pass, so for it the end is chosen before the call.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.ops.arrays import Float64Array
+from faser_trtllm.ops.arrays import Float64Array, Int32Array
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.costs import StepCosts
 
@@ -29,15 +30,51 @@ def draft_stop(
     next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it. Of a
     draft whose margin turns out bad no row is run: what that is worth hangs on how far probabilities spread.
     """
-    n, slots = len(lengths), sum(lengths)
+    n = len(lengths)
     model = estimator.model
-    last = min(slots + n, len(verify) - 1)
-    planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
-    further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)
-    reach = np.bincount(lengths, minlength=model.max_draft_len + 1)[::-1].cumsum()[::-1][1:] / n
-    row_price = price * (further_ms + reach * (planned_ms - further_ms))
+    row_price = price * _row_ms(lengths, verify, model.max_draft_len)
     step_price = np.full(max_batch_size + 1, costs.draft_step[n], np.float32)  # a few may join while the plan holds
     step_price[: n + 1] = costs.draft_step
     step_price *= price
     expected = estimator.prior, estimator.spread
     return DraftStop(model.slope, model.intercept, *expected, row_price.astype(np.float32), step_price)
+
+
+def block_lengths(
+    lengths: Sequence[int],
+    limits: Int32Array,
+    modes: Sequence[int],
+    price: float,
+    verify: Float64Array,
+    costs: StepCosts,
+    estimator: AcceptanceEstimator,
+) -> list[int]:
+    """Drafts of a block for each request, at least `lengths`: further ones while those of a place are worth its step.
+
+    Rows are run of the drafts whose margins turn out well, so a draft is worth what its survival exceeds the price of a
+    row by, and nothing where it does not. A survival is taken to be one standard deviation above its mean or below,
+    either as likely.
+    """
+    prior, spread = (values[list(modes)].astype(np.float64) for values in (estimator.prior, estimator.spread))
+    mean = np.cumprod(prior, axis=1)
+    deviation = np.sqrt(np.maximum(0.0, np.cumprod(prior**2 + spread**2, axis=1) - mean**2))
+    over = mean - price * _row_ms(lengths, verify, mean.shape[1])
+    worth = 0.5 * (np.maximum(0.0, over + deviation) + np.maximum(0.0, over - deviation))
+    wanted = np.array(lengths)
+    for place in range(int(wanted.min()), mean.shape[1]):
+        further = (wanted == place) & (wanted > 0) & (limits > place)
+        active = int((wanted > place).sum() + further.sum())
+        step_ms = float(costs.draft_step[active] - costs.draft_step[active - further.sum()])
+        if further.any() and worth[further, place].sum() > price * step_ms:
+            wanted[further] = place + 1
+    return wanted.tolist()  # type: ignore[no-any-return]
+
+
+def _row_ms(lengths: Sequence[int], verify: Float64Array, num_places: int) -> Float64Array:
+    """ms of a row at each place [num_places], as draft_stop has it."""
+    n, slots = len(lengths), sum(lengths)
+    last = min(slots + n, len(verify) - 1)
+    planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
+    further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)
+    reach = np.bincount(lengths, minlength=num_places + 1)[::-1].cumsum()[::-1][1:] / n
+    return np.asarray(further_ms + reach * (planned_ms - further_ms))

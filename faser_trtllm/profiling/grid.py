@@ -26,7 +26,8 @@ QUICK_HELD_OUT = {"verify": 6, "draft_step": 4, "draft_rows": 4, "decode": 4}
 @dataclass(frozen=True, slots=True)
 class Point:
     """One pass. kind: verify (all rows give logits), decode (one row per request, pass after pass),
-    draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits).
+    draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits;
+    draft_block: of a block drafter, whose draft_step is a further draft of a block).
     context_len: cached tokens of each request."""
 
     kind: str

@@ -118,7 +118,9 @@ class Passes:
 def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda what, done, total: None) -> Passes:
     """Fill the caches of open engines and time their passes, segments and overlap."""
     probe.fill(lambda done, total: say("filling caches", done, total), QUICK_FILL_S if options.quick else math.inf)
-    points = list(grid(probe.limits, probe.partitions, options, probe.draft is not None))
+    points = grid(probe.limits, probe.partitions, options, probe.draft is not None)
+    if probe.draft is not None and probe.draft.spec.block_size:
+        points = [replace(p, kind="draft_block") if p.kind == "draft_rows" else p for p in points]
 
     def tick(done: int, total: int) -> None:
         say("passes", done, total)

@@ -114,6 +114,17 @@ def test_what_no_first_pass_costs_is_refused_however_well_it_fits():
     assert "draft_rows@all costs more than such passes do" in table.warnings[0]
 
 
+def test_a_further_draft_of_a_block_does_not_stand_for_its_pass():
+    """Which takes many times as long, and whose noise is no reason to take it for free."""
+    noisy = [100.0 * ms * factor for ms, factor in zip(FIRST_MS, (1.0, 1.6, 0.6, 1.5, 0.7), strict=True)]
+    drafts = [replace(s, kind="draft_block") if s.kind == "draft_rows" else s for s in draft_samples(noisy)]
+    table = CostTable.fit([*target_samples(), *drafts], HERE)
+    assert table.has("draft_block")
+    assert not table.errors["draft_block@all"].left_out
+    assert table.draft_rows_ms(16, 16, 260) > 10 * table.draft_step_ms(16, 260)
+    assert table.draft_first_ms_array(16, 1.5, 260)[16] > 10 * table.draft_step_ms(16, 260)
+
+
 def test_errors_and_warnings_outlive_a_file(tmp_path):
     table = CostTable.fit([*target_samples(), *draft_samples()], HERE, held_out=target_samples()[:1], quick=True)
     table.save(tmp_path / "profile.json")

@@ -11,7 +11,7 @@ from faser_trtllm.executor.stats import HISTOGRAMS
 
 FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
 _DRAFT_MS = {DrafterName.MODEL: "draft_ms", DrafterName.SUFFIX: "free_draft_ms"}
-COST_KINDS = ("verify", "decode", "draft_step", "draft_rows")  # of a cost table's curves, which prices go by
+COST_KINDS = ("verify", "decode", "draft_step", "draft_rows", "draft_block")  # of curves that prices go by
 FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 
