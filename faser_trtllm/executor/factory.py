@@ -211,6 +211,8 @@ def assemble(
         max_logit_rows=min(
             spec.max_logit_rows or spec.max_num_tokens, max(MAX_LOGIT_ROWS, spec.max_batch_size * (1 + max_draft_len))
         ),
+        # Of a draft model, the last draft if all were accepted; heads and block drafters run all accepted drafts again.
+        max_draft_rows=2 + max_draft_len if draft is not None and draft.spec.reads_target else 2,
     )
     resources = resources or ExitStack()
     if sampler is None:

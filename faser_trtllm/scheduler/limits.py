@@ -13,7 +13,8 @@ from faser_trtllm.kvcache.base import KVCache
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """TensorRT-LLM's names. max_num_tokens: target rows of one pass, at least max_batch_size. max_logit_rows: those of
-    them with logits, at least max_batch_size and enough for all drafts; None: all."""
+    them with logits, at least max_batch_size and enough for all drafts; None: all. max_draft_rows: of the first pass of
+    a draft call, per request; more make up for tokens that the draft model had missed."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -23,6 +24,7 @@ class SchedulerLimits:
     enable_chunked_context: bool = True
     chunk_unit_size: int = 16
     max_logit_rows: int | None = None
+    max_draft_rows: int = 2
 
     def __post_init__(self) -> None:
         assert self.max_num_tokens >= self.max_batch_size, "each request of a pass needs at least one row"

@@ -6,7 +6,6 @@ from faser_trtllm.core.decision import Mode, PlanStats
 from faser_trtllm.core.plan import DraftResult, StepRecord
 
 SKIPPED_STEPS = 2  # after a change between drafting and not: what was missed is made up for, and caches are cold
-MAX_DRAFT_ROWS = 2  # per request, of a draft call's first step; more is a prompt that is made up for
 
 _COUNTED = [name for name in PlanStats.__dataclass_fields__ if "late" not in name]
 _LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
@@ -15,7 +14,9 @@ _LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
 class PlanMeter:
     """begin_step() when a step is scheduled, note() when it is over, take() before the next plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_draft_rows: int) -> None:
+        """max_draft_rows: as SchedulerLimits has it."""
+        self._max_draft_rows = max_draft_rows
         self._sums = dict.fromkeys(_COUNTED, 0.0)
         self._late = dict.fromkeys(_LATE, 0.0)  # of calls that made up for what was missed
         self._last: StepRecord | None = None  # the step that was noted last, if it counts; its ms are not known yet
@@ -42,12 +43,13 @@ class PlanMeter:
             self._was_drafting, self._num_skipped = is_drafting, 0
         if n == 0:
             return
-        is_late = drafts.num_asked > 0 and drafts.num_rows > MAX_DRAFT_ROWS * n
+        usual_rows = self._max_draft_rows * n
+        is_late = drafts.num_asked > 0 and drafts.num_rows > usual_rows
         if is_late and plan.mode is Mode.SERIAL:
             self._add_late(drafts)
         if self._num_skipped < SKIPPED_STEPS:
             self._num_skipped += 1
-        elif not is_late or drafts.num_rows <= MAX_DRAFT_ROWS * n + record.num_context_rows:
+        elif not is_late or drafts.num_rows <= usual_rows + record.num_context_rows:
             self._last = record
 
     def take(self) -> PlanStats:

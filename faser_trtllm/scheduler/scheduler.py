@@ -56,7 +56,7 @@ class Scheduler:
         self._committer = Committer(self._table, kv.bounds)
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._price = 0.0  # tokens per ms that the policy expects
-        self._meter = PlanMeter()  # of the steps since the last plan
+        self._meter = PlanMeter(limits.max_draft_rows)  # of the steps since the last plan
         self._deadlines = Deadlines()
         self._guides = GuideBudget()
         self._num_held = 0  # steps that need no new plan, unless requests join or leave

@@ -55,7 +55,7 @@ def test_steps_that_run_prompts_are_counted_and_their_rows_are_told_apart(chunk)
     assert num_tokens - 3 - 2 * 3 <= sum(stats.num_tokens for stats in listener.stats) <= num_tokens - 3
 
 
-def stats_of(drafts, model_lengths=None):
+def stats_of(drafts, model_lengths=None, max_draft_rows=2):
     """Of steps with two requests, until they are counted."""
     requests = [Request(str(i), [1, 2], SamplingParams(max_tokens=9), max_seq_len=16, max_draft_len=5) for i in (0, 1)]
     for request in requests:
@@ -66,7 +66,7 @@ def stats_of(drafts, model_lengths=None):
         Decision([5, 5], model_lengths=model_lengths),
     )
     result = VerifyResult(np.ones((2, 1), np.int32), *columns([1, 1], [0, 0], [native.RECOVERED] * 2, [5, 3]))
-    meter = PlanMeter()
+    meter = PlanMeter(max_draft_rows)
     for step in range(SKIPPED_STEPS + 1):
         meter.begin_step(float(step))
         meter.note(StepRecord.of(plan, drafts, result, (float(step),) * 4))
@@ -86,3 +86,16 @@ def test_without_a_draft_call_there_are_no_draft_steps():
     stats = stats_of(DraftResult(*columns([5, 3], [2, 2]), num_free=np.array([5, 3], np.int32)), model_lengths={})
     assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (0, 0, 0)
     assert stats.num_rows == 10
+
+
+@pytest.mark.parametrize("drafters", ["model", "head", "medusa", "block"])
+def test_steps_count_whatever_the_draft_has_to_run_again(drafters):
+    """All drafts are accepted, so a head runs three rows per step of what the target has run."""
+    setup, listener = Setup(drafters=drafters, noise=0.0, max_batch_size=1), Listener()
+    setup.policy, setup.make_policy = "listener", lambda: listener
+    run(setup, [([1] * 3, SamplingParams(max_tokens=40))])
+    num_steps = sum(stats.num_steps for stats in listener.stats)
+    num_tokens = sum(stats.num_tokens for stats in listener.stats)
+    assert num_steps >= 40 // 3 - SKIPPED_STEPS - 2
+    if drafters in ("model", "head"):
+        assert num_tokens >= 3 * (num_steps - 1)

@@ -10,7 +10,17 @@ from tests.support.toy_engine import context_row
 VOCAB = 5
 POLICIES = ["fixed:1", "fixed:3", "fixed:4", "fixed:4:draft_ahead", "fixed:3:ping_pong", "erratic", "erratic"]
 POLICIES += ["schedule", "gp_lcb", "price", "price:mode=draft_ahead", "price:mode=ping_pong,prune=on", "price:prune=on"]
-DRAFTERS = ["model", "suffix", "suffix,model", "head", "suffix,head", "medusa", "suffix,medusa"]
+DRAFTERS = [
+    "model",
+    "suffix",
+    "suffix,model",
+    "head",
+    "suffix,head",
+    "medusa",
+    "suffix,medusa",
+    "block",
+    "suffix,block",
+]
 CUTS = {"timeout": "timeout", "cancel": "cancelled"}
 
 

@@ -268,6 +268,18 @@ class ToyHead(ToyEngine):
         return np.array(logits, np.float32).reshape(len(logits), self.spec.vocab_size)
 
 
+def laws_by_place(table, num_places):
+    """Logits, as `table` has them, of the first, second, ... token after a context, whatever comes between."""
+    contexts, vocab_size = table.shape
+    following = np.arange(contexts)[:, None] % (contexts // vocab_size) * vocab_size + np.arange(vocab_size)
+    probs = np.exp(table - table.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    laws = [probs]
+    while len(laws) < num_places:
+        laws.append(np.einsum("ct,ctv->cv", probs, laws[-1][following]))
+    return [np.log(law).astype(np.float32) for law in laws]
+
+
 class ToyMedusa(ToyEngine):
     """Medusa heads, fewer than there may be drafts: what a head says hangs on the target's row of the position before
     the last committed token, which must be there, and on the draft's place. No KV."""
@@ -279,15 +291,7 @@ class ToyMedusa(ToyEngine):
         self.spec = dataclasses.replace(self.spec, is_head=True)
         self._target = target
         self._last = {}  # by slot: context of the target's row, place of the newest draft
-        contexts, vocab_size = table.shape
-        following = np.arange(contexts)[:, None] % (contexts // vocab_size) * vocab_size + np.arange(vocab_size)
-        probs = np.exp(table - table.max(-1, keepdims=True))
-        probs /= probs.sum(-1, keepdims=True)
-        laws = [probs]
-        for _ in range(self.NUM_HEADS):
-            laws.append(np.einsum("ct,ctv->cv", probs, laws[-1][following]))
-        none = np.full_like(table, -np.inf)
-        self._heads = [*(np.log(law).astype(np.float32) for law in laws[1:]), none]
+        self._heads = [*laws_by_place(table, 1 + self.NUM_HEADS)[1:], np.full_like(table, -np.inf)]
 
     def _catch_up(self, draft_batch):
         batch = draft_batch.batch
@@ -316,3 +320,49 @@ class ToyMedusa(ToyEngine):
     def _law(self, slot):
         context, place = self._last[slot]
         return self._heads[min(place, self.NUM_HEADS)][context]
+
+
+class ToyBlock(ToyEngine):
+    """A block drafter of a product law: it drafts where nothing is pending, from the target's rows of all tokens before
+    the last committed one, which must be of the same text, or the test fails."""
+
+    NUM_PLACES = 3
+
+    def __init__(self, table, target, **sizes):
+        super().__init__(table, **sizes)
+        self.spec = dataclasses.replace(self.spec, block_size=self.NUM_PLACES + 1)
+        self._target = target
+        self._last = {}  # by slot: context of the block, place of the newest draft
+        self._laws = [*laws_by_place(table, self.NUM_PLACES), np.full_like(table, -np.inf)]
+
+    def _catch_up(self, draft_batch):
+        batch = draft_batch.batch
+        self._block_table = batch.block_table
+        logits = []
+        for i, slot in enumerate(batch.slots.tolist()):
+            is_drafting = draft_batch.num_new_drafts[i] > 0
+            begin, end = batch.cu_rows[i], batch.cu_rows[i + 1] - is_drafting
+            for position, token in zip(batch.positions[begin:end], batch.token_ids[begin:end], strict=True):
+                place = (1, *self._place(slot, position))
+                assert self._target.kv[place] == token, "the target has not run this position in this text"
+                self.kv[place] = token
+            if is_drafting:
+                assert draft_batch.num_drafts[i] == 0, "a block cannot be extended"
+                last = int(draft_batch.num_tokens[i]) - 1
+                assert batch.positions[end] == last
+                tokens = int32_at(int(draft_batch.sampling[slot]["tokens"]), last + 1)
+                kept = [int(self.kv[(1, *self._place(slot, position))]) for position in range(last)]
+                assert kept == tokens[:last].tolist(), "a context row is missing, or of another text"
+                self._last[slot] = (context_row(tokens, last, self.spec.vocab_size), 0)
+                logits.append(self._law(slot))
+        return np.array(logits, np.float32).reshape(len(logits), self.spec.vocab_size)
+
+    def _step(self, batch):
+        for slot in batch.slots.tolist():
+            context, place = self._last[slot]
+            self._last[slot] = (context, place + 1)
+        return np.array([self._law(slot) for slot in batch.slots.tolist()], np.float32)
+
+    def _law(self, slot):
+        context, place = self._last[slot]
+        return self._laws[min(place, self.NUM_PLACES)][context]
