@@ -175,6 +175,9 @@ def _tensors(
         for part, size, scale in (("q", q_size, 1.5), ("k", kv_size, 1.5), ("v", kv_size, 1.0)):
             matrix(f"{layer}.self_attn.{part}_proj", size, hidden, scale)
         matrix(f"{layer}.self_attn.o_proj", hidden, q_size)
+        if own["attention_bias"]:
+            for part, size in (("q", q_size), ("k", kv_size), ("v", kv_size), ("o", hidden)):
+                noise(f"{layer}.self_attn.{part}_proj.bias", (size,), 0.2)
         for name in ("q_norm", "k_norm"):
             noise(f"{layer}.self_attn.{name}.weight", (head_dim,), 0.1, 1.0)
         for part, sizes in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):

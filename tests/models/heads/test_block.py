@@ -181,6 +181,13 @@ def test_missing_layer_types_are_filled_in_as_transformers_does(tmp_path, target
         assert read(drafter, target)[0].windows == windows
 
 
+def test_attention_may_have_biases(tmp_path, target):
+    config, tensors = read(make_block_drafter(tmp_path / "d", target, attention_bias=True), target)
+    assert config.model.qkv_bias
+    assert config.model.o_bias
+    assert tensors["model.layers.1.self_attn.o_proj.bias"].shape == (64,)
+
+
 def test_scales_of_dflash2_may_be_missing(tmp_path, target):
     keys = {"final_logit_softcapping": None, "output_multiplier": None, "input_embedding_scale": 2.0}
     config = read(make_block_drafter(tmp_path / "d", target, "dflash2", block=keys), target)[0]
