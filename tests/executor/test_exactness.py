@@ -101,6 +101,7 @@ SOME = [  # every drafter and every kind of policy
     ("fixed:3:draft_ahead", "medusa", 0),
     ("fixed:3:ping_pong", "suffix,head", 0),
     ("fixed:3", "suffix", 0),
+    ("erratic", "block", 0),
 ]
 
 CHAINS = [
@@ -118,7 +119,9 @@ CHAINS = [
     *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
     *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
     *((policy, "medusa") for policy in ("fixed:4", "fixed:3:draft_ahead", "erratic")),
+    *((policy, "block") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
     ("fixed:3:ping_pong", "suffix,medusa"),
+    ("fixed:3:ping_pong", "suffix,block"),
     *((policy, "suffix,head") for policy in ("fixed:3:ping_pong", "price:prune=on")),
     *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
 ]
@@ -175,7 +178,7 @@ def test_the_chi_square_notices_a_wrong_distribution():
     assert stats.chisquare(observed, expected).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("drafters", ["model", "head", "medusa"])
+@pytest.mark.parametrize("drafters", ["model", "head", "medusa", "block"])
 def test_preemption_happens_and_changes_nothing(drafters):
     setup = Setup(
         drafters=drafters,
