@@ -68,7 +68,9 @@ class ModelDrafter:
             num_drafted[requests] = drafted
             # The newest draft has not been run through the model, what a head has made of its own output counts for
             # nothing, and the last committed token is no context of a block drafter yet.
-            further = {native.DRAFT_MODEL: drafted - 1, native.DRAFT_HEAD: 0, native.DRAFT_BLOCK: -1}[kind]
+            further: Int32Array | int = -1 if kind == native.DRAFT_BLOCK else 0
+            if kind == native.DRAFT_MODEL:
+                further = drafted - 1
             num_computed[requests] = asked.end + asked.num_logit_rows * further
         draft_ms = 1e3 * (self._clock.now_s() - started_s)
         return DraftResult(num_drafted, num_computed, draft_ms, batch.num_rows, batch.logit_rows.size)

@@ -140,9 +140,8 @@ class CpuEngine(HostPruning, Closing):
         """Give a head its target, which keeps hidden rows for it from now on; call it once, before either runs, and
         close the target last. EngineFileError if they do not fit."""
         model: dict[str, Any] = self._file.header["model"]
-        layers = np.array(
-            [target.spec.num_layers] if "medusa" in model else model.get("head", model.get("block"))["layers"], np.int32
-        )
+        head: dict[str, Any] = model.get("head") or model.get("block") or {"layers": [target.spec.num_layers]}
+        layers = np.array(head["layers"], np.int32)
         status = self._library.faser_engine_attach_head(
             self._open_handle(), target._open_handle(), native.address_of_buffer(layers), layers.size
         )
