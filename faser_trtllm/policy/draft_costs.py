@@ -13,14 +13,15 @@ import numpy as np
 
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
+from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
 
 ERROR_MS = 20_000.0  # of draft calls, after which the factors may be others
 PRIOR_MS = 5.0  # of draft calls, that the table counts as
 KNOWN_MS = 50.0  # of draft calls, after which the factors are known
 MOST = 30.0  # by which a curve may be wrong at most
-FIRST_ROWS = 1.8  # per request, of a call's first step: one token was missed, or two if all drafts were accepted
-MOST_FIRST_ROWS = 2.0  # per request: with more, the call makes up for tokens that it has missed
+FIRST_ROWS = 1.8  # per request, of a draft model's first step: one token was missed, or two if all were accepted
+MOST_FIRST_ROWS = 2.0  # per request, beside prompts: with more, the call runs prompts too
 LATE_ROWS = 64  # of a pass over missed tokens; their cost per row in the table is that of as many more
 
 
@@ -56,12 +57,14 @@ class DraftCosts:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._factors: dict[int, Factors] = {}  # by log2 of the requests that draft
+        self._first_rows = Average(ERROR_MS, PRIOR_MS, FIRST_ROWS)  # per request; of heads and blocks many
         self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, on top of their calls
 
     def expect(self, stats: PlanStats, context_len: float) -> Expected | None:
         """None where the plan has no calls that were timed, or they made up for tokens that they had missed."""
         parts = self._parts(stats, context_len)
-        if parts is None or stats.num_draft_rows > MOST_FIRST_ROWS * stats.num_requests:
+        with_prompts = stats.num_context_rows and stats.num_draft_rows > MOST_FIRST_ROWS * stats.num_requests
+        if parts is None or with_prompts:
             return None
         drafting, first_ms, further_ms = parts
         factors = self._factors.get(_octave(drafting))
@@ -78,6 +81,8 @@ class DraftCosts:
         usual_ms = stats.draft_ms / slowness
         factors = self._factors.setdefault(_octave(drafting), Factors(*self._at(drafting)))
         factors.add(first_ms / usual_ms, further_ms / usual_ms, usual_ms)
+        if not stats.num_context_rows:
+            self._first_rows.add(max(FIRST_ROWS, stats.num_draft_rows / stats.num_requests), usual_ms)
 
     def late_row_ms(self, num_requests: int) -> float:
         """See MeasuredCosts: the measured time, with the table's as a prior of LATE_ROWS rows."""
@@ -99,7 +104,7 @@ class DraftCosts:
         return factors[0] * first, factors[1] * further
 
     def _table_arrays(self, n: int, context_len: float) -> tuple[Float64Array, Float64Array]:
-        first = self._table.draft_first_ms_array(n, FIRST_ROWS, context_len, ALL)[: n + 1]
+        first = self._table.draft_first_ms_array(n, self._first_rows.mean, context_len, ALL)[: n + 1]
         return first, self._table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
 
     def _parts(self, stats: PlanStats, context_len: float) -> tuple[float, float, float] | None:
@@ -118,7 +123,7 @@ class DraftCosts:
             return
         calls, drafting = stats.num_late_calls, stats.num_late_drafted / stats.num_late_steps
         first, further = self._at(drafting)
-        usual_rows = FIRST_ROWS * drafting
+        usual_rows = self._first_rows.mean * drafting
         first_ms = first * self._table.draft_rows_ms(usual_rows, drafting, context_len)  # type: ignore[arg-type]
         further_ms = further * self._table.draft_step_ms(drafting, context_len)  # type: ignore[arg-type]
         usual_ms = calls * first_ms + (stats.num_late_steps - calls) * further_ms

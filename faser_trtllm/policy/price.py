@@ -210,7 +210,10 @@ class PricePolicy:
             return {}
         n, expected = len(lengths), gains.mean(0).tolist()
         base_rows = n + round(num_tokens * self._prompts.rows_per_token)
-        return predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
+        found = predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
+        if self._is_block:  # nothing is drafted behind pending drafts
+            found.pop(Mode.DRAFT_AHEAD.value, None)
+        return found
 
 
 def _beyond(num_free: int, size: int) -> Float64Array:

@@ -89,6 +89,18 @@ def test_first_and_further_draft_steps_are_told_apart_by_calls_of_two_lengths(fi
     assert costs.draft_first[4] == pytest.approx(first * table.draft_first_ms_array(4, 1.8, 64)[4], rel=0.1)
 
 
+def test_the_rows_that_a_head_runs_again_are_part_of_its_first_step():
+    """A row of a first step costs 0.001 ms in this table, so 400 rows cost what can be seen."""
+    measured, table = MeasuredCosts(cost_table(), 4), cost_table()
+    seen = plan(4, 2)
+    calls_ms = table.draft_rows_ms(400, 4, 64) + table.draft_step_ms(4, 64)
+    again = replace(seen, num_draft_rows=16 * 400, draft_ms=16 * calls_ms, ms=seen.ms - seen.draft_ms + 16 * calls_ms)
+    for _ in range(100):
+        measured.observe(again, 64)
+    costs = measured.step(4, 4, 64)
+    assert costs.draft_first[4] + costs.draft_step[4] == pytest.approx(calls_ms, rel=0.1)
+
+
 def test_what_catching_up_takes_is_learnt_as_rows_and_ms():
     measured = MeasuredCosts(cost_table(), 4)
     before = measured.late_row_ms(4)

@@ -29,11 +29,15 @@ def draft_ms(requests: int) -> float:
     return 0.05 + 0.0125 * requests
 
 
-def cost_table(target=target_ms, draft=draft_ms) -> CostTable:
+def cost_table(target=target_ms, draft=draft_ms, block=None) -> CostTable:
+    """draft, block: of a draft step and, of a block drafter, of its pass over blocks next to the first draft, by
+    requests."""
+    kind = "draft_rows" if block is None else "draft_block"
+    first_ms = draft if block is None else lambda k: block(k) + draft(k)
     samples = [CostSample("verify", n, 1, 64, target(n)) for n in ROWS]
     samples += [CostSample("draft_step", n, n, 64, draft(n)) for n in (1, 2, 4, 8, 16, 32)]
     samples += [
-        CostSample("draft_rows", n, k, 64, draft(k) + 0.001 * (n - k))
+        CostSample(kind, n, k, 64, first_ms(k) + 0.001 * (n - k))
         for k in (1, 8, 32)
         for n in (k, 16, 64, 256)
         if n >= k
@@ -62,6 +66,9 @@ def request(
 class World:
     """acceptance(rng, request index, place) -> (margin, probability of acceptance) of a new draft.
 
+    block: ms of a block drafter's pass, by requests: it drafts for those without pending drafts, and computes all that
+    are wanted, whatever stops it.
+
     slowdown: for stretches of STRETCHES_S the machine is up to so many times slower; run() leaves that out of its rate.
     """
 
@@ -71,6 +78,7 @@ class World:
     max_draft_len: int = 8
     target: object = target_ms
     draft: object = draft_ms
+    block: object = None
     noise: float = 0.0
     slowdown: float = 1.0
     overhead_ms: float = 0.02
@@ -89,7 +97,7 @@ class World:
         self.sampling = SamplingTable(self.num_requests, 4, self.max_draft_len)
         for r in self.requests:
             self.sampling.bind(r.slot, r)
-        self.stats, self.num_plans, self.was_drafting = {}, 0, False
+        self.stats, self.num_plans, self.was_drafting, self.num_draft_rows = {}, 0, False, 0
         self.names = self.num_requests
         self.slowness, self.until_s, self.nominal_ms = 1.0, 0.0, 0.0
         self.good = {}  # (request id, position) -> whether that draft would pass
@@ -115,6 +123,7 @@ class World:
             self.held, self.num_held = (view, plan), plan.num_held
         assert plan.mode is Mode.SERIAL
         new, spent_ms = self._draft(plan)
+        num_draft_rows = round(1.5 * sum(n > 0 for n in new)) if self.block is None else self.num_draft_rows * any(new)
         pending = [r.num_drafts + n for r, n in zip(self.requests, new, strict=True)]
         slots, known = [r.slot for r in self.requests], [r.num_tokens for r in self.requests]
         verified = pending
@@ -152,7 +161,7 @@ class World:
                 "num_steps": 1, "ms": spent_ms * noise + verify_ms + host_ms, "draft_ms": spent_ms * noise,
                 "verify_ms": verify_ms, "num_tokens": sum(tokens), "num_requests": len(slots), "num_rows": rows,
                 "num_verified": sum(verified), "num_accepted": sum(accepted), "num_draft_calls": int(any(new)),
-                "num_draft_rows": round(1.5 * sum(n > 0 for n in new)), "num_draft_steps": max(new),
+                "num_draft_rows": num_draft_rows, "num_draft_steps": max(new),
                 "num_drafted": sum(new),
             }  # fmt: skip
             self.stats = {name: self.stats.get(name, 0) + value for name, value in seen.items()}
@@ -171,16 +180,25 @@ class World:
         self.drafted_lengths.append(pending)
         self.verified_lengths.append(verified)
 
+    def _block_ms(self, wanted, drafting):
+        """What a block drafter's call takes, however many of its drafts are drawn."""
+        requests = [self.requests[i] for i in drafting]
+        self.num_draft_rows = sum(r.num_tokens - r.num_draft_computed_tokens for r in requests)
+        places_ms = sum(self.draft(sum(n > place for n in wanted)) for place in range(max(wanted)))
+        return self.block(len(requests)) + places_ms + 0.001 * (self.num_draft_rows - len(requests))
+
     def _draft(self, plan):
         """The rule of DraftStop, as ops/draft_stop.py has it."""
         new = [0] * len(self.requests)
         wanted = [
             max(0, min(n, r.draft_limit) - r.num_drafts) for n, r in zip(plan.lengths, self.requests, strict=True)
         ]
+        if self.block is not None:
+            wanted = [0 if r.num_drafts else n for n, r in zip(wanted, self.requests, strict=True)]
         going = [i for i, n in enumerate(wanted) if n > 0]
-        spent = 0.0
+        spent = self._block_ms(wanted, going) if self.block is not None and going else 0.0
         while going:
-            spent += self.draft(len(going))
+            spent += self.draft(len(going)) if self.block is None else 0.0
             after = []
             for i in going:
                 r = self.requests[i]
