@@ -160,6 +160,11 @@ class Tokenizer:
         """True for a special token, which texts leave out unless they are asked not to."""
         return self.token_id(token) in self._special_ids
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens, added ones included, by their spelling in tokenizer.json."""
+        return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
+
     @functools.cached_property
     def special_tokens(self) -> Mapping[int, str]:
         """The special tokens by id."""
@@ -172,14 +177,14 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
         digest = hashlib.sha256()
-        for token, token_id in sorted(self._vocabulary().items(), key=lambda item: item[1]):
+        for token, token_id in sorted(self.vocabulary.items(), key=lambda item: item[1]):
             digest.update(f"{token_id} {token!r}\n".encode())
         return digest.hexdigest()
 
     def first_difference(self, other: Tokenizer, names: tuple[str, str] = ("one", "the other")) -> str | None:
         """A sentence about the lowest id that differs from the other tokenizer, or None."""
-        mine = {token_id: token for token, token_id in self._vocabulary().items()}
-        theirs = {token_id: token for token, token_id in other._vocabulary().items()}
+        mine = {token_id: token for token, token_id in self.vocabulary.items()}
+        theirs = {token_id: token for token, token_id in other.vocabulary.items()}
         if mine == theirs:
             return None
         token_id = min(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
@@ -190,9 +195,6 @@ class Tokenizer:
     def _parsing_backend(self) -> Any:
         # The switch is a setting of the shared backend, so parsing uses a second one, made on demand.
         return _from_definition(self._backend.to_str())
-
-    def _vocabulary(self) -> dict[str, int]:
-        return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
 
     def _own_id(self, settings: Mapping[str, Any], kind: str) -> int | None:
         """The id of settings' eos_token or bos_token: a text, or an object with it; also of one that only settings
@@ -206,11 +208,15 @@ class Tokenizer:
             found = next((int(key) for key in ids if key.isascii() and key.isdigit() and len(key) < 10), None)
         return found
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        """A ByteLevel token's bytes, as the library's decoder maps them: all characters or none."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's text: a ByteLevel token's as the library's decoder maps its characters, all or none; else with
+        SentencePiece's space marks and bytes read as such."""
         cached = self._bytes_cache.get(token_id)
         if cached is None:
             token = self.token(token_id) or ""
+            if not self._byte_level:
+                match = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
+                return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
             values = [_BYTE_OF_CHAR.get(char) for char in token]
             known = [value for value in values if value is not None]
             cached = bytes(known) if len(known) == len(values) else token.encode()
@@ -237,7 +243,7 @@ class IncrementalDetokenizer:
         tokenizer = self._tokenizer
         ids = [i for i in ids if i not in self._skipped and tokenizer.token(i) is not None]
         if tokenizer._byte_level:
-            return self._utf8.decode(b"".join(map(tokenizer._token_bytes, ids)))
+            return self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
         if not tokenizer._byte_fallback:
             return self._text_of(ids)
         text, plain = [], []
