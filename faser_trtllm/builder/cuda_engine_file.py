@@ -28,7 +28,7 @@ from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFil
 VERSION = 1
 TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"}
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
-_OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64"}
+_OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64", "output_ids": "int64"}
 _ALIGNMENT = 4096
 _MAX_MEDUSA_BLOCKS = 10_000
 
@@ -38,8 +38,8 @@ Array = npt.NDArray[Any]
 def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     """Every tensor of a model of these sizes (models/fused.py) -> what is stacked to make it, in the file's order.
 
-    rope_inv_freq is always fp32. An EAGLE-3 head's head.target_ids are int64. With the object `medusa` the tensors are
-    Medusa heads' (models/heads/medusa.py), and final_norm is the target's.
+    rope_inv_freq is always fp32, output_ids and an EAGLE-3 head's head.target_ids are int64. With the object `medusa`
+    the tensors are Medusa heads' (models/heads/medusa.py), and final_norm is the target's.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:
@@ -50,6 +50,8 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
         return norm | {f"medusa.{name}": ((name, shape),) for name, shape in expected_shapes(heads).items()}
     parts: dict[str, tuple[Part, ...]] = {"rope_inv_freq": (("rope_inv_freq", (model["head_dim"] // 2,)),)}
     parts |= fused_tensors(model)
+    if "num_outputs" in model:
+        parts["output_ids"] = (("output_ids", (model["num_outputs"],)),)
     if model["tied"]:
         del parts["lm_head"]
     if head.get("is_mtp"):
@@ -117,6 +119,12 @@ def write_cuda_file(
             raise ValueError(f"tensor {missing} is missing")
 
 
+def _check_ids(ids: Array, vocab_size: int) -> None:
+    """ValueError unless they rise within the vocabulary."""
+    if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
+        raise ValueError(f"output_ids do not rise from 0 to {vocab_size - 1}")
+
+
 class CudaFile(Closing):
     """An opened file, mapped read-only. model: the sizes; segments: layer boundaries; dtype: of the weights."""
 
@@ -157,6 +165,8 @@ class CudaFile(Closing):
                     entry, kind = file.entries[name], type_of(name, faser["dtype"])
                     if entry.shape != shape or entry.dtype != TYPE_NAMES[kind]:
                         raise EngineFileError(f"{label}: tensor {name} is not as its sizes say; rebuild it")
+                if "num_outputs" in faser["model"]:
+                    _check_ids(file.array("output_ids", "i8"), faser["model"]["vocab_size"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise EngineFileError(
                     f"{label}: the header is damaged ({error!r}); rebuild it with faser build"

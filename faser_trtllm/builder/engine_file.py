@@ -108,7 +108,8 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
     layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter (models/heads/head.py). "medusa":
-    of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
+    of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs. num_outputs: of a draft model
+    whose LM head is of fewer tokens.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
@@ -123,6 +124,8 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
             sizes |= _matrix_sizes(name, num_rows, num_in, scheme_for(name, scheme))
         elif name != "embedding" or not model["tied"]:
             sizes[name] = (num_rows * num_in * 2, True)
+    if "num_outputs" in model:
+        sizes["output_ids"] = (model["num_outputs"] * 4, True)
     head = model.get("head")
     if head is not None and not head.get("is_mtp"):
         num_ids = head["draft_vocab_size"]
@@ -326,6 +329,11 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
     medusa = model.get("medusa", {})
     if any(not isinstance(n, int) or not 1 <= n <= MAX_SIZE for n in medusa.values()):
         raise ValueError(f"model.medusa is {medusa!r:.80}")
+    num_outputs = model.get("num_outputs", 1)
+    if not isinstance(num_outputs, int) or not 1 <= num_outputs <= model["vocab_size"]:
+        raise ValueError(f"model.num_outputs is {num_outputs!r:.80}")
+    if "num_outputs" in model and (model["tied"] or model.keys() & {"head", "medusa", "block"}):
+        raise ValueError("model.num_outputs is of a model whose LM head is its own")
     if not isinstance(model["num_layers"], int) or not 0 <= model["num_layers"] <= num_tensors:
         raise ValueError(f"model.num_layers is {model['num_layers']!r:.80} in a file of {num_tensors} tensors")
 

@@ -21,7 +21,8 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
     qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, and whose LM head is over
     draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer after
-    head.input_proj. With the object `block` they are a block drafter's (models/heads/block.py).
+    head.input_proj. With the object `block` they are a block drafter's (models/heads/block.py). num_outputs: of a
+    draft model whose LM head is of fewer tokens than vocab_size.
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     head: Mapping[str, Any] | None = sizes.get("head")
@@ -32,7 +33,7 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
         layer = _layer(sizes, f"model.layers.{i}", 2 * hidden if is_eagle3 else hidden)
         found |= {f"layers.{i}.{name}": parts for name, parts in layer.items()}
     found["final_norm"] = (("model.norm.weight", (hidden,)),)
-    num_outputs = vocab if head is None else head["draft_vocab_size"]
+    num_outputs = sizes.get("num_outputs", vocab) if head is None else head["draft_vocab_size"]
     found["lm_head"] = ((embedding if sizes["tied"] else "lm_head.weight", (num_outputs, hidden)),)
     if head is not None and is_eagle3:
         found["head.fc"] = (("fc.weight", (hidden, head["num_features"])),)

@@ -125,6 +125,8 @@ class FaserModel(Structure):
         ("weight_bits", c_int32),
         ("group_size", c_int32),
         ("activation_bits", c_int32),
+        ("num_outputs", c_int32),
+        ("output_ids", c_void_p),
     ]
 
 

@@ -78,7 +78,7 @@ float dot_floats(const float* weights, int num_pairs, const float* even, const f
 
 int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates,
                                  float* scores) {
-  if (next_layer_ < 0 || num_rows < 0 || num_candidates < 0) return FASER_BAD_ARGUMENT;
+  if (next_layer_ < 0 || num_rows < 0 || num_candidates < 0 || output_ids_ != nullptr) return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_rows; i++)
     if (rows[i] < 0 || rows[i] >= num_hidden_rows_) return FASER_BAD_ARGUMENT;
   const int64_t num_scores = static_cast<int64_t>(num_rows) * num_candidates;

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 20
+#define FASER_ABI_VERSION 21
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -140,6 +140,10 @@ typedef struct {
   // Of the inputs of quantised matrices: 16 (bf16), or 8: integers, a scale for each row and group of group_size inputs
   // (128 where that is 0), the group's largest magnitude / 127. No head's.
   int32_t activation_bits;
+  // Of a draft model with fewer tokens than its target: lm_head is packed [num_outputs, hidden], and the other tokens
+  // have logit -inf. Such a model has an embedding.
+  int32_t num_outputs;
+  const int32_t* output_ids;  // [num_outputs] rising token ids of lm_head's outputs, or NULL: the same
 } faser_model;
 
 // Engine: KV memory, workspaces and the forward pass.

@@ -335,7 +335,8 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
     model.max_seq_len = spec.max_seq_len
     scheme = scheme_of(sizes) or Scheme(16, 0)
     model.weight_bits, model.group_size, model.activation_bits = scheme.bits, scheme.group_size, scheme.activation_bits
-    for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales"):
+    model.num_outputs = sizes.get("num_outputs", 0)
+    for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales", "output_ids"):
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers
@@ -393,6 +394,7 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
             )
         raise EngineFileError(
             f"{path.name} describes a model the CPU engine cannot run: head_dim {sizes['head_dim']} must be "
-            f"even and at most 256, hidden_size {sizes['hidden_size']} even; rebuild it with faser build"
+            f"even and at most 256, hidden_size {sizes['hidden_size']} even, output_ids rising; rebuild it with faser "
+            "build"
         )
     return handle

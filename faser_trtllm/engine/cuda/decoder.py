@@ -6,6 +6,7 @@ is applied to the product, by append_kv and gated_silu. The residual is the prod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -167,4 +168,16 @@ class TorchDecoder:
         return self._ops.add_linear(hidden, x, weight, bias)
 
     def _multiply_head(self, x: Tensor, logits: Tensor) -> None:
-        self._ops.logits(x, self.weights.lm_head, logits)
+        self._spread_head(x, self.weights.output_ids, logits)
+
+    def _spread_head(self, x: Tensor, ids: Tensor | None, logits: Tensor) -> None:
+        """ids: tokens of the LM head's outputs, None: the same; other tokens' logits are -inf."""
+        import torch
+
+        if ids is None:
+            self._ops.logits(x, self.weights.lm_head, logits)
+            return
+        drafted = torch.empty((x.shape[0], ids.shape[0]), dtype=torch.float32, device=x.device)
+        self._ops.logits(x, self.weights.lm_head, drafted)
+        logits.fill_(-math.inf)
+        logits.index_copy_(1, ids, drafted)

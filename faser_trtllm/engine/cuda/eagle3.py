@@ -7,7 +7,6 @@ that position. Position 0 has no hidden row before it, so no other row sees it. 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from faser_trtllm.engine.base import EngineSpec
@@ -106,14 +105,5 @@ class Eagle3Decoder(TorchDecoder):
         return found if bias is None else found.add_(bias)
 
     def _draft_logits(self, outputs: Tensor, logits: Tensor) -> None:
-        """Over the target's vocabulary: -inf for tokens that the head does not know."""
-        import torch
-
-        x, ids = self._ops.rms_norm(outputs, self.weights.final_norm, self._eps), self._head.target_ids
-        if ids is None:
-            self._ops.logits(x, self.weights.lm_head, logits)
-            return
-        drafted = torch.empty((x.shape[0], ids.shape[0]), dtype=torch.float32, device=x.device)
-        self._ops.logits(x, self.weights.lm_head, drafted)
-        logits.fill_(-math.inf)
-        logits.index_copy_(1, ids, drafted)
+        x = self._ops.rms_norm(outputs, self.weights.final_norm, self._eps)
+        self._spread_head(x, self._head.target_ids, logits)

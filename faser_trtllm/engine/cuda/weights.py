@@ -70,7 +70,8 @@ class MtpWeights:
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
     """sizes: the `model` object of the engine file, or a rank's (builder/shard.py). cos, sin: fp32 [max_seq_len,
-    head_dim / 2]. head: of one only."""
+    head_dim / 2]. head: of one only. output_ids: int64 [num_outputs], tokens of the LM head's outputs where they are
+    not all."""
 
     sizes: Mapping[str, Any]
     embedding: Tensor
@@ -80,6 +81,7 @@ class DeviceWeights:
     cos: Tensor
     sin: Tensor
     head: HeadWeights | MtpWeights | None = None
+    output_ids: Tensor | None = None
 
     @classmethod
     def load(
@@ -128,6 +130,7 @@ class DeviceWeights:
             (angles.cos() * factor).to(device),
             (angles.sin() * factor).to(device),
             _head_weights(head),
+            tensors.get("output_ids"),
         )
 
     @property
@@ -135,6 +138,7 @@ class DeviceWeights:
         """Bytes of device memory of the weights; a tied embedding counts once."""
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.sizes["tied"] else [self.lm_head]
+        own += [] if self.output_ids is None else [self.output_ids]
         parts: list[LayerWeights | HeadWeights | MtpWeights] = [
             *self.layers,
             *([] if self.head is None else [self.head]),

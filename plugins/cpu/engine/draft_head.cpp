@@ -156,12 +156,12 @@ void faser_engine::keep_outputs(const Team& team, const faser::HeadRows& kept) {
 }
 
 void faser_engine::spread_logits(const Team& team, int num_logit_rows, float* logits) const {
-  const int stride = round_up(head_.draft_vocab_size, kPanel);
+  const int stride = round_up(num_outputs_, kPanel);
   for (int i = team.begin(num_logit_rows); i < team.end(num_logit_rows); i++) {
     float* row = logits + static_cast<size_t>(i) * logits_stride();
-    const float* drafted = draft_logits_ + static_cast<size_t>(i) * stride;
+    const float* drafted = output_logits_ + static_cast<size_t>(i) * stride;
     std::fill(row, row + model_.vocab_size, -std::numeric_limits<float>::infinity());
-    for (int j = 0; j < head_.draft_vocab_size; j++) row[head_.target_ids[j]] = drafted[j];
+    for (int j = 0; j < num_outputs_; j++) row[output_ids_[j]] = drafted[j];
   }
 }
 

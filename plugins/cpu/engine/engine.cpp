@@ -158,8 +158,6 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     x_features_ = allocate<char>(num_rows * feature_pairs_ * pair_bytes_);
     x_head_ = allocate<char>(num_rows * 2 * hidden_pairs_ * pair_bytes_);
     outputs_ = allocate<float>(static_cast<size_t>(max_num_requests) * hidden_stride_);
-    if (head_.target_ids != nullptr)
-      draft_logits_ = allocate<float>(num_rows * round_up(head_.draft_vocab_size, kPanel));
   }
   if (is_block()) {
     feature_pairs_ = round_up(block_.num_features, kPanel) / 2;
@@ -182,6 +180,10 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
       markov_logits_ = allocate<float>(rows * logits_stride());
     }
   }
+  output_ids_ = has_head_ ? head_.target_ids : model.output_ids;
+  num_outputs_ = model.output_ids != nullptr ? model.num_outputs : model.vocab_size;
+  if (has_head_) num_outputs_ = head_.draft_vocab_size;
+  if (output_ids_ != nullptr) output_logits_ = allocate<float>(num_rows * round_up(num_outputs_, kPanel));
   if (has_medusa_) {
     x_features_ = allocate<char>(static_cast<size_t>(max_num_requests) * hidden_pairs_ * pair_bytes_);
     outputs_ = allocate<float>(num_rows * hidden_stride_);
@@ -304,6 +306,18 @@ bool is_valid_block(const faser_model& model) {
   return true;
 }
 
+// Of a decoder with an embedding, and no token twice.
+bool has_valid_outputs(const faser_model& model) {
+  if (model.output_ids == nullptr) return true;
+  if (model.head != nullptr || model.medusa != nullptr || model.block != nullptr || model.embedding == nullptr ||
+      model.num_outputs < 1)
+    return false;
+  for (int i = 0; i < model.num_outputs; i++)
+    if (model.output_ids[i] < (i > 0 ? model.output_ids[i - 1] + 1 : 0) || model.output_ids[i] >= model.vocab_size)
+      return false;
+  return true;
+}
+
 bool is_valid(const faser_model& model) {
   const bool sizes = model.num_layers > 0 && model.hidden_size > 0 && model.hidden_size % 2 == 0 &&
                      model.num_heads > 0 && model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0 &&
@@ -322,7 +336,7 @@ bool is_valid(const faser_model& model) {
       (!is_quantized || model.hidden_size % group_size != 0 || model.num_heads * model.head_dim % group_size != 0 ||
        model.intermediate_size % group_size != 0))
     return false;
-  if (!sizes || model.lm_head == nullptr || model.layers == nullptr) return false;
+  if (!sizes || model.lm_head == nullptr || model.layers == nullptr || !has_valid_outputs(model)) return false;
   if (model.medusa != nullptr)
     return model.num_layers == 1 && model.head == nullptr && !is_quantized && model.medusa->residual != nullptr &&
            model.medusa->residual_bias != nullptr && model.medusa->num_heads > 0 && model.medusa->num_layers > 0;

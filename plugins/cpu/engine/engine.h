@@ -203,6 +203,9 @@ struct faser_engine {
   int attention_pairs_, mlp_pairs_;   // inputs of o and down
   int mlp_size_;                      // intermediate_size padded to whole panels
   const float* final_norm_;
+  int num_outputs_;                      // of the LM head
+  const int32_t* output_ids_ = nullptr;  // their tokens; nullptr: the same
+  float* output_logits_ = nullptr;       // where they are not
   uint32_t* kv_;
   size_t kv_layer_words_, kv_head_words_;
   float *hidden_, *qkv_, *cos_, *sin_;
@@ -232,7 +235,7 @@ struct faser_engine {
   const float *fc_bias_ = nullptr, *hidden_norm_ = nullptr, *token_norm_ = nullptr;
   int feature_pairs_ = 0;
   char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc, and of qkv or input_proj
-  float *outputs_ = nullptr, *draft_logits_ = nullptr;
+  float* outputs_ = nullptr;
 
   // Medusa heads': x_features_ and places_ are by entry of HeadRows, outputs_ what the residual blocks add, by row.
   bool has_medusa_ = false;

@@ -95,8 +95,7 @@ int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) 
   const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
                             3 * hidden * model_.intermediate_size;
   if (has_medusa_) return (num_logit_rows + 3) * hidden * (medusa_.num_layers * hidden + model_.vocab_size);
-  const int64_t num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
-  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * num_outputs : 0;
+  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * num_outputs_ : 0;
   return (num_rows + 3) * per_layer * num_layers + head;
 }
 
@@ -249,12 +248,11 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
 
 void faser_engine::run_head(const Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits) {
   norm_rows(team, num_logit_rows, logit_rows, final_norm_, lm_head());
-  const int num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
-  const int panels = num_panels(num_outputs);
+  const int panels = num_panels(num_outputs_);
   const Gemm head = product(lm_head(), nullptr, x_hidden_, hidden_pairs_, num_logit_rows);
-  float* out = draft_logits_ != nullptr ? draft_logits_ : logits;
-  kernels_.gemm(head, team.begin(panels), team.end(panels), out, round_up(num_outputs, kPanel));
-  if (draft_logits_ == nullptr) return;
+  float* out = output_ids_ != nullptr ? output_logits_ : logits;
+  kernels_.gemm(head, team.begin(panels), team.end(panels), out, round_up(num_outputs_, kPanel));
+  if (output_ids_ == nullptr) return;
   team.sync();
   spread_logits(team, num_logit_rows, logits);
 }

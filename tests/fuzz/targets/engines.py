@@ -112,6 +112,7 @@ def cuda_seeds() -> list[bytes]:
     for more, dtype in (
         ({}, "bfloat16"),
         ({"tied": True}, "float16"),
+        ({"num_outputs": 1}, "bfloat16"),
         ({"head": head}, "float32"),
         ({"head": MTP}, "bfloat16"),
         ({"medusa": MEDUSA}, "bfloat16"),
@@ -265,6 +266,8 @@ _WORDS = (
     "is_mtp",
     "reads_normed",
     "target_ids",
+    "num_outputs",
+    "output_ids",
     "quantization",
     "segments",
 )

@@ -69,11 +69,19 @@ class RandomModel {
       for (int i = 0; i < m.num_layers; ++i) add_layer(input, kind);
     }
     m.layers = layers_.data();
+    const bool is_foreign = kind == ModelKind::kDecoder && !is_tied && input.flag();
+    if (is_foreign) {
+      m.num_outputs = 1 + m.vocab_size / 2;
+      int32_t* const ids = allocate<int32_t>(m.num_outputs);
+      for (int i = 0; i < m.num_outputs; ++i) ids[i] = i + m.vocab_size - m.num_outputs;
+      m.output_ids = ids;
+    }
+    const int num_tokens = is_foreign ? m.num_outputs : m.vocab_size;
     if (kind == ModelKind::kDecoder && m.weight_bits != 16 && input.flag()) {
-      m.lm_head = packed(m.vocab_size, m.hidden_size, m.weight_bits);
-      m.lm_head_scales = scales(m.vocab_size, m.hidden_size);
+      m.lm_head = packed(num_tokens, m.hidden_size, m.weight_bits);
+      m.lm_head_scales = scales(num_tokens, m.hidden_size);
     } else {
-      const int num_out = m.head != nullptr ? head_.draft_vocab_size : m.vocab_size;
+      const int num_out = m.head != nullptr ? head_.draft_vocab_size : num_tokens;
       m.lm_head = packed(num_lm_heads * (num_lm_heads > 1 ? padded(num_out) : num_out), m.hidden_size, 16);
     }
   }
