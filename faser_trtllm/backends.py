@@ -36,6 +36,7 @@ class Backend:
     has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
     has_branches: bool = False  # token trees
+    has_vocabulary_maps: bool = False  # a draft model with another tokenizer than its target's
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
 
 
@@ -49,6 +50,7 @@ BACKENDS = (
         on_cpu=True,
         has_integer_weights=True,
         has_branches=True,
+        has_vocabulary_maps=True,
     ),
     Backend(
         "cuda",
@@ -60,6 +62,7 @@ BACKENDS = (
         has_fp8_kv=True,
         has_ranks=True,
         has_branches=True,
+        has_vocabulary_maps=True,
     ),
     Backend(
         "tensorrt_rtx",

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from faser_trtllm import __version__
-from faser_trtllm.backends import find_backend
+from faser_trtllm.backends import find_backend, names_with
 from faser_trtllm.builder.backend import EngineBuilder, Progress
 from faser_trtllm.builder.engine_config import engine_config
 from faser_trtllm.builder.engine_dir import (
@@ -64,7 +64,15 @@ def build_engines(
             options.mtp,
             options.mtp_reads_normed,
             options.block_slots,
+            options.min_vocab_overlap,
         )
+        vocabulary = sources[-1].vocabulary
+        if vocabulary is not None and not find_backend(options.backend).has_vocabulary_maps:
+            raise InvalidArgumentError(
+                f"the draft has another tokenizer than the target, which only "
+                f"{names_with(lambda b: b.has_vocabulary_maps)} engines translate, not those of {options.backend}; use "
+                "--backend cpu or a draft with the target's tokenizer"
+            )
         for source in sources:
             sentence = source.rounding(options.dtype)
             if source.role in fp8_roles(options) and source.head is None:
@@ -75,6 +83,8 @@ def build_engines(
                 if note is not None:
                     note(line)
         build_config = _build_config(options, backend, sources)
+        if note is not None and vocabulary is not None:
+            note(f"draft: its tokenizer is another one, it has {vocabulary} and drafts no others")
         window = sources[-1].draft_window
         if note is not None and window is not None and window < build_config.max_seq_len:
             note(f"draft: it drafts within its {window} tokens, max_seq_len is {build_config.max_seq_len}")

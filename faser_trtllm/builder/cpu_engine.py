@@ -31,6 +31,7 @@ from faser_trtllm.models.fused import Part, fused_tensors, stacked
 from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, Head, MedusaHeads, MtpLayer
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.models.vocabulary import VocabularyMap
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
 _QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
@@ -53,6 +54,7 @@ class CpuBackend:
         for source in sources:
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}
+            entries |= output_sizes(source)
         quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
         return entries | ({"quantization": quantized} if quantized else {})
 
@@ -69,7 +71,7 @@ class CpuBackend:
         if isinstance(head, MedusaHeads):
             tensors = list(medusa_tensors(head))
         else:
-            tensors = list(engine_tensors(source.config, source.weights, scheme, head))
+            tensors = list(engine_tensors(source.config, source.weights, scheme, head, source.vocabulary))
         on_tensor = tensor_progress(source.role, len(tensors), progress)
         model = _model(source, build_config)
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
@@ -111,11 +113,16 @@ def open_builder(options: BuildOptions) -> CpuBackend:
 def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     model = engine_model(source.config, build_config.max_seq_len)
     if source.head is None:
-        return model
+        return model | output_sizes(source)
     sizes = head_json(source.head)
     if isinstance(source.head, BlockDrafter):
         return model | {"block": sizes}
     return model | ({"medusa": sizes, "tied": True} if isinstance(source.head, MedusaHeads) else {"head": sizes})
+
+
+def output_sizes(source: Source) -> dict[str, Any]:
+    """What an engine file's header says of a draft model's LM head that is of fewer tokens than the target's."""
+    return {} if source.vocabulary is None else {"num_outputs": len(source.vocabulary.target_ids)}
 
 
 def head_json(head: Head) -> dict[str, Any]:
@@ -167,10 +174,15 @@ def engine_tensors(
     weights: Weights,
     scheme: Scheme | None = None,
     head: Eagle3Head | MtpLayer | BlockDrafter | None = None,
+    vocabulary: VocabularyMap | None = None,
 ) -> Iterator[tuple[str, TensorSource]]:
     """Every tensor of the engine file, each made on demand and in this order. scheme: None for bf16."""
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
-    for name, parts in fused_tensors(engine_model(config, 0) | tensor_flags(config, head)).items():
+    sizes = engine_model(config, 0) | tensor_flags(config, head)
+    if vocabulary is not None:
+        yield "output_ids", vocabulary.target_ids
+        sizes["num_outputs"] = len(vocabulary.target_ids)
+    for name, parts in fused_tensors(sizes).items():
         if name != "embedding" or not config.tie_word_embeddings:
             yield from _sources(name, parts, weights, scheme)
     if isinstance(head, Eagle3Head) and head.target_ids is not None:

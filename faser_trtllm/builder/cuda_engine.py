@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.builder.backend import Progress, paged_block_size, tensor_progress
-from faser_trtllm.builder.cpu_engine import engine_model, head_json, tensor_flags
+from faser_trtllm.builder.cpu_engine import engine_model, head_json, output_sizes, tensor_flags
 from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_parts, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
@@ -47,6 +47,7 @@ class CudaBackend:
         for source in sources:
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}
+            entries |= output_sizes(source)
         return entries
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
@@ -66,6 +67,8 @@ class CudaBackend:
         config, head, weights = source.config, source.head, source.weights
         if name == "rope_inv_freq":
             return rope_frequencies(config.rope, config.head_dim)[0]
+        if name == "output_ids" and source.vocabulary is not None:
+            return source.vocabulary.target_ids.astype(np.int64)
         if name == "head.target_ids" and isinstance(head, Eagle3Head):
             return np.asarray(head.target_ids, np.int64)
         if name.startswith("medusa.") and isinstance(head, MedusaHeads):
@@ -81,4 +84,5 @@ def open_builder(options: BuildOptions) -> CudaBackend:
 
 
 def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:
-    return engine_model(source.config, build_config.max_seq_len) | tensor_flags(source.config, source.head)
+    sizes = engine_model(source.config, build_config.max_seq_len) | tensor_flags(source.config, source.head)
+    return sizes | output_sizes(source)

@@ -27,8 +27,7 @@ class BuildOptions:
 
     checkpoint_dir: Annotated[Path, "target checkpoint: a Hugging Face folder, or a GGUF file"]
     draft_checkpoint_dir: Annotated[
-        Path | None,
-        "draft model with the same tokenizer, EAGLE-3 head, block drafter (DFlash, DFlash2, DSpark) or Medusa heads",
+        Path | None, "draft model, EAGLE-3 head, block drafter (DFlash, DFlash2, DSpark) or Medusa heads"
     ]
     output_dir: Annotated[Path, "directory that the engines are written to"]
     backend: Annotated[str, _BACKENDS] = "cpu"
@@ -60,6 +59,9 @@ class BuildOptions:
         tuple[str, ...], "GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all that it supports"
     ] = ()
     tokenizer_dir: Annotated[Path | None, "folder whose tokenizer both models take instead of their own"] = None
+    min_vocab_overlap: Annotated[
+        float, "share of the target's tokens that a draft model with another tokenizer must have, on cpu and cuda"
+    ] = 0.9
     quantization: Annotated[
         str,
         "of the target's layers; on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits "
@@ -133,6 +135,10 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.quantize_lm_head and not schemes:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
+    if not 0 < options.min_vocab_overlap <= 1:
+        raise InvalidArgumentError(
+            f"min_vocab_overlap is {options.min_vocab_overlap:g}, it must be above 0 and at most 1"
+        )
     for name in ("max_batch_size", "max_num_tokens", "expand", "tp_size"):
         if getattr(options, name) < 1:
             raise InvalidArgumentError(f"{name} is {getattr(options, name)}, it must be at least 1")

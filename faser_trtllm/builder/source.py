@@ -21,7 +21,14 @@ from faser_trtllm.models.heads.medusa import MedusaWeights, is_medusa, load_medu
 from faser_trtllm.models.heads.mtp import MtpWeights, load_mtp_config
 from faser_trtllm.models.heads.torch_file import HeadFiles, open_head_files
 from faser_trtllm.models.heads.unsupported import check_draft_folder
-from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
+from faser_trtllm.models.vocabulary import (
+    MappedVocabulary,
+    ResizedVocabulary,
+    VocabularyMap,
+    map_config,
+    map_vocabulary,
+    resize_vocabulary,
+)
 from faser_trtllm.models.weights import Weights
 
 # Names of a checkpoint's types that a dtype holds without rounding.
@@ -35,7 +42,7 @@ class Source:
 
     config and weights are the checkpoint's with the options applied; with Medusa heads, which are no decoder, the
     target's. head: of a draft that is one. read_layers: of a target with a head, the layers whose hidden rows it reads,
-    on entering each, ascending; num_layers: on leaving the last.
+    on entering each, ascending; num_layers: on leaving the last. vocabulary: of a draft model with another tokenizer.
     """
 
     role: str
@@ -45,6 +52,7 @@ class Source:
     segments: tuple[int, ...]
     head: Head | None = None
     read_layers: tuple[int, ...] = ()
+    vocabulary: VocabularyMap | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
@@ -106,12 +114,14 @@ def open_sources(
     mtp: bool = False,
     mtp_reads_normed: bool = False,
     block_slots: str = "",
+    min_vocab_overlap: float = 1.0,
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
     tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
-    mtp_reads_normed: from rows after the final norm. Raises CheckpointError, and
-    InvalidArgumentError for exit_layers, eagle3_layers and block_slots.
+    mtp_reads_normed: from rows after the final norm. min_vocab_overlap: the share of the target's tokens that a draft
+    model with another tokenizer must have. Raises CheckpointError, and InvalidArgumentError for exit_layers,
+    eagle3_layers and block_slots.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
     has_config = draft is not None and (draft / "config.json").exists()
@@ -137,8 +147,7 @@ def open_sources(
     elif draft is not None and has_config and is_medusa(draft):
         sources.append(_open_medusa(draft, sources[0], stack))
     elif draft is not None:
-        sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0].config.vocab_size))
-        _check_tokenizers(*sources)
+        sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0], min_vocab_overlap))
     head = sources[-1].head
     if head is not None:
         sources[0] = dataclasses.replace(sources[0], read_layers=_read_layers(head, sources[0].config.num_layers))
@@ -161,11 +170,32 @@ def _open_target(checkpoint: Checkpoint, expand: int, exit_layers: Sequence[int]
     return Source("target", checkpoint, config, weights, segment_bounds(exit_layers, config.num_layers))
 
 
-def _open_draft(checkpoint: Checkpoint, vocab_size: int) -> Source:
-    config, weights = checkpoint.config, checkpoint.weights
-    if config.vocab_size != vocab_size:
+def _open_draft(checkpoint: Checkpoint, target: Source, min_overlap: float) -> Source:
+    config, weights, vocab_size = checkpoint.config, checkpoint.weights, target.config.vocab_size
+    vocabulary = _map_tokenizer(checkpoint, target, min_overlap)
+    if vocabulary is not None:
+        weights = MappedVocabulary(weights, vocabulary, config.tie_word_embeddings)
+        config = map_config(config, vocabulary)
+    elif config.vocab_size != vocab_size:
         config, weights = resize_vocabulary(config, vocab_size), ResizedVocabulary(weights, vocab_size)
-    return Source("draft", checkpoint, config, weights, (0, config.num_layers))
+    return Source("draft", checkpoint, config, weights, (0, config.num_layers), vocabulary=vocabulary)
+
+
+def _map_tokenizer(draft: Checkpoint, target: Source, min_overlap: float) -> VocabularyMap | None:
+    """None where the two have one tokenizer."""
+    own, others = target.checkpoint.tokenizer, draft.tokenizer
+    difference = own.first_difference(others, names=("the target", "the draft"))
+    if difference is None:
+        return None
+    found = map_vocabulary(own, target.config.vocab_size, others, draft.config.vocab_size)
+    if found is None or found.overlap < min_overlap:
+        common = found or "none of the target's tokens"
+        raise CheckpointError(
+            f"target and draft have different tokenizers ({difference}), and the draft has {common}, min_vocab_overlap "
+            f"is {100 * min_overlap:.4g} %; take a draft with the target's tokenizer, or set a lower "
+            "--min_vocab_overlap"
+        )
+    return found
 
 
 def _open_eagle3(directory: Path, target: Source, layers: Sequence[int], stack: ExitStack) -> Source:
@@ -231,10 +261,3 @@ def segment_bounds(exit_layers: Sequence[int], num_layers: int) -> tuple[int, ..
     if len(set(exit_layers)) != len(exit_layers):
         raise InvalidArgumentError(f"exit_layers {list(exit_layers)} names a layer twice")
     return (0, *sorted(exit_layers), num_layers)
-
-
-def _check_tokenizers(target: Source, draft: Source) -> None:
-    tokenizers = [source.checkpoint.tokenizer for source in (target, draft)]
-    difference = tokenizers[0].first_difference(tokenizers[1], names=("the target", "the draft"))
-    if difference is not None:
-        raise CheckpointError(f"target and draft must share one tokenizer, but {difference}")
