@@ -102,6 +102,7 @@ SOME = [  # every drafter and every kind of policy
     ("fixed:3:ping_pong", "suffix,head", 0),
     ("fixed:3", "suffix", 0),
     ("erratic", "block", 0),
+    ("erratic", "foreign", 0),
 ]
 
 CHAINS = [
@@ -117,6 +118,7 @@ CHAINS = [
         )
     ),
     *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
+    *((policy, "foreign") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
     *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
     *((policy, "medusa") for policy in ("fixed:4", "fixed:3:draft_ahead", "erratic")),
     *((policy, "block") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),

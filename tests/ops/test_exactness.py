@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.effort import pick
 from tests.support.enumeration import LENGTH, PROMPT, Enumeration
-from tests.support.toy_models import VOCAB_SIZE, target_probs, total_variation
+from tests.support.toy_models import VOCAB_SIZE, ForeignModel, target_probs, total_variation
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +68,22 @@ def test_every_mixture_of_drawn_and_certain_drafts_is_exact(rule, count):
         probs = enumeration.probs()
         assert sum(probs.values()) == pytest.approx(1, abs=1e-9)
         assert total_variation(probs, target_probs(enumeration.target, PROMPT, LENGTH)) < 1e-9
+
+
+@pytest.mark.parametrize("rule", ["2", "trimmed", *pick([], ["0", "later value"])])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_draft_with_another_vocabulary_is_exact(rule, shift):
+    """Other ids, a token that it lacks and one of its own; and through a map that is off by one."""
+    enumeration = Enumeration(rule, 5, draft=ForeignModel(5, shift))
+    probs = enumeration.probs()
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-9)
+    assert total_variation(probs, target_probs(enumeration.target, PROMPT, LENGTH)) < 1e-9
+
+
+def test_a_law_over_tokens_that_the_target_lacks_is_biased():
+    """As if q were the draft's own before its other tokens are left out."""
+    enumeration = Enumeration("2", 5, draft=ForeignModel(5, is_renormalised=False))
+    assert total_variation(enumeration.probs(), target_probs(enumeration.target, PROMPT, LENGTH)) > 0.01
 
 
 @pytest.mark.parametrize("rule", [*pick([], ["2"]), "trimmed"])

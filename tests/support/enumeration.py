@@ -70,13 +70,15 @@ class Enumeration:
 
     source: of the drafts, "drawn" from the draft model, "certain" (a function of the tokens before), or "mixed": a
     function of the tokens before says which. A set of tokens: certain behind these. "replaced" is wrong: a drawn draft
-    gives way to a certain one for what it is.
+    gives way to a certain one for what it is. draft: another draft model.
     """
 
-    def __init__(self, rule: str, seed: int, source: str | frozenset[int] = "drawn") -> None:
+    def __init__(
+        self, rule: str, seed: int, source: str | frozenset[int] = "drawn", draft: ToyModel | None = None
+    ) -> None:
         self.rule = rule
         self.source = source
-        self.target, self.draft = ToyModel(seed), ToyModel(seed + 1000)
+        self.target, self.draft = ToyModel(seed), draft or ToyModel(seed + 1000)
         self.slots = Slots(1, VOCAB_SIZE, MAX_DRAFT_LEN)
         self._probs: dict = {}
         self._drafted: dict = {}

@@ -31,7 +31,7 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.serving.launch.faults import parse_faults, with_faults
 from tests.support.doubtful import doubtful_drafts
-from tests.support.toy_engine import ToyBlock, ToyEngine, ToyHead, ToyMedusa, blend, make_table
+from tests.support.toy_engine import ToyBlock, ToyEngine, ToyHead, ToyMedusa, blend, foreign, make_table
 
 STEP_S = 0.001
 
@@ -143,7 +143,9 @@ class Setup:
     faults: str = ""  # as FASER_FAULT has them; then the guard of a service is there too
     draft_timeout_ms: float = 1e9
     max_queue_size: int = 100_000
-    drafters: str = "model"  # "head": an EAGLE-3 head or an MTP layer; "medusa": Medusa heads; "block": a block drafter
+    # "foreign": a draft model that lacks a token; "head": an EAGLE-3 head or an MTP layer; "medusa": Medusa heads;
+    # "block": a block drafter
+    drafters: str = "model"
     num_branches: int = 0
     draft_window: int | None = None
     doubtful: bool = True  # as support/doubtful.py has it
@@ -190,6 +192,8 @@ class Setup:
             self.draft = ToyBlock(draft, self.target, **sizes)
         elif self.policy != "off" and "model" in self.drafters:
             self.draft = ToyEngine(draft, **sizes, longest=self.draft_window)
+        elif self.policy != "off" and "foreign" in self.drafters:
+            self.draft = ToyEngine(foreign(draft), **sizes, longest=self.draft_window)
         faults = parse_faults(self.faults)
         with doubtful_drafts() if self.doubtful else nullcontext():
             return assemble(
@@ -210,7 +214,7 @@ class Setup:
 
     def drafter_names(self):
         names = self.drafters.split(",")
-        return [DrafterName("model" if name in ("head", "medusa", "block") else name) for name in names]
+        return [DrafterName("suffix" if name == "suffix" else "model") for name in names]
 
     def make_tables(self):
         target = make_table(self.vocab_size, self.table_seed)

@@ -14,6 +14,7 @@ DRAFTERS = [
     "model",
     "suffix",
     "suffix,model",
+    "foreign",
     "head",
     "suffix,head",
     "medusa",

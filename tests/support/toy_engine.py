@@ -30,6 +30,16 @@ def blend(target: np.ndarray, seed: int, noise: float) -> np.ndarray:
     return (target + noise * rng.standard_normal(target.shape)).astype(np.float32)
 
 
+def foreign(table: np.ndarray, missing: int = 1, fed: int = 0) -> np.ndarray:
+    """A draft's table if it lacks one token: it never says it, and reads another one in its stead."""
+    vocab_size = table.shape[1]
+    contexts = np.indices((vocab_size,) * CONTEXT)
+    contexts[contexts == missing] = fed
+    found = table[np.ravel_multi_index(tuple(contexts), (vocab_size,) * CONTEXT).ravel()]
+    found[:, missing] = -np.inf
+    return found
+
+
 def context_row(tokens, position: int, vocab_size: int) -> int:
     row = 0
     for p in range(position - CONTEXT + 1, position + 1):
