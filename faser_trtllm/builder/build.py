@@ -65,6 +65,7 @@ def build_engines(
             options.mtp_reads_normed,
             options.block_slots,
             options.min_vocab_overlap,
+            options.eagle3_norm_output,
         )
         vocabulary = sources[-1].vocabulary
         if vocabulary is not None and not find_backend(options.backend).has_vocabulary_maps:

@@ -146,6 +146,8 @@ def head_json(head: Head) -> dict[str, Any]:
         "num_features": config.num_features,
         "draft_vocab_size": config.draft_vocab_size,
         "norm_before_residual": int(config.norm_before_residual),
+        "feeds_normed": int(config.feeds_normed),
+        "num_fc_norms": config.num_fc_norms,
     }
 
 

@@ -45,6 +45,12 @@ class CudaBackend:
             check_tp_size(self._tp_size, sources[0].config)
             entries["tp_size"] = self._tp_size
         for source in sources:
+            window = source.config.sliding_window
+            if isinstance(source.head, Eagle3Head) and 0 < window < build_config.max_seq_len:
+                raise InvalidArgumentError(
+                    f"sliding_window of the EAGLE-3 head is {window}, which its CUDA kernels do not have; lower "
+                    f"max_seq_len to {window} or use --backend cpu"
+                )
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}
             entries |= output_sizes(source)

@@ -106,10 +106,10 @@ def pack_quantized(weight: QuantizedWeight) -> tuple[npt.NDArray[np.uint32], npt
 def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[str, tuple[int, bool]]:
     """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
 
-    "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
-    layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter (models/heads/head.py). "medusa":
-    of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs. num_outputs: of a draft model
-    whose LM head is of fewer tokens.
+    "head": of an EAGLE-3 head, num_features, draft_vocab_size, norm_before_residual, feeds_normed and num_fc_norms
+    (faser_cpu.h), and the target's layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter
+    (models/heads/head.py). "medusa": of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
+    num_outputs: of a draft model whose LM head is of fewer tokens.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
@@ -324,9 +324,12 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
-    """An error, as what is missing in a header is, where its model has more layers than the file has tensors: before
-    the tensors of each layer are named. CPU engines stack all Medusa heads' tensors."""
-    medusa = model.get("medusa", {})
+    """An error, as what is missing in a header is, where its model has more layers than the file has tensors, or its
+    head more norms than it reads layers: before the tensors of each are named. CPU engines stack all Medusa heads'
+    tensors."""
+    medusa, head = model.get("medusa", {}), model.get("head", {})
+    if "num_fc_norms" in head and head["num_fc_norms"] not in (0, 1, len(head["layers"])):
+        raise ValueError(f"model.head is {head!r:.80}")
     if any(not isinstance(n, int) or not 1 <= n <= MAX_SIZE for n in medusa.values()):
         raise ValueError(f"model.medusa is {medusa!r:.80}")
     num_outputs = model.get("num_outputs", 1)
@@ -340,7 +343,7 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
 
 def _check_head(head: dict[str, Any]) -> None:
     numbers = [*head["layers"], *(head[name] for name in ("num_features", "draft_vocab_size", "norm_before_residual"))]
-    numbers += [head.get(name, 0) for name in ("is_mtp", "reads_normed")]
+    numbers += [head.get(name, 0) for name in ("is_mtp", "reads_normed", "feeds_normed")]
     if not head["layers"] or any(not isinstance(number, int) or not 0 <= number <= MAX_SIZE for number in numbers):
         raise ValueError(f"model.head is {head!r:.80}")
 

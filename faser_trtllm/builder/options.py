@@ -9,6 +9,7 @@ from typing import Annotated
 from faser_trtllm.backends import BACKENDS, find_backend, names_with
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.heads.block import SLOTS
+from faser_trtllm.models.heads.eagle3 import NORM_OUTPUTS
 from faser_trtllm.models.quantized_weight import FP8, Scheme
 
 MAX_DRAFT_LEN = 64
@@ -49,6 +50,11 @@ class BuildOptions:
         str,
         "slot of a block that drafts first: anchor (that of the last token) or mask (the next); default: as the block "
         "drafter's config.json says",
+    ] = ""
+    eagle3_norm_output: Annotated[
+        str,
+        "what norm_output of an EAGLE-3 head's config.json means, where its layout does not tell: fed (the next draft "
+        "reads the final norm's output too) or head (the LM head alone does)",
     ] = ""
     mtp: Annotated[bool, "the target's own MTP layer drafts, in the draft model's place"] = False
     mtp_reads_normed: Annotated[
@@ -114,6 +120,10 @@ def check_options(options: BuildOptions) -> None:
         raise InvalidArgumentError(
             f"{_FIELDS[role]} is {scheme}, only {names_with(lambda b: b.has_integer_weights)} engines hold integer "
             f"weights, not those of {options.backend}; leave it out or use --backend cpu"
+        )
+    if options.eagle3_norm_output and options.eagle3_norm_output not in NORM_OUTPUTS:
+        raise InvalidArgumentError(
+            f"eagle3_norm_output is {options.eagle3_norm_output}, it must be {' or '.join(NORM_OUTPUTS)}"
         )
     if options.mtp and options.draft_checkpoint_dir is not None:
         raise InvalidArgumentError(

@@ -115,13 +115,14 @@ def open_sources(
     mtp_reads_normed: bool = False,
     block_slots: str = "",
     min_vocab_overlap: float = 1.0,
+    eagle3_norm_output: str = "",
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
     tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
     mtp_reads_normed: from rows after the final norm. min_vocab_overlap: the share of the target's tokens that a draft
     model with another tokenizer must have. Raises CheckpointError, and InvalidArgumentError for exit_layers,
-    eagle3_layers and block_slots.
+    eagle3_layers, eagle3_norm_output and block_slots.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
     has_config = draft is not None and (draft / "config.json").exists()
@@ -138,12 +139,16 @@ def open_sources(
         raise InvalidArgumentError(
             f"block_slots is {block_slots}, but the draft checkpoint is no block drafter; leave it out"
         )
+    if eagle3_norm_output and not is_head:
+        raise InvalidArgumentError(
+            f"eagle3_norm_output is {eagle3_norm_output}, but the draft checkpoint is no EAGLE-3 head; leave it out"
+        )
     if mtp:
         sources.append(_open_mtp(sources[0], mtp_reads_normed))
     elif draft is not None and has_block:
         sources.append(_open_block(draft, sources[0], eagle3_layers, block_slots, stack))
     elif draft is not None and is_head:
-        sources.append(_open_eagle3(draft, sources[0], eagle3_layers, stack))
+        sources.append(_open_eagle3(draft, sources[0], eagle3_layers, eagle3_norm_output, stack))
     elif draft is not None and has_config and is_medusa(draft):
         sources.append(_open_medusa(draft, sources[0], stack))
     elif draft is not None:
@@ -198,15 +203,15 @@ def _map_tokenizer(draft: Checkpoint, target: Source, min_overlap: float) -> Voc
     return found
 
 
-def _open_eagle3(directory: Path, target: Source, layers: Sequence[int], stack: ExitStack) -> Source:
+def _open_eagle3(directory: Path, target: Source, layers: Sequence[int], norm_output: str, stack: ExitStack) -> Source:
     files = open_head_files(directory, stack)
     weights = Eagle3Weights(files, target.weights)
-    config = load_eagle3_config(directory, weights, target.checkpoint.config, layers)
+    config = load_eagle3_config(directory, weights, target.checkpoint.config, layers, norm_output)
     expand = target.config.num_layers // target.checkpoint.config.num_layers
     config = dataclasses.replace(config, layers=tuple(layer * expand for layer in config.layers))
     head = Eagle3Head(config, weights.target_ids(config.draft_vocab_size, config.model.vocab_size))
     checkpoint = _head_checkpoint(directory, files, config.model, weights, target)
-    return Source("draft", checkpoint, config.model, weights, (0, 1), head)
+    return Source("draft", checkpoint, config.model, weights, (0, config.model.num_layers), head)
 
 
 def _open_block(directory: Path, target: Source, layers: Sequence[int], slots: str, stack: ExitStack) -> Source:

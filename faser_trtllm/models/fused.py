@@ -19,10 +19,10 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
     sizes: the `model` object of an engine file's header; qkv_bias, o_bias, mlp_bias and qk_norm, and fc_bias of a head,
     say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
-    qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, and whose LM head is over
-    draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer after
-    head.input_proj. With the object `block` they are a block drafter's (models/heads/block.py). num_outputs: of a
-    draft model whose LM head is of fewer tokens than vocab_size.
+    first qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, whose fc reads rows after
+    num_fc_norms norms, and whose LM head is over draft_vocab_size tokens. With is_mtp in that object they are an MTP
+    layer's: a decoder's layer after head.input_proj. With the object `block` they are a block drafter's
+    (models/heads/block.py). num_outputs: of a draft model whose LM head is of fewer tokens than vocab_size.
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     head: Mapping[str, Any] | None = sizes.get("head")
@@ -30,13 +30,16 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     embedding = "model.embed_tokens.weight"
     found: dict[str, tuple[Part, ...]] = {"embedding": ((embedding, (vocab, hidden)),)}
     for i in range(sizes["num_layers"]):
-        layer = _layer(sizes, f"model.layers.{i}", 2 * hidden if is_eagle3 else hidden)
+        layer = _layer(sizes, f"model.layers.{i}", 2 * hidden if is_eagle3 and i == 0 else hidden)
         found |= {f"layers.{i}.{name}": parts for name, parts in layer.items()}
     found["final_norm"] = (("model.norm.weight", (hidden,)),)
     num_outputs = sizes.get("num_outputs", vocab) if head is None else head["draft_vocab_size"]
     found["lm_head"] = ((embedding if sizes["tied"] else "lm_head.weight", (num_outputs, hidden)),)
     if head is not None and is_eagle3:
         found["head.fc"] = (("fc.weight", (hidden, head["num_features"])),)
+        if count := head.get("num_fc_norms", 0):
+            size = head["num_features"] // count
+            found["head.fc_norm"] = tuple((f"fc_norm.{i}.weight", (size,)) for i in range(count))
         if head.get("fc_bias", True):
             found["head.fc_bias"] = (("fc.bias", (hidden,)),)
         found["head.hidden_norm"] = (("model.layers.0.hidden_norm.weight", (hidden,)),)

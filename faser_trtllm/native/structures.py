@@ -32,7 +32,7 @@ class FaserLayer(Structure):
 
 
 class FaserHead(Structure):
-    """struct faser_head: what an EAGLE-3 head or an MTP layer has next to a decoder's layer."""
+    """struct faser_head: what an EAGLE-3 head or an MTP layer has next to a decoder's layers."""
 
     _fields_ = [
         ("fc", c_void_p),
@@ -45,6 +45,9 @@ class FaserHead(Structure):
         ("input_proj", c_void_p),
         ("token_norm", c_void_p),
         ("reads_normed", c_int32),
+        ("feeds_normed", c_int32),
+        ("num_fc_norms", c_int32),
+        ("fc_norm", c_void_p),
     ]
 
 

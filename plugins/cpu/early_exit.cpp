@@ -96,7 +96,7 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
   const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
   const auto start = std::chrono::steady_clock::now();
   pool_->run_team(use_team ? team_size : 1, [&](const faser::Team& team) {
-    float* even = exit_rows_[team.id];
+    float* even = worker_rows_[team.id];
     float* odd = even + hidden_stride_ / 2;
     float* weights = even + hidden_stride_;
     const auto score = [&](int token) {

@@ -63,12 +63,11 @@ typedef struct {
   const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
 } faser_layer;
 
-// What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has besides a decoder's layer. Its row of the token at
+// What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has besides a decoder's layers. Its row of the token at
 // position t takes the target's hidden rows of position t - 1, or, where those are not there yet, its own output of
-// position t - 1. The normed embedding and then the normed hidden row are an EAGLE-3 head's input of qkv, which is
-// packed
-// [.., 2 * hidden], and an MTP layer's input of input_proj, after which it is a decoder's layer. An MTP layer's output
-// is after its final norm. Position 0 has no hidden row before it, so no other row sees it.
+// position t - 1. The normed embedding and then the normed hidden row are the input of qkv in an EAGLE-3 head's first
+// layer, which is packed [.., 2 * hidden], and an MTP layer's input of input_proj, after which it is a decoder's layer.
+// The other layers of a head are a decoder's. Position 0 has no hidden row before it, so no other row sees it.
 typedef struct {
   const uint32_t* fc;            // packed [hidden, num_features]; NULL: an MTP layer
   const float* fc_bias;          // [hidden] or NULL
@@ -80,6 +79,9 @@ typedef struct {
   const uint32_t* input_proj;    // of an MTP layer: packed [hidden, 2 * hidden]
   const float* token_norm;       // of an MTP layer: [hidden], of the embedding
   int32_t reads_normed;          // 1: the target's last hidden row is read after its final norm
+  int32_t feeds_normed;  // 1: the output that the next position takes is after the final norm, as an MTP layer's
+  int32_t num_fc_norms;  // 0; 1: what fc reads is normed as one row; more: in so many parts of one size
+  const float* fc_norm;  // [num_features], or NULL
 } faser_head;
 
 // Medusa heads (arXiv 2401.10774). Head i reads the target's last hidden row of a position, after its final norm, and
@@ -131,7 +133,7 @@ typedef struct {
   const float* final_norm;      // [hidden]
   const uint32_t* lm_head;      // packed [vocab_size, hidden]
   const faser_layer* layers;    // [num_layers]
-  const faser_head* head;       // NULL: a decoder; else one layer, with an embedding
+  const faser_head* head;       // NULL: a decoder; else with an embedding, and one layer if it is an MTP layer's
   const faser_medusa* medusa;   // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
   const faser_block* block;     // NULL; else a block drafter, with an embedding unless lm_head is tied
   const float* lm_head_scales;  // NULL: the LM head is bf16

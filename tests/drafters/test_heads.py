@@ -18,7 +18,7 @@ from faser_trtllm.policy.registry import needs_costs
 from faser_trtllm.profiling.ensure import measure_once
 from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint
-from tests.support.eagle3 import make_head
+from tests.support.eagle3 import make_head, make_speculators_head
 from tests.support.executor_harness import Collector
 from tests.support.medusa import make_medusa
 from tests.support.mtp import make_mimo
@@ -29,7 +29,7 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], 
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "medusa", "mtp", "dflash", "dflash2", "dspark"])
+@pytest.fixture(scope="module", params=["eagle3", "eagle31", "medusa", "mtp", "dflash", "dflash2", "dspark"])
 def built(request, tmp_path_factory):
     """A target with a head, profiled, so that every policy can be opened."""
     root = tmp_path_factory.mktemp("engines")
@@ -37,6 +37,9 @@ def built(request, tmp_path_factory):
     target = make_mimo(root / "target", num_layers=4) if is_mtp else make_checkpoint(root / "target", num_layers=4)
     heads = {
         "eagle3": lambda: make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200),
+        "eagle31": lambda: make_speculators_head(
+            root / "head", target, layers=(1, 2, 4), num_layers=2, norm_before_fc=True, norm_output=True
+        ),
         "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
         "mtp": lambda: None,
     }
@@ -143,6 +146,10 @@ def test_what_cannot_be_built_is_refused(tmp_path):
         build_engines(replace(alone, mtp_reads_normed=True))
     with pytest.raises(InvalidArgumentError, match="eagle3_layers is 1,2, but the draft checkpoint is no EAGLE-3 head"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
+    with pytest.raises(InvalidArgumentError, match="eagle3_norm_output is fed, but the draft checkpoint is no EAGLE"):
+        build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_norm_output="fed", **SIZES))
+    with pytest.raises(InvalidArgumentError, match="eagle3_norm_output is both, it must be fed or head"):
+        build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_norm_output="both", **SIZES))
 
 
 def test_heads_beside_plans_that_cannot_be(tmp_path):
@@ -187,6 +194,24 @@ def test_other_layers_are_another_build(tmp_path):
     for layers in ((0, 1, 2), (1, 2, 3)):
         built = build_engines(BuildOptions(target, head, tmp_path / "e", eagle3_layers=layers, **SIZES))
         assert built.draft_config["faser"]["eagle3"]["layers"] == list(layers)
+
+
+def test_what_norm_output_means_is_another_build(tmp_path):
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    head = make_head(tmp_path / "head", target, norm_output=True)
+    for says in ("fed", "head"):
+        built = build_engines(BuildOptions(target, head, tmp_path / "e", eagle3_norm_output=says, **SIZES))
+        assert built.draft_config["faser"]["eagle3"]["feeds_normed"] == (says == "fed")
+
+
+def test_a_head_s_window_is_refused_where_its_kernels_have_none(tmp_path):
+    """A context that the window holds is not cut."""
+    target = make_checkpoint(tmp_path / "target", num_layers=3, head_dim=64)
+    window = {"layer_types": ["sliding_attention"], "sliding_window": 64}
+    options = BuildOptions(target, make_head(tmp_path / "head", target, **window), tmp_path / "e", "cuda", **SIZES)
+    with pytest.raises(InvalidArgumentError, match=r"sliding_window of the EAGLE-3 head is 64, .* lower max_seq_len"):
+        build_engines(options)
+    assert build_engines(replace(options, max_seq_len=64)) is not None
 
 
 def test_an_expanded_target_is_read_where_it_was(tmp_path):

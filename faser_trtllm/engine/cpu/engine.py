@@ -40,12 +40,14 @@ _OPTIONAL_LAYER_TENSORS = frozenset(
     | {name for name in _LAYER_TENSORS if name.endswith("_scales")},
 )
 
-_HEAD_TENSORS = ("fc", "fc_bias", "hidden_norm", "target_ids", "input_proj", "token_norm")
+_HEAD_TENSORS = ("fc", "fc_bias", "fc_norm", "hidden_norm", "target_ids", "input_proj", "token_norm")
 _BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
 _BLOCK_SIZES = ("num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank")
 _CHAIN_SIZES = ("selector_top_k", "conv_taps", "conv_group_size")
 _BLOCK_FACTORS = ("logit_softcap", "logit_scale", "embedding_scale")
-_HEAD_SIZES = ("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed")
+_HEAD_SIZES = (
+    *("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed", "feeds_normed", "num_fc_norms"),
+)
 
 
 class CpuEngine(HostPruning, Closing):

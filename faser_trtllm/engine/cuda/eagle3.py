@@ -1,4 +1,4 @@
-"""An EAGLE-3 head's one layer in device memory, over the hidden rows that its target keeps there.
+"""An EAGLE-3 head's layers in device memory, over the hidden rows that its target keeps there.
 
 Its row of the token at position t takes the target's hidden rows of position t - 1, or, in a step, its own output of
 that position. Position 0 has no hidden row before it, so no other row sees it. As the CPU engine's
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
-from faser_trtllm.engine.cuda.weights import DeviceWeights, HeadWeights
+from faser_trtllm.engine.cuda.weights import DeviceWeights, HeadWeights, LayerWeights
 from faser_trtllm.engine.gpu.batch import TokenRows
 from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
@@ -45,12 +45,14 @@ class Eagle3Decoder(TorchDecoder):
     ) -> None:
         super()._allocate(weights, spec, runtime, self._read.rows_before)
         self._window = BUT_FIRST
-        self._takes_normed = bool(weights.sizes["head"]["norm_before_residual"])
+        sizes = weights.sizes["head"]
+        self._takes_normed = bool(sizes["norm_before_residual"])
+        self._feeds_normed, self._num_fc_norms = bool(sizes.get("feeds_normed")), sizes.get("num_fc_norms", 0)
         self._outputs = self._hidden.new_zeros((spec.max_batch_size, self._hidden.shape[1]))
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         kept = self._read.tensor.index_select(0, self.batch.token_rows[:rows])
-        self._run_layer(self._features(kept), bounds)
+        self._run_layers(self._features(kept), bounds)
 
     def write_logits(self, logits: Tensor) -> None:
         """See Decoder.write_logits; the rows are kept for a step."""
@@ -64,7 +66,7 @@ class Eagle3Decoder(TorchDecoder):
         import torch
 
         outputs = self._outputs[:rows]
-        self._run_layer(outputs, bounds)
+        self._run_layers(outputs, bounds)
         has_row = (self.batch.kv_lens[:rows] > 0)[:, None]
         outputs.copy_(torch.where(has_row, self._outputs_of(self._hidden[:rows]), outputs))
         self._draft_logits(outputs, logits)
@@ -80,13 +82,19 @@ class Eagle3Decoder(TorchDecoder):
 
     def _features(self, kept: Tensor) -> Tensor:
         """The target's rows [rows, num_features] -> features [rows, hidden]."""
-        return self._product(kept, self._head.fc, self._head.fc_bias)
+        import torch
+
+        head = self._head
+        if head.fc_norm is not None:
+            parts = zip(kept.chunk(self._num_fc_norms, -1), head.fc_norm.chunk(self._num_fc_norms), strict=True)
+            kept = torch.cat([self._ops.rms_norm(part, weight, self._eps) for part, weight in parts], -1)
+        return self._product(kept, head.fc, head.fc_bias)
 
     def _outputs_of(self, hidden: Tensor) -> Tensor:
-        """The part of the layer's hidden rows that the next step reads."""
-        return hidden
+        """What the next step reads of the last layer's hidden rows."""
+        return self._ops.rms_norm(hidden, self.weights.final_norm, self._eps) if self._feeds_normed else hidden
 
-    def _run_layer(self, features: Tensor, bounds: Bounds) -> None:
+    def _run_layers(self, features: Tensor, bounds: Bounds) -> None:
         """features [rows, hidden] -> the batch's hidden rows."""
         import torch
 
@@ -97,7 +105,17 @@ class Eagle3Decoder(TorchDecoder):
         x = torch.cat((ops.rms_norm(embedded, self._head.input_norm, self._eps), normed), -1)
         hidden.copy_(normed if self._takes_normed else features)
         qkv = self._product(x, layer.qkv, layer.qkv_bias)
+        self._norm_heads(qkv, layer)
         self._finish_layer(layer, self._kv[0], qkv, None, hidden, bounds)
+        for layer, kv in zip(weights.layers[1:], self._kv[1:], strict=True):
+            self._layer(layer, kv, hidden, None, bounds)
+
+    def _norm_heads(self, qkv: Tensor, layer: LayerWeights) -> None:
+        """In place, since append_kv norms heads only of products that it scales by their rows."""
+        heads, num_q, num_k = qkv.view(qkv.shape[0], -1, self._head_dim), self._num_heads, self._num_kv_heads
+        for part, norm in ((heads[:, :num_q], layer.q_norm), (heads[:, num_q : num_q + num_k], layer.k_norm)):
+            if norm is not None:
+                part.copy_(self._ops.rms_norm(part, norm, self._eps))
 
     def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
         """x times weight, in x's dtype: whoever reads it norms nothing."""
@@ -105,5 +123,6 @@ class Eagle3Decoder(TorchDecoder):
         return found if bias is None else found.add_(bias)
 
     def _draft_logits(self, outputs: Tensor, logits: Tensor) -> None:
-        x = self._ops.rms_norm(outputs, self.weights.final_norm, self._eps)
+        norm = self.weights.final_norm
+        x = outputs if self._feeds_normed else self._ops.rms_norm(outputs, norm, self._eps)
         self._spread_head(x, self._head.target_ids, logits)

@@ -34,7 +34,7 @@ class MtpDecoder(Eagle3Decoder):
     def _draft_logits(self, outputs: Tensor, logits: Tensor) -> None:
         self._ops.logits(outputs, self.weights.lm_head, logits)
 
-    def _run_layer(self, features: Tensor, bounds: Bounds) -> None:
+    def _run_layers(self, features: Tensor, bounds: Bounds) -> None:
         import torch
 
         ops, weights, mtp, rows = self._ops, self.weights, self._mtp, features.shape[0]

@@ -46,13 +46,15 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """An EAGLE-3 head's weights next to its layer: fc [hidden, num_features], norms [hidden] of the embedding and of
-    fc's product; target_ids int64 [draft_vocab_size]: tokens of the LM head's outputs, None: the same."""
+    """An EAGLE-3 head's weights next to its layers: fc [hidden, num_features], norms [hidden] of the embedding and of
+    fc's product; fc_norm [num_features]: of what fc reads, in num_fc_norms parts; target_ids int64 [draft_vocab_size]:
+    tokens of the LM head's outputs, None: the same."""
 
     fc: Tensor
     input_norm: Tensor
     hidden_norm: Tensor
     fc_bias: Tensor | None = None
+    fc_norm: Tensor | None = None
     target_ids: Tensor | None = None
 
 

@@ -1,15 +1,17 @@
 """An EAGLE-3 head's checkpoint (arXiv 2503.01840) in the layouts that are published.
 
 Names: SafeAILab's `midlayer.*` and SpecForge's, vLLM's and TensorRT-LLM's `layers.0.*`, each with or without `model.`
-before them. config.json: flat, or with the layer under `transformer_layer_config` (speculators). A head without its own
-embedding takes the target's.
+before them. config.json: flat, or with the layers under `transformer_layer_config` (speculators). A head without its
+own embedding takes the target's.
+
+RoPE sees differences of positions only, so it makes none where a layout counts them from (speculators: 1, others: 0).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,20 @@ from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 from faser_trtllm.models.weights import expected_shapes as decoder_shapes
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+LAYERS_LEFT_KEY = "target_layer_ids"
+NORM_OUTPUTS = ("fed", "head")
 _SOURCE = "config.json"
+_DEEPSPEC = "Qwen3Eagle3Model"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """model: of the head's one layer; its vocab_size is the target's. layers: those of the target whose entering hidden
-    rows are the features, ascending; the target's num_layers: what leaves the last."""
+    """model: of the head's layers, the first of which reads the embedding as well; its vocab_size is the target's.
+    layers: those of the target whose entering hidden rows are the features, ascending; the target's num_layers: what
+    leaves the last. num_fc_norms: before fc; 1: of all features as one row, more: of each layer's. feeds_normed: the
+    output that the next draft is made from is after the final norm."""
 
     model: ModelConfig
     draft_vocab_size: int
@@ -38,6 +46,8 @@ class Eagle3Config:
     layers: tuple[int, ...]
     norm_before_residual: bool
     fc_bias: bool
+    num_fc_norms: int = 0
+    feeds_normed: bool = False
 
     @property
     def num_features(self) -> int:
@@ -63,20 +73,24 @@ class Eagle3Weights(DerivedWeights):
         for name in checkpoint:
             ours = _our_name(name)
             if ours in self._names:
-                raise CheckpointError(f"tensors {self._names[ours]} and {name} of the EAGLE-3 head are the same one")
+                raise CheckpointError(
+                    f"tensors {self._names[ours]} and {name} of the EAGLE-3 head are the same one here; fetch the "
+                    "checkpoint again"
+                )
             self._names[ours] = name
         self.has_embedding = _EMBEDDING in self._names
         self.has_head = _HEAD in self._names
         self.has_target_ids = "d2t" in self._names
         self.has_fc_bias = "fc.bias" in self._names
+        self.has_qk_norm = _Q_NORM in self._names
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
     @property
-    def names(self) -> Sequence[str]:
-        """Our names of the checkpoint's tensors."""
-        return tuple(self._names)
+    def names(self) -> Mapping[str, str]:
+        """The checkpoint's tensors: our names -> its own."""
+        return self._names
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
         """Token ids of the head's outputs [draft_vocab_size]: i + d2t[i]; None: the same ids. CheckpointError for ids
@@ -104,9 +118,14 @@ class Eagle3Weights(DerivedWeights):
 
 
 def load_eagle3_config(
-    checkpoint_dir: Path, weights: Eagle3Weights, target: ModelConfig, layers: Sequence[int] = ()
+    checkpoint_dir: Path,
+    weights: Eagle3Weights,
+    target: ModelConfig,
+    layers: Sequence[int] = (),
+    norm_output: str = "",
 ) -> Eagle3Config:
-    """Read config.json of a head for a target; layers: those entered, where the user names them.
+    """Read config.json of a head for a target; layers: those entered, and norm_output: one of NORM_OUTPUTS, where the
+    user says them.
 
     Raises CheckpointError in one sentence for what is missing, not supported, or does not fit the target.
     """
@@ -115,12 +134,13 @@ def load_eagle3_config(
     own = data | nested if isinstance(nested, dict) else data
     own = {"num_hidden_layers": 1, "max_position_embeddings": target.max_position_embeddings} | own
     own |= {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
-    own.pop("sliding_window", None)
     model = parse_model_config(own, _SOURCE)
-    if model.num_layers != 1:
-        raise CheckpointError(f"{_SOURCE}: num_hidden_layers is {model.num_layers}, an EAGLE-3 head has 1")
-    if data.get("norm_before_fc"):
-        raise CheckpointError(f"{_SOURCE}: norm_before_fc is set, only EAGLE-3 heads without that norm are supported")
+    if model.num_layers != 1 and _DEEPSPEC in architectures_of(data):
+        raise CheckpointError(
+            f"{_SOURCE}: num_hidden_layers is {model.num_layers}, and each layer of a {_DEEPSPEC} reads the embedding; "
+            "only such heads of one layer are supported"
+        )
+    model = dataclasses.replace(model, qk_norm=weights.has_qk_norm, sliding_window=_window(own))
     if _eagle_config(data).get("use_aux_hidden_state") is False:
         raise CheckpointError(
             f"{_SOURCE}: eagle_config.use_aux_hidden_state is false, only heads that read hidden rows of several "
@@ -147,9 +167,11 @@ def load_eagle3_config(
         draft_vocab_size,
         target.hidden_size,
         _layers(data, tuple(layers), target.num_layers),
-        norm_before_residual=bool(data.get("norm_before_residual", False)),
+        norm_before_residual=_flag(data, "norm_before_residual"),
         fc_bias=weights.has_fc_bias,
+        feeds_normed=_feeds_normed(data, norm_output),
     )
+    config = dataclasses.replace(config, num_fc_norms=_num_fc_norms(data, len(config.layers)))
     _check(weights, config)
     return config
 
@@ -159,21 +181,84 @@ def _eagle_config(data: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _flag(data: dict[str, Any], name: str) -> bool:
+    """A key at the top of config.json or under eagle_config; False where it is missing."""
+    found = [level[name] for level in (data, _eagle_config(data)) if level.get(name) is not None]
+    if any(value is not found[0] for value in found) or not all(isinstance(value, bool) for value in found):
+        given = " and ".join(repr(value) for value in found)
+        raise CheckpointError(
+            f"{_SOURCE}: {name} is {given:.80}, it must be true or false, and the same wherever it is set"
+        )
+    return bool(found and found[0])
+
+
+def _num_fc_norms(data: dict[str, Any], num_layers: int) -> int:
+    of_each, of_all = _flag(data, "fc_norm"), _flag(data, "norm_before_fc")
+    if of_each and of_all:
+        raise CheckpointError(
+            f"{_SOURCE}: fc_norm and norm_before_fc are both set, and a head norms either each hidden row that fc "
+            "reads or all of them as one; remove the one that it was not trained with"
+        )
+    return num_layers if of_each else int(of_all)
+
+
+def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
+    """norm_output: one key for two things. vLLM, SGLang, speculators and TensorRT-LLM, and SpecForge since September
+    2026, feed the final norm's output to the next draft; SpecForge's earlier heads have the norm before the LM head
+    only, as EAGLE-3 does without the key."""
+    if not _flag(data, "norm_output"):
+        if wanted:
+            raise CheckpointError(
+                f"{_SOURCE}: norm_output is not set, so there is nothing for --eagle3_norm_output {wanted} to say; "
+                "leave it out"
+            )
+        return False
+    if not wanted and data.get("speculators_model_type") != "eagle3":
+        raise CheckpointError(
+            f"{_SOURCE}: norm_output is true, which SpecForge's heads until September 2026 mean otherwise than all "
+            "others; say what reads the final norm's output: --eagle3_norm_output fed (the next draft too) or "
+            "--eagle3_norm_output head (the LM head only)"
+        )
+    return wanted != "head"
+
+
+def _window(data: dict[str, Any]) -> int:
+    """Tokens that a row sees, itself included, where layer_types says so (speculators); 0: all."""
+    kinds = set(data.get("layer_types") or ())
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        raise CheckpointError(
+            f"{_SOURCE}: layer_types is {sorted(kinds)!r:.80}, layers of an EAGLE-3 head have full_attention or "
+            "sliding_attention"
+        )
+    if "sliding_attention" not in kinds:
+        return 0
+    window = data.get("sliding_window")
+    if isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31:
+        raise CheckpointError(
+            f"{_SOURCE}: sliding_window is {window!r:.80}, layer_types of sliding_attention ask for a number of tokens"
+        )
+    return window
+
+
 def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
     """Layers whose entering hidden rows are the features. Engines read one key in two ways: at the top of config.json
-    it names layers entered, under eagle_config some take it for layers left."""
+    it names layers entered, under eagle_config some take it for layers left. DeepSpec names layers left, -1: the
+    embedding; the same key in other heads may mean anything."""
     if wanted:
         return _checked(wanted, "--eagle3_layers", num_layers)
     nested = _eagle_config(data).get(LAYERS_KEY)
     listed = data.get(LAYERS_KEY)
     if listed is not None:
         return _checked(listed, f"{_SOURCE}: {LAYERS_KEY}", num_layers)
-    if nested is not None:
-        left = [layer + 1 if isinstance(layer, int) else layer for layer in nested] if isinstance(nested, list) else []
-        raise CheckpointError(
-            f"{_SOURCE}: eagle_config.{LAYERS_KEY} is {nested!r}, which engines read as layers entered or as layers "
-            f"left; say which with --eagle3_layers {_text(nested)} or --eagle3_layers {_text(left)}"
-        )
+    left = data.get(LAYERS_LEFT_KEY)
+    if left is not None and _DEEPSPEC in architectures_of(data):
+        return _checked(_after(left), f"{_SOURCE}: {LAYERS_LEFT_KEY} + 1", num_layers)
+    for name, found in ((f"eagle_config.{LAYERS_KEY}", nested), (LAYERS_LEFT_KEY, left)):
+        if found is not None:
+            raise CheckpointError(
+                f"{_SOURCE}: {name} is {found!r:.80}, which engines read as layers entered or as layers left; say "
+                f"which with --eagle3_layers {_text(found):.80} or --eagle3_layers {_text(_after(found)):.80}"
+            )
     usual = (2, num_layers // 2, num_layers - 3)
     if not usual[0] < usual[1] < usual[2]:
         raise CheckpointError(
@@ -181,6 +266,11 @@ def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> t
             "name the layers whose entering hidden rows the EAGLE-3 head reads with --eagle3_layers"
         )
     return usual
+
+
+def _after(layers: Any) -> Any:
+    """The layers entered after those named; what is no list stays."""
+    return [layer + 1 if isinstance(layer, int) else layer for layer in layers] if isinstance(layers, list) else layers
 
 
 def _text(layers: Any) -> str:
@@ -202,12 +292,13 @@ def _checked(layers: Any, what: str, num_layers: int) -> tuple[int, ...]:
 
 def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Every tensor that a head has, under our names."""
-    hidden, layer = config.model.hidden_size, "model.layers.0"
+    hidden, layer, num_norms = config.model.hidden_size, "model.layers.0", config.num_fc_norms
     shapes = decoder_shapes(config.model)
     for part in "qkv":
         name = f"{layer}.self_attn.{part}_proj.weight"
         shapes[name] = (shapes[name][0], 2 * hidden)
     shapes |= {"fc.weight": (hidden, config.num_features), f"{layer}.hidden_norm.weight": (hidden,)}
+    shapes |= {f"fc_norm.{i}.weight": (config.num_features // num_norms,) for i in range(num_norms)}
     if config.fc_bias:
         shapes["fc.bias"] = (hidden,)
     return shapes | {_HEAD: (config.draft_vocab_size, hidden)}
@@ -233,10 +324,10 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
             f"this target ask for {list(wanted)}"
         )
     check_shapes(weights, shapes)
-    for name in weights.names:
+    for name, stored in weights.names.items():
         if name not in shapes and name != "d2t" and name != "t2d" and not name.endswith("rotary_emb.inv_freq"):
             raise CheckpointError(
-                f"tensor {name} of the EAGLE-3 head is not one that config.json speaks of, so the head cannot be run"
+                f"tensor {stored} of the EAGLE-3 head is not one that config.json speaks of, so the head cannot be run"
             )
     weights.target_ids(config.draft_vocab_size, model.vocab_size)
 
@@ -244,6 +335,8 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
 def _our_name(name: str) -> str:
     """A decoder's names, and those that only a head has."""
     name = name.removeprefix("model.")
+    if name == "input_norm.weight":
+        name = "fc_norm.0.weight"
     if name.startswith("midlayer."):
         name = "layers.0." + name.removeprefix("midlayer.")
     is_decoders = name.startswith(("layers.", "norm.", "embed_tokens."))

@@ -116,7 +116,7 @@ _EAGLE_RULES: dict[str, Rule] = {
     "eagle3_layers_to_capture": _layers_left,
     "eagle3_model_arch": only("llama3", otherwise="a head's layer is one of the Llama family here"),
     "eagle3_one_model": ignored("head and target share KV blocks, and each has an engine"),
-    "num_eagle_layers": ignored("each draft is a step of the head's one layer"),
+    "num_eagle_layers": ignored("each draft is a step of the head"),
     "spec_dec_variant": only(3, otherwise="only EAGLE-3 heads are supported"),
     "sa_config": _beside_suffix,
     "greedy_sampling": ignored("greedy and sampled requests speculate, with the target's exact distribution"),

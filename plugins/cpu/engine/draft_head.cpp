@@ -1,4 +1,4 @@
-// The one layer of an EAGLE-3 head or an MTP module, and the hidden rows that a target keeps for any head.
+// The layers of an EAGLE-3 head or an MTP module, and the hidden rows that a target keeps for any head.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -86,7 +86,21 @@ void faser_engine::gather_features(const faser_batch& batch, int row, char* x) c
                 num_bytes);
 }
 
-void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, const faser::HeadRows* kept) {
+// Norms a row of features in place, in head_.num_fc_norms parts; values: of the worker.
+void faser_engine::norm_features(float* values, char* x) const {
+  const int size = head_.num_features / head_.num_fc_norms;
+  const size_t part_bytes = static_cast<size_t>(size / 2) * pair_bytes_;
+  char* normed = reinterpret_cast<char*>(values + norm_stride_);
+  for (const float* weight : fc_norms_) {
+    faser::read_pairs(x, size, pair_bytes_, values);
+    std::fill(values + size, values + norm_stride_, 0.0f);
+    kernels_.norm_row(values, weight, size, norm_stride_, model_.rms_norm_eps, normed);
+    std::memcpy(x, normed, part_bytes);
+    x += part_bytes;
+  }
+}
+
+void faser_engine::run_head_layers(const Team& team, const faser_batch& batch, const faser::HeadRows* kept) {
   const int num_rows = batch.num_rows, hidden_size = model_.hidden_size;
   const bool continues = kept != nullptr && kept->continues;
   const size_t row_bytes = sizeof(float) * static_cast<size_t>(hidden_stride_);
@@ -96,11 +110,13 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
     kernels_.norm_row(hidden, is_mtp() ? token_norm_ : vectors_[0].input_norm, hidden_size, hidden_stride_,
                       model_.rms_norm_eps, pairs(x_head_, row, 2 * hidden_pairs_));
     char* x = pairs(x_features_, row, feature_pairs_);
-    if (continues)
+    if (continues) {
       std::memcpy(hidden, outputs_ + static_cast<size_t>(kept->entries[row]) * hidden_stride_, row_bytes);
-    else
-      gather_features(batch, row, x);
-    if (is_mtp() && !continues) faser::read_pairs(x, hidden_size, pair_bytes_, hidden);
+      continue;
+    }
+    gather_features(batch, row, x);
+    if (!fc_norms_.empty()) norm_features(worker_rows_[team.id], x);
+    if (is_mtp()) faser::read_pairs(x, hidden_size, pair_bytes_, hidden);
   }
   if (!is_mtp() && !continues) {
     team.sync();
@@ -137,6 +153,7 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
                       x_head_, 2 * hidden_pairs_, num_rows};
     kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
     finish_layer(team, batch, 0);
+    for (int layer = 1; layer < model_.num_layers; layer++) run_layer(team, batch, layer);
   }
   if (kept != nullptr) keep_outputs(team, *kept);
 }
@@ -145,11 +162,11 @@ void faser_engine::keep_outputs(const Team& team, const faser::HeadRows& kept) {
   for (int i = team.begin(kept.count); i < team.end(kept.count); i++) {
     const float* hidden = hidden_ + static_cast<size_t>(kept.rows[i]) * hidden_stride_;
     float* output = outputs_ + static_cast<size_t>(kept.entries[i]) * hidden_stride_;
-    if (!is_mtp()) {
+    if (!is_mtp() && head_.feeds_normed == 0) {
       std::memcpy(output, hidden, sizeof(float) * static_cast<size_t>(hidden_stride_));
       continue;
     }
-    char* x = pairs(x_features_, kept.rows[i], feature_pairs_);
+    char* x = pairs(x_head_, kept.rows[i], 2 * hidden_pairs_);
     kernels_.norm_row(hidden, final_norm_, model_.hidden_size, hidden_stride_, model_.rms_norm_eps, x);
     faser::read_pairs(x, model_.hidden_size, pair_bytes_, output);
   }

@@ -108,6 +108,11 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     fc_bias_ = padded_copy(head_.fc_bias, model.hidden_size, kPanel);
     hidden_norm_ = padded_copy(head_.hidden_norm, model.hidden_size, kPanel);
     token_norm_ = padded_copy(head_.token_norm, model.hidden_size, kPanel);
+    for (int i = 0; i < head_.num_fc_norms; i++) {
+      const int size = head_.num_features / head_.num_fc_norms;
+      norm_stride_ = round_up(size, kPanel);
+      fc_norms_.push_back(padded_copy(head_.fc_norm + static_cast<size_t>(i) * size, size, kPanel));
+    }
   }
   if (model.medusa != nullptr) {
     has_medusa_ = true;
@@ -207,8 +212,8 @@ faser::KvLayer faser_engine::kv_layer(int layer) const {
 void faser_engine::set_pool(faser_pool* pool) {
   while (static_cast<int>(scratch_.size()) < pool->num_threads())
     scratch_.push_back(allocate<char>(kernels_.scratch_bytes));
-  while (exit_rows_.size() < scratch_.size())
-    exit_rows_.push_back(allocate<float>(2 * static_cast<size_t>(hidden_stride_)));
+  while (worker_rows_.size() < scratch_.size())
+    worker_rows_.push_back(allocate<float>(2 * static_cast<size_t>(std::max(hidden_stride_, norm_stride_))));
   const auto is_of_pool = [&](const auto& choosers) { return choosers->pool == pool; };
   auto found = std::find_if(choosers_.begin(), choosers_.end(), is_of_pool);
   if (found == choosers_.end()) {
@@ -268,12 +273,14 @@ namespace {
 
 bool is_valid_head(const faser_model& model) {
   const faser_head& head = *model.head;
-  if (model.num_layers != 1 || model.sliding_window != 0 || model.embedding == nullptr || head.hidden_norm == nullptr ||
-      head.num_features < 2 || head.num_features % 2 != 0 || head.draft_vocab_size < 1)
+  if (model.embedding == nullptr || head.hidden_norm == nullptr || head.num_features < 2 ||
+      head.num_features % 2 != 0 || head.draft_vocab_size < 1)
     return false;
-  if (head.fc == nullptr &&
-      (head.input_proj == nullptr || head.token_norm == nullptr || head.num_features != model.hidden_size))
+  if (head.fc == nullptr && (model.num_layers != 1 || model.sliding_window != 0 || head.input_proj == nullptr ||
+                             head.token_norm == nullptr || head.num_features != model.hidden_size))
     return false;
+  if (head.num_fc_norms < 0 || (head.num_fc_norms > 0) != (head.fc_norm != nullptr)) return false;
+  if (head.fc_norm != nullptr && (head.fc == nullptr || head.num_features % (2 * head.num_fc_norms) != 0)) return false;
   if (head.target_ids == nullptr) return head.draft_vocab_size == model.vocab_size;
   for (int i = 0; i < head.draft_vocab_size; i++)
     if (head.target_ids[i] < 0 || head.target_ids[i] >= model.vocab_size) return false;

@@ -146,9 +146,10 @@ struct faser_engine {
   void attend_rows(const faser::Team& team, const faser_batch& batch, int layer);   // of qkv_, to x_attention_
   void append_rows(const faser::Team& team, const faser_batch& batch, int layer);   // queries, keys and values of qkv_
   void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
-  void run_head_layer(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
+  void run_head_layers(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
   void keep_outputs(const faser::Team& team, const faser::HeadRows& kept);
   void gather_features(const faser_batch& batch, int row, char* x) const;
+  void norm_features(float* values, char* x) const;
   void plan_medusa(const faser::HeadRows& kept, int num_logit_rows);
   void run_medusa(const faser::Team& team, const faser_batch& batch, const faser::HeadRows& kept, int num_logit_rows,
                   float* logits);
@@ -210,11 +211,12 @@ struct faser_engine {
   size_t kv_layer_words_, kv_head_words_;
   float *hidden_, *qkv_, *cos_, *sin_;
   char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
-  uint32_t* x_bytes_ = nullptr;    // with activation_bits 8: of those three what the next product takes
-  int bytes_stride_ = 0;           // words
-  int32_t* row_requests_;          // [max_num_tokens] request of each row
-  std::vector<char*> scratch_;     // per worker
-  std::vector<float*> exit_rows_;  // per worker: one row of early exit and one output's weights
+  uint32_t* x_bytes_ = nullptr;  // with activation_bits 8: of those three what the next product takes
+  int bytes_stride_ = 0;         // words
+  int32_t* row_requests_;        // [max_num_tokens] request of each row
+  std::vector<char*> scratch_;   // per worker
+  std::vector<float*>
+      worker_rows_;  // per worker: one row of early exit and one output's weights, or a head's norm_features
   std::vector<faser::TileRange> tiles_;
   std::vector<faser::BranchRow> branch_rows_;  // by row
   faser::Counter tile_counters_[2];            // by parity of the layer: one is in use while the other is reset
@@ -233,6 +235,8 @@ struct faser_engine {
   faser_head head_ = {};
   const faser_engine* target_ = nullptr;
   const float *fc_bias_ = nullptr, *hidden_norm_ = nullptr, *token_norm_ = nullptr;
+  std::vector<const float*> fc_norms_;  // of norm_stride_ values
+  int norm_stride_ = 0;
   int feature_pairs_ = 0;
   char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc, and of qkv or input_proj
   float* outputs_ = nullptr;

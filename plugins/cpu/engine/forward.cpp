@@ -173,7 +173,7 @@ void faser_engine::attend(const Team& team, const faser_batch& batch, int layer)
       const int window = is_block() ? windows_[layer] : model_.sliding_window;
       tile.begin[j] = window > 0 ? std::max(0, tile.end[j] - window) : 0;
       if (is_block() && !causal_[layer]) tile.end[j] = batch.positions[batch.cu_rows[range.request + 1] - 1] + 1;
-      if (has_head_ && tile.end[j] > 1) tile.begin[j] = 1;  // position 0 was run without features
+      if (has_head_ && tile.end[j] > 1) tile.begin[j] = std::max(tile.begin[j], 1);  // position 0 had no features
     }
     kernels_.verify_attention(heads_, kv, tile, scratch_[team.id]);
   }
@@ -263,7 +263,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   if (status != FASER_OK) return status;
   const bool is_last = last_layer == model_.num_layers;
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
-  if (is_head() && target_ == nullptr) return FASER_BAD_ARGUMENT;
+  if (is_head() && (target_ == nullptr || first_layer > 0 || !is_last)) return FASER_BAD_ARGUMENT;
   if (is_block() && num_logit_rows > 0) return FASER_BAD_ARGUMENT;
   const faser::HeadRows first_drafts = {logit_rows, entries_.data(), num_logit_rows, false};
   if (has_medusa_ && kept == nullptr) {
@@ -285,7 +285,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
       if (is_block()) {
         run_context(team, batch);
       } else if (has_head_) {
-        run_head_layer(team, batch, kept);
+        run_head_layers(team, batch, kept);
       } else {
         for (int layer = first_layer; layer < last_layer; layer++) {
           capture_rows(team, batch, layer);

@@ -3,8 +3,9 @@ forward passes in torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,33 @@ from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.partition.core_set import CoreSet
 from tests.engine.cuda.heads import MAX_DRAFT_LEN, NUM_LAYERS, NUM_SLOTS, VOCAB, draft, laws, random_tokens
 from tests.support.checkpoints import make_checkpoint
-from tests.support.eagle3 import make_head, torch_head
+from tests.support.eagle3 import TorchHead, make_deepspec_head, make_head, make_speculators_head, torch_head
 from tests.support.engine_harness import Harness
 from tests.support.medusa import TorchMedusa, make_medusa
 from tests.support.mtp import TorchMtp, make_mimo
 
 SIZES = {"max_seq_len": 64, "max_batch_size": NUM_SLOTS, "max_num_tokens": 128, "max_draft_len": MAX_DRAFT_LEN}
 ODD = {"hidden_size": 70, "num_heads": 5, "num_kv_heads": 1, "head_dim": 18}
-# Options of the target and of the head; of an MTP layer, whether it reads behind the target's final norm.
+EAGLE31 = {"fc_norm": True, "norm_output": True, "layers": (1, 2, 3)}
+SPECULATORS = {"make": make_speculators_head, "norm_before_fc": True, "norm_output": True}
+# Options of the target and of the head; of an MTP layer, whether it reads behind the target's final norm. says: the
+# option of the build that tells what norm_output means.
 VARIANTS: dict[str, tuple[dict[str, Any], Any]] = {
     "safeailab": ({}, {}),
     "specforge": ({}, {"naming": "layers.0", "layers": (1, 2, 4), "own_embedding": False}),
     "prefixed": ({}, {"prefix": "model.", "layers": (0, 3), "norm_before_residual": True}),
     "whole_vocabulary": ({}, {"draft_vocab_size": None, "layers": (2,)}),
     "odd_sizes": (ODD, {"draft_vocab_size": 33}),
+    "eagle31": ({}, EAGLE31 | {"says": "fed"}),
+    "eagle31_of_specforge": ({}, EAGLE31 | {"says": "head"}),
+    "eagle31_odd_sizes": (ODD, EAGLE31 | {"says": "fed", "num_layers": 2, "prefix": "model."}),
+    "several_layers": ({}, {"num_layers": 3}),
+    "speculators": ({}, SPECULATORS | {"num_layers": 2, "norm_before_residual": True, "layers": (1, 2, 3)}),
+    "speculators_window": (
+        {},
+        SPECULATORS | {"num_layers": 2, "layer_types": 2 * ["sliding_attention"], "sliding_window": 8, "qk_norm": True},
+    ),
+    "deepspec": ({}, {"make": make_deepspec_head, "layers": (0, 1, 2, 3)}),
     "medusa": ({}, {"num_heads": 4}),
     "medusa_deep": ({}, {"num_heads": 3, "num_layers": 2, "biases": False}),
     "medusa_odd_sizes": (ODD, {"num_heads": 5}),
@@ -79,7 +93,7 @@ class Pair:
         possible = wanted > 1e-4
         assert possible.any(-1).all()
         error = (logits[0] - logits[1])[possible]
-        limit = 0.04 if self.is_medusa else 0.02
+        limit = 0.04 if self.is_medusa or self.head.config.get("num_hidden_layers", 1) > 1 else 0.02
         assert np.sqrt(np.square(error).mean()) < limit * logits[1][possible].std()
 
 
@@ -98,9 +112,12 @@ def pair(request, tmp_path_factory):
         make_medusa(head_dir, target_dir, **of_head)
         head = TorchMedusa(head_dir, target_dir)
     else:
-        of_head = {"layers": (0, 1, 3)} | of_head
-        make_head(head_dir, target_dir, **of_head)
+        of_head = {"layers": (0, 1, 3), "make": make_head, "says": ""} | of_head
+        make_eagle3, says = of_head.pop("make"), of_head.pop("says")
+        make_eagle3(head_dir, target_dir, **of_head)
+        options["eagle3_norm_output"] = says
         head, layers = torch_head(head_dir, target_dir), of_head["layers"]
+        head.feeds_normed &= says != "head"
     built = build_engines(BuildOptions(target_dir, output_dir=root / "e", exit_layers=(1, 2, 3), **options, **SIZES))
     sizes = {"num_blocks": 4 * NUM_SLOTS, "tokens_per_block": 32, "max_batch_size": NUM_SLOTS, "max_num_tokens": 128}
     with ExitStack() as stack:
@@ -149,6 +166,77 @@ def test_a_row_does_not_depend_on_the_others_or_on_chunks(pair):
     draft(pair, [(tokens[0][:19], 19, 7, 0)])
     beside = draft(pair, [(tokens[0], 28, 19, 3), (tokens[1], 21, 20, 5), (tokens[2], 4, 0, 2)])
     assert np.array_equal(beside[0][1], alone)
+
+
+def otherwise(pair: Pair, change: Callable[[TorchHead], None]) -> Pair:
+    head = TorchHead(pair.head.weights, pair.head.config, pair.head.embedding)
+    head.feeds_normed = pair.head.feeds_normed
+    change(head)
+    return replace(pair, head=head)
+
+
+def without(*parts: str) -> Callable[[Pair], Pair]:
+    def change(head: TorchHead) -> None:
+        head.weights = {name: value for name, value in head.weights.items() if not any(part in name for part in parts)}
+
+    return lambda pair: otherwise(pair, change)
+
+
+def configured(**keys: Any) -> Callable[[Pair], Pair]:
+    return lambda pair: otherwise(pair, lambda head: head.config.update(keys))
+
+
+def fed_otherwise(pair: Pair) -> Pair:
+    return otherwise(pair, lambda head: setattr(head, "feeds_normed", not head.feeds_normed))
+
+
+def normed_by_row(pair: Pair) -> Pair:
+    """The one norm of all rows as a norm of each."""
+
+    def change(head: TorchHead) -> None:
+        parts = head.weights.pop("input_norm.weight").chunk(len(pair.layers))
+        head.weights |= {f"fc_norm.{i}.weight": part for i, part in enumerate(parts)}
+
+    return otherwise(pair, change)
+
+
+def layers_off_by(step: int) -> Callable[[Pair], Pair]:
+    return lambda pair: replace(pair, layers=tuple(layer + step for layer in pair.layers))
+
+
+CONTROLS = {
+    "eagle31": {
+        "no_fc_norm": without("fc_norm"),
+        "fed_before_the_norm": fed_otherwise,
+        "layers_before": layers_off_by(-1),
+        "layers_behind": layers_off_by(1),
+    },
+    "eagle31_of_specforge": {"fed_after_the_norm": fed_otherwise},
+    "speculators": {
+        "no_norm": without("input_norm"),
+        "norms_by_row": normed_by_row,
+        "fed_before_the_norm": fed_otherwise,
+        "one_layer": configured(num_hidden_layers=1),
+        "residual_before_the_norm": configured(norm_before_residual=False),
+    },
+    "speculators_window": {"no_window": configured(layer_types=[]), "window_of_nine": configured(sliding_window=9)},
+    "deepspec": {"no_qk_norm": without("q_norm", "k_norm"), "layers_entered": layers_off_by(1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("pair", "wrong"),
+    [pytest.param(kind, wrong, id=f"{kind}-{name}") for kind, all_ in CONTROLS.items() for name, wrong in all_.items()],
+    indirect=["pair"],
+)
+def test_any_other_wiring_gives_other_laws(pair, wrong):
+    """So the comparison with torch would find each of these mistakes."""
+    (tokens,) = random_tokens(8, 30)
+    pair.target.run([(0, tokens, 0, 30)])
+    (drafted,) = draft(pair, [(tokens, 30, 0, 4)])
+    pair.check(drafted, 30, 30)
+    with pytest.raises(AssertionError):
+        wrong(pair).check(drafted, 30, 30)
 
 
 def test_a_head_without_its_target_or_with_another_runs_nothing(pair, tmp_path):

@@ -32,6 +32,16 @@ WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
 HEADS = {  # options of build_with_head
     "eagle3": {"make": make_head, "layers": (1, 2, 4), "draft_vocab_size": 200},
+    "eagle31": {
+        "make": make_head,
+        "layers": (1, 2, 4),
+        "draft_vocab_size": 200,
+        "num_layers": 2,
+        "qk_norm": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "eagle3_norm_output": "fed",
+    },
     "medusa": {"make": make_medusa, "num_heads": 5, "num_layers": 2},
     "mtp": {"make": None},
 }
@@ -87,6 +97,7 @@ def build_with_head(
     exit_layers: tuple[int, ...] = (),
     tp_size: int = 1,
     mtp_reads_normed: bool = False,
+    eagle3_norm_output: str = "",
     **head,
 ) -> EngineDir:
     """A random target of four layers (directory/t) and a head that `make` writes (directory/h); None: the target's own
@@ -105,6 +116,7 @@ def build_with_head(
             tp_size=tp_size,
             mtp=make is None,
             mtp_reads_normed=mtp_reads_normed,
+            eagle3_norm_output=eagle3_norm_output,
             **limits,
         )
     )

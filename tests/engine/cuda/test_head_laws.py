@@ -36,7 +36,7 @@ from tests.engine.cuda.heads import (
     random_tokens,
 )
 from tests.engine.cuda.host_executor import HostGpu
-from tests.support.eagle3 import make_head, torch_head
+from tests.support.eagle3 import make_deepspec_head, make_head, make_speculators_head, torch_head
 from tests.support.medusa import TorchMedusa, make_medusa
 from tests.support.mtp import TorchMtp
 
@@ -44,6 +44,16 @@ GOES_ON: dict[str, dict[str, Any]] = {
     "safeailab": {"layers": (0, 1, 3)},
     "specforge": {"naming": "layers.0", "layers": (1, 2, 4), "own_embedding": False, "norm_before_residual": True},
     "whole_vocabulary": {"draft_vocab_size": None, "layers": (2,)},
+    "eagle31": {"layers": (1, 2, 3), "fc_norm": True, "norm_output": True, "eagle3_norm_output": "fed"},
+    "speculators": {
+        "make": make_speculators_head,
+        "layers": (0, 2, 4),
+        "num_layers": 3,
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "norm_output": True,
+    },
+    "deepspec": {"make": make_deepspec_head, "layers": (0, 1, 2, 3), "num_layers": 1},
     "mtp": {"make": None},
     "mtp_normed": {"make": None, "mtp_reads_normed": True},
 }
@@ -145,8 +155,13 @@ def test_rows_of_pending_drafts_are_run_again_with_the_targets_rows(pair: Pair) 
 
 @pytest.mark.parametrize(
     "head",
-    [{"layers": (0, 1, 3)}, {"make": None}, {"make": make_medusa, "num_heads": 5, "num_layers": 2}],
-    ids=["eagle3", "mtp", "medusa"],
+    [
+        {"layers": (0, 1, 3)},
+        GOES_ON["eagle31"] | {"num_layers": 2},
+        {"make": None},
+        {"make": make_medusa, "num_heads": 5, "num_layers": 2},
+    ],
+    ids=["eagle3", "eagle31", "mtp", "medusa"],
 )
 def test_bfloat16_stays_near_torch(tmp_path: Path, head: dict[str, Any]) -> None:
     tokens = random_tokens(8, 30, 21)

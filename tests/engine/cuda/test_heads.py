@@ -80,6 +80,7 @@ def test_graphs_change_no_bit_and_hold_every_step(engines: EngineDir) -> None:
 def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None:
     says = {
         "eagle3": "an EAGLE-3 head, which runs",
+        "eagle31": "an EAGLE-3 head, which runs",
         "medusa": "Medusa heads, which run",
         "mtp": "an MTP layer, which runs",
     }
@@ -102,6 +103,6 @@ def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
 
 def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:
     """What a KV token takes: keys and values of all layers of both, and hidden rows, of 2 bytes each."""
-    num_layers = NUM_LAYERS + (kind != "medusa")
-    num_rows = 3 if kind == "eagle3" else 1
+    num_layers = NUM_LAYERS + {"medusa": 0, "eagle31": 2}.get(kind, 1)
+    num_rows = 3 if kind.startswith("eagle3") else 1
     assert engines.kv_bytes_per_token() == 2 * (num_layers * 2 * 2 * 64 + num_rows * 64)

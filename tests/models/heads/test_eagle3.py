@@ -1,5 +1,6 @@
 """EAGLE-3 checkpoints: published layouts mean the same, what is ambiguous is asked for, and errors are one sentence."""
 
+import dataclasses
 import json
 from contextlib import ExitStack
 
@@ -14,7 +15,7 @@ from faser_trtllm.models.heads.eagle3 import LAYERS_KEY, Eagle3Weights, expected
 from faser_trtllm.models.heads.torch_file import open_head_files
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint
-from tests.support.eagle3 import make_head
+from tests.support.eagle3 import make_deepspec_head, make_head, make_speculators_head
 
 VOCAB, NUM_LAYERS = 320, 4
 
@@ -24,11 +25,11 @@ def target(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("target"), vocab_size=VOCAB, num_layers=NUM_LAYERS)
 
 
-def read(head, target, layers=()):
+def read(head, target, layers=(), norm_output=""):
     """-> config, {our name: fp32 tensor}, token ids."""
     with ExitStack() as stack, CheckpointWeights(target) as of_target:
         weights = Eagle3Weights(open_head_files(head, stack), of_target)
-        config = load_eagle3_config(head, weights, load_model_config(target), layers)
+        config = load_eagle3_config(head, weights, load_model_config(target), layers, norm_output)
         tensors = {name: weights.float32(name, shape) for name, shape in expected_shapes(config).items()}
         return config, tensors, weights.target_ids(config.draft_vocab_size, VOCAB)
 
@@ -63,15 +64,74 @@ def test_a_torch_file_means_the_same(tmp_path, target):
 
 
 def test_a_speculators_checkpoint_has_its_layer_nested(tmp_path, target):
-    head = make_head(tmp_path / "h", target, naming="layers.0")
-    plain = read(head, target)[0]
-    config = json.loads((head / "config.json").read_text())
-    outer = {key: config.pop(key) for key in ("draft_vocab_size", LAYERS_KEY)}
-    outer |= {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}
-    del config["architectures"]
-    (head / "config.json").write_text(json.dumps(outer | {"transformer_layer_config": config}))
+    plain = read(make_head(tmp_path / "plain", target), target)[0]
+    head = make_speculators_head(tmp_path / "h", target)
     assert is_eagle3(head)
     assert read(head, target)[0] == plain
+
+
+def test_norms_before_fc(tmp_path, target):
+    """Of each hidden row, or one of all, with the key at the top or under eagle_config; with a prefix or without."""
+    plain = read(make_head(tmp_path / "plain", target), target)
+    for number, (options, count) in enumerate(
+        (
+            ({"fc_norm": True}, 3),
+            ({"fc_norm": True, "prefix": "model."}, 3),
+            ({"norm_before_fc": True}, 1),
+            ({"norm_before_fc": True, "eagle_config": {"norm_before_fc": True}}, 1),
+        )
+    ):
+        config, tensors, _ = read(make_head(tmp_path / str(number), target, **options), target)
+        assert config == dataclasses.replace(plain[0], num_fc_norms=count)
+        norms = [tensors[f"fc_norm.{i}.weight"] for i in range(count)]
+        assert [norm.size for norm in norms] == [3 * 64 // count] * count
+    nested = make_head(tmp_path / "nested", target, norm_before_fc=True)
+    described = json.loads((nested / "config.json").read_text())
+    described["eagle_config"] = {"norm_before_fc": described.pop("norm_before_fc")}
+    (nested / "config.json").write_text(json.dumps(described))
+    assert read(nested, target)[0].num_fc_norms == 1
+
+
+def test_what_norm_output_means_is_said_by_the_layout_or_asked_for(tmp_path, target):
+    head = make_head(tmp_path / "flat", target, norm_output=True)
+    with pytest.raises(CheckpointError, match=r"--eagle3_norm_output fed .* or --eagle3_norm_output head"):
+        read(head, target)
+    assert read(head, target, norm_output="fed")[0].feeds_normed
+    assert not read(head, target, norm_output="head")[0].feeds_normed
+    assert read(make_speculators_head(tmp_path / "speculators", target, norm_output=True), target)[0].feeds_normed
+    for options in ({}, {"norm_output": False}):
+        plain = make_head(tmp_path / "plain", target, **options)
+        assert not read(plain, target)[0].feeds_normed
+        with pytest.raises(CheckpointError, match=r"norm_output is not set, .* leave it out"):
+            read(plain, target, norm_output="fed")
+
+
+def test_heads_of_several_layers(tmp_path, target):
+    config, tensors, _ = read(make_head(tmp_path / "h", target, num_layers=3), target)
+    assert config.model.num_layers == 3
+    widths = [tensors[f"model.layers.{i}.self_attn.q_proj.weight"].shape[1] for i in range(3)]
+    assert widths == [128, 64, 64]
+
+
+def test_a_deepspec_checkpoint_names_layers_left(tmp_path, target):
+    head = make_deepspec_head(tmp_path / "h", target, layers=(0, 2, 4))
+    assert is_eagle3(head)
+    config, _, target_ids = read(head, target)
+    assert config.layers == (0, 2, 4)
+    assert config.model.qk_norm
+    assert config.draft_vocab_size == VOCAB
+    assert target_ids is None
+    other = make_deepspec_head(tmp_path / "o", target, layers=(0, 2, 4), architectures=["LlamaForCausalLMEagle3"])
+    with pytest.raises(CheckpointError, match=r"target_layer_ids is .* --eagle3_layers -1,1,3 or --eagle3_layers 0,2"):
+        read(other, target)
+
+
+def test_layer_types_say_whether_there_is_a_window(tmp_path, target):
+    """A sliding_window alone is what some configurations carry along from their target's."""
+    for number, (kind, window) in enumerate((("sliding_attention", 8), ("full_attention", 0))):
+        head = make_speculators_head(tmp_path / str(number), target, layer_types=[kind], sliding_window=8)
+        assert read(head, target)[0].model.sliding_window == window
+    assert read(make_head(tmp_path / "flat", target, sliding_window=8), target)[0].model.sliding_window == 0
 
 
 def test_what_a_head_lacks_is_the_targets(tmp_path, target):
@@ -111,8 +171,26 @@ def test_layers_by_both_conventions(tmp_path, target):
         ({"layers": (0, 1), LAYERS_KEY: [0, 1, 2]}, r"fc.weight of the EAGLE-3 head has shape .* 3 layers"),
         ({LAYERS_KEY: [0, 5, 6]}, "0,5,6, it must name layers that rise from 0 to 4"),
         ({LAYERS_KEY: [2, 1, 0]}, "it must name layers that rise"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, an EAGLE-3 head has 1"),
-        ({"norm_before_fc": True}, "norm_before_fc is set"),
+        ({"num_hidden_layers": 2}, "tensor layers.1.input_layernorm.weight is missing"),
+        ({"num_hidden_layers": 2, "architectures": ["Qwen3Eagle3Model"]}, "each layer of a Qwen3Eagle3Model reads"),
+        ({"fc_norm": True, "norm_before_fc": True, "without": ("input_norm.weight",)}, "are both set"),
+        ({"fc_norm": True, "without": ("fc_norm.1.weight",)}, "tensor fc_norm.1.weight is missing"),
+        (
+            {"fc_norm": True, "norm_before_fc": None, "spare": {"input_norm.weight": np.ones(64, np.float32)}},
+            "are the same one",
+        ),
+        (
+            {"norm_before_fc": True, "eagle_config": {"norm_before_fc": False}},
+            "norm_before_fc is True and False, it must",
+        ),
+        ({"norm_output": "yes"}, "norm_output is 'yes', it must be true or false"),
+        ({"layer_types": ["chunked_attention"]}, "layers of an EAGLE-3 head have full_attention or"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window is None, layer_types of sliding_attention ask for"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types differ"),
+        (
+            {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 4], LAYERS_KEY: None},
+            r"target_layer_ids \+ 1 is 2,5, it must name layers that rise from 0 to 4",
+        ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         ({"vocab_size": 321}, "vocab_size of the EAGLE-3 head is 321, the target has 320"),
         ({"target_hidden_size": 128}, "target_hidden_size is 128, the target has 64"),
@@ -120,6 +198,7 @@ def test_layers_by_both_conventions(tmp_path, target):
         ({"without": ("d2t",)}, "lacks d2t or lm_head"),
         ({"without": ("midlayer.hidden_norm.weight",)}, "hidden_norm.weight is missing"),
         ({"spare": {"input_norm.weight": np.ones(64, np.float32)}}, "tensor input_norm.weight of the EAGLE-3 head"),
+        ({"spare": {"mask_hidden": np.ones((1, 1, 192), np.float32)}}, "tensor mask_hidden of the EAGLE-3 head"),
         ({"spare": {"d2t": np.full(96, 400)}}, "output 0 of the EAGLE-3 head to token 400"),
         ({"spare": {"d2t": -np.arange(96)}}, "two outputs of the EAGLE-3 head to one token"),
         ({"spare": {"d2t": np.zeros(96, np.float32)}}, "d2t is of type BF16, it must be I64 or I32"),
