@@ -16,8 +16,7 @@ from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.opening import OpenRequest
 from tests.engine.cuda.fake_cuda import CaptureLint, FakeCudaGpu, fake_cuda
-from tests.engine.cuda.harness import build_pair, build_with_head
-from tests.support.eagle3 import make_head
+from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
 
 # Of the fake tensors themselves: their addresses are asked for, and are 0.
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -49,7 +48,7 @@ def test_a_pair_in_fp8(pair: EngineDir) -> None:
 
 
 def test_a_head(tmp_path: Path) -> None:
-    engines = build_with_head(tmp_path, make_head, exit_layers=(2,), layers=(1, 2, 4), draft_vocab_size=200)
+    engines = build_with_head(tmp_path, exit_layers=(2,), **HEADS["eagle31"])
     assert capture(engines).ops["aten.mm.dtype_out"] > 0
 
 

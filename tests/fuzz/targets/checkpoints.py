@@ -35,7 +35,7 @@ from tests.fuzz.target import Codec, Target
 from tests.fuzz.targets.gguf_file import gguf_codec, gguf_seeds
 from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
-from tests.support.eagle3 import make_head
+from tests.support.eagle3 import make_deepspec_head, make_head, make_speculators_head
 from tests.support.fp8_writer import KINDS, write_fp8
 from tests.support.medusa import make_medusa
 from tests.support.quantized_writer import write_quantized
@@ -319,6 +319,12 @@ def head_config_seeds() -> list[bytes]:
     speculators = {"speculators_model_type": "eagle3", "transformer_layer_config": eagle3, "draft_vocab_size": 96}
     found = [["eagle3", config, names3] for config in (eagle3, eagle3 | layers, speculators | layers)]
     found += [["eagle3", eagle3 | {"eagle_config": layers}, names3], ["eagle3", whole | layers, whole_names]]
+    norms: dict[str, Any] = {"norm_before_fc": True, "norm_output": True, "num_layers": 2}
+    for made in (
+        make_speculators_head(folder("config-speculators"), target, layers=(0, 1), **norms),
+        make_deepspec_head(folder("config-deepspec"), target, layers=(0, 1), fc_norm=True),
+    ):
+        found.append(["eagle3", *_described(made)])
     found += [["medusa", medusa, names], ["medusa", other, other_names]]
     found += [["medusa", {"architectures": ["MedusaModel"]}, names]]
     for layout in ("dflash", "dflash_nested", "dflash2", "dspark", "speculators_dspark"):

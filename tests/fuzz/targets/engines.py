@@ -45,6 +45,7 @@ MODEL: dict[str, Any] = {
     "tied": False,
 }
 EAGLE3 = {"num_features": 64, "draft_vocab_size": 32, "norm_before_residual": 0, "layers": [0, 1]}
+EAGLE31 = EAGLE3 | {"feeds_normed": 1, "num_fc_norms": 2}
 MTP = EAGLE3 | {"num_features": 32, "draft_vocab_size": 64, "is_mtp": 1, "reads_normed": 1, "layers": [1]}
 MEDUSA = {"num_heads": 2, "num_layers": 1}
 
@@ -65,13 +66,14 @@ def cpu_seeds() -> list[bytes]:
         ({}, None),
         ({"tied": True}, Scheme(4, 32)),
         ({"head": EAGLE3}, None),
+        ({"head": EAGLE31, "num_layers": 2}, None),
         ({"head": MTP}, None),
         ({"medusa": MEDUSA}, None),
     ):
         model, path = MODEL | more, folder("cpu-seed") / "rank0.engine"
         sizes = tensor_sizes(model, scheme)
         zeros = ((name, np.zeros(size, np.uint8)) for name, (size, required) in sizes.items() if required)
-        write_engine_file(path, model, [0, 1], zeros, scheme=scheme)
+        write_engine_file(path, model, [0, model["num_layers"]], zeros, scheme=scheme)
         data = path.read_bytes()
         found.append(data)
     return found
@@ -114,6 +116,7 @@ def cuda_seeds() -> list[bytes]:
         ({"tied": True}, "float16"),
         ({"num_outputs": 1}, "bfloat16"),
         ({"head": head}, "float32"),
+        ({"head": head | EAGLE31, "num_layers": 2}, "bfloat16"),
         ({"head": MTP}, "bfloat16"),
         ({"medusa": MEDUSA}, "bfloat16"),
     ):
@@ -122,7 +125,7 @@ def cuda_seeds() -> list[bytes]:
             name: int(np.prod(shape)) * ITEMSIZES[type_of(name, dtype)] for name, shape in tensor_shapes(model).items()
         }
         sources = [(name, functools.partial(np.zeros, size, "u1")) for name, size in sizes.items()]
-        write_cuda_file(path, model, [0, 1], dtype, sources, lambda name: None)
+        write_cuda_file(path, model, [0, model["num_layers"]], dtype, sources, lambda name: None)
         found.append(path.read_bytes())
     return found
 
@@ -259,7 +262,7 @@ def engine_dir_seeds() -> list[bytes]:
 
 _WORDS = (
     *MODEL,
-    *EAGLE3,
+    *EAGLE31,
     *MEDUSA,
     "head",
     "medusa",

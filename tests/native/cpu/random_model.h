@@ -28,7 +28,7 @@ class RandomModel {
         kind == ModelKind::kMedusa || kind == ModelKind::kBlock ? 16 : std::vector<int>{16, 8, 4}[input.in(0, 2)];
     m.group_size = m.weight_bits == 16 ? 0 : std::vector<int>{m.weight_bits == 8 ? 0 : 32, 32, 128}[input.in(0, 2)];
     m.activation_bits = m.weight_bits != 16 && kind == ModelKind::kDecoder && input.flag() ? 8 : 16;
-    m.num_layers = kind == ModelKind::kDecoder || kind == ModelKind::kBlock ? input.in(1, 3) : 1;
+    m.num_layers = kind == ModelKind::kMedusa || kind == ModelKind::kMtp ? 1 : input.in(1, 3);
     m.num_kv_heads = input.in(1, 3);
     m.num_heads = m.num_kv_heads * input.in(1, 5);
     m.head_dim = dims[input.in(0, is_large ? 5 : 3)];
@@ -45,7 +45,8 @@ class RandomModel {
       }
     }
     m.max_seq_len = input.in(1, 120);
-    m.sliding_window = kind == ModelKind::kDecoder && input.in(0, 3) == 0 ? input.in(1, 40) : 0;
+    const bool may_have_window = kind == ModelKind::kDecoder || kind == ModelKind::kEagle;
+    m.sliding_window = may_have_window && input.in(0, 3) == 0 ? input.in(1, 40) : 0;
     m.rms_norm_eps = 1e-5f;
     m.rope_attention_factor = 1.0f;
     m.rope_inv_freq = floats(m.head_dim / 2, 1.0f);
@@ -133,7 +134,8 @@ class RandomModel {
     const faser_model& m = model;
     faser_layer layer{};
     const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
-    const int mlp = padded(m.intermediate_size), num_in = (kind == ModelKind::kEagle ? 2 : 1) * m.hidden_size;
+    const bool is_first_of_eagle = kind == ModelKind::kEagle && layers_.empty();
+    const int mlp = padded(m.intermediate_size), num_in = (is_first_of_eagle ? 2 : 1) * m.hidden_size;
     const int bits = m.weight_bits;
     layer.input_norm = floats(m.hidden_size, 1.0f);
     layer.qkv = packed(qkv_size, num_in, bits);
@@ -177,6 +179,9 @@ class RandomModel {
     } else {
       head.fc = packed(model.hidden_size, head.num_features, 16);
       head.fc_bias = optional(input, model.hidden_size);
+      head.feeds_normed = input.flag();
+      head.num_fc_norms = std::vector<int>{0, 1, num_layers}[input.in(0, 2)];
+      if (head.num_fc_norms > 0) head.fc_norm = floats(head.num_features, 1.0f);
     }
     model.head = &head_;
   }
