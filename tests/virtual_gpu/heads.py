@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import make_checkpoint
-from tests.support.eagle3 import make_head
+from tests.support.eagle3 import make_speculators_head
 from tests.support.medusa import make_medusa
 from tests.support.mtp import make_mimo
 
@@ -23,4 +23,5 @@ def checkpoints(root: Path, kind: str) -> tuple[Path, Path | None]:
     target = make_checkpoint(root / "t", **SIZES)
     if kind == "medusa":
         return target, make_medusa(root / "h", target, num_heads=4, num_layers=2)
-    return target, make_head(root / "h", target, layers=LAYERS, draft_vocab_size=200)
+    norms: dict[str, Any] = {"norm_before_fc": True, "norm_output": True, "qk_norm": True}
+    return target, make_speculators_head(root / "h", target, layers=LAYERS, num_layers=2, draft_vocab_size=200, **norms)
