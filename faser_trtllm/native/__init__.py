@@ -48,7 +48,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
