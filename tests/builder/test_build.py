@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from faser_trtllm.builder import build, engine_file, source
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.options import DEFAULT_DRAFT_LEN
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
 from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
@@ -69,7 +70,7 @@ def test_without_a_draft(options: BuildOptions) -> None:
     engines = build_engines(dataclasses.replace(options, draft_checkpoint_dir=None))
     assert engines is not None
     assert not engines.has_draft
-    assert engines.build_config.max_draft_len == options.max_draft_len  # for drafts of the text itself
+    assert engines.build_config.max_draft_len == DEFAULT_DRAFT_LEN  # for drafts of the text itself
     assert not (options.output_dir / "draft").exists()
     with pytest.raises(ValueError, match="no draft"):
         _ = engines.draft_path
