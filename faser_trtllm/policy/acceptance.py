@@ -55,8 +55,10 @@ class AcceptanceEstimator:
     spread: of the same shape, how far margins move probabilities from there, either way.
     """
 
-    def __init__(self, max_draft_len: int) -> None:
+    def __init__(self, max_draft_len: int, *, is_block: bool = False) -> None:
+        """is_block: a block drafter drafts, whose drafts get worse with their distance from the last token."""
         self._k = max(1, max_draft_len)
+        self._is_block = is_block
         self.model = AcceptanceModel(self._k)
         self.tested = TestedSums(self.model)
         self._mode_theta = np.full((NUM_MODES, 2), (0.0, INITIAL_LOGIT))  # slope, intercept
@@ -119,7 +121,7 @@ class AcceptanceEstimator:
         self.model.slope[:] = self._theta[:, :, 0]
         self.model.intercept[:] = self._theta[:, :, 1]
         rates = _rates(self._counts)
-        self._gains = _gains(rates, self._counts)
+        self._gains = np.cumprod(rates, axis=1) if self._is_block else _gains(rates, self._counts)
         prior = rates * np.minimum(1.0, self._gains / np.cumprod(rates, axis=1))
         spread = np.sqrt(_explained(rates, self._counts, self._info)[:, None] * prior * (1.0 - prior))
         self.prior = prior.astype(np.float32)

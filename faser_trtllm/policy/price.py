@@ -57,11 +57,11 @@ class PricePolicy:
         self.name = "price"
         self._max_draft_len = max_draft_len
         self._max_batch_size = max_batch_size
-        self.estimator = AcceptanceEstimator(max_draft_len)
+        self._is_block = costs.has("draft_block")
+        self.estimator = AcceptanceEstimator(max_draft_len, is_block=self._is_block)
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._exits = ExitPlanner(costs, self.estimator.model, prune)
         self._candidates = Candidates(TABLE_ERROR)
-        self._is_block = costs.has("draft_block")
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
         self._planned: dict[int, int] = {}  # slot -> length

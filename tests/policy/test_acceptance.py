@@ -16,14 +16,14 @@ class Tests:
 
     __test__ = False
 
-    def __init__(self, modes=(SamplingMode.GREEDY,) * 8, max_draft_len=4, seed=0):
+    def __init__(self, modes=(SamplingMode.GREEDY,) * 8, max_draft_len=4, seed=0, is_block=False):
         self.rng = np.random.default_rng(seed)
         self.k = max_draft_len
         self.requests = [request(f"r{i}", max_draft_len, slot=i, mode=mode) for i, mode in enumerate(modes)]
         self.sampling = SamplingTable(len(modes), 4, max_draft_len)
         for one in self.requests:
             self.sampling.bind(one.slot, one)
-        self.estimator = AcceptanceEstimator(max_draft_len)
+        self.estimator = AcceptanceEstimator(max_draft_len, is_block=is_block)
 
     def run(self, num_steps, probability, every=16):
         """probability(request index, place, margin) of a draft's acceptance."""
@@ -63,6 +63,16 @@ def test_margins_are_learnt_and_predictions_are_calibrated():
     assert estimator.model.slope[0, 0] == pytest.approx(0.9, abs=0.15)
     assert estimator.model.intercept[0, 0] == pytest.approx(-0.4, abs=0.25)
     assert estimator.reliability().ece < 0.03
+
+
+def test_a_blocks_drafts_get_worse_with_their_place_and_a_chains_are_taken_to_get_better():
+    rates = (0.84, 0.57, 0.22, 0.5)
+    gains = {}
+    for is_block in (True, False):
+        estimator = Tests(is_block=is_block).run(800, lambda i, place, margin: rates[place])
+        gains[is_block] = estimator.gains([request("r")])[0]
+    assert gains[True] == pytest.approx(np.cumprod(rates), abs=0.03)
+    assert gains[False][2] > 1.5 * gains[True][2]
 
 
 def test_the_spread_is_how_far_margins_move_probabilities():
