@@ -25,6 +25,7 @@ _SERVER_DOWN = (
     "Socket closed",
     "not ready",
     *ENGINE_DOWN,
+    "the stream ended before its last response",
 )
 _FAULTS = ("could not be read", "INTERNAL", "DEADLINE_EXCEEDED", "UNKNOWN")
 RECONNECT_S = 1.0  # until clients of a server that was killed have noticed that it is back

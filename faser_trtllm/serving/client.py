@@ -155,12 +155,19 @@ class GrpcClient:
 
 
 def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
-    """Responses of generate_stream as they come (server-sent events). url: such as http://localhost:8000."""
-    body = _body(text, {"stream": True} | fields)
+    """Responses of generate_stream as they come (server-sent events). url: such as http://localhost:8000.
+
+    ResponseError, too, if the stream ends before a last response, which HTTP alone does not tell from its end.
+    """
+    body, is_whole = _body(text, {"stream": True} | fields), False
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate_stream", body, timeout_s) as answer:
         for line in answer:
             if line.startswith(b"data: "):
-                yield _response_of_json(line[6:])
+                response = _response_of_json(line[6:])
+                is_whole |= response.is_final
+                yield response
+    if not is_whole:
+        raise ResponseError("the stream ended before its last response; send the request again", "UNAVAILABLE")
 
 
 def generate_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Response:

@@ -282,7 +282,10 @@ void Engine::handle(const char* begin, const char* end) {
   FrameReader body(begin, end);
   const auto type = static_cast<FromEngine>(body.take<uint8_t>());
   if (type == FromEngine::kResponses) {
-    while (!body.is_done()) answer(body);
+    int num_responses = 0;
+    pace_.begin();
+    for (; !body.is_done(); num_responses++) answer(body);
+    pace_.end(num_responses);
     return;
   }
   if (type == FromEngine::kMetrics) {

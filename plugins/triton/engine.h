@@ -16,6 +16,7 @@
 
 #include "channel.h"
 #include "metrics.h"
+#include "pace.h"
 #include "requests.h"
 #include "task_thread.h"
 #include "triton_api.h"
@@ -100,6 +101,7 @@ class Engine {
   uint32_t num_starts_ = 0;
   Metrics metrics_;  // its own thread's only
   TaskThread large_responses_;
+  Pace pace_;  // of the thread that reads
   int pid_ = -1;
   std::thread thread_;
 };

@@ -55,6 +55,19 @@ def test_an_answer_that_is_none_is_an_error(server, answer):
         list(stream_http(url, "a"))
 
 
+def test_a_stream_without_a_last_response_is_an_error(server):
+    """A connection that was cut between two events looks like the end of the stream."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    begun, ended = b'data: {"text_output": "a"}\n\n', b'data: {"text_output": "b", "finish_reason": "stop"}\n\n'
+    server.answer = begun + ended
+    assert [response.text for response in stream_http(url, "a")] == ["a", "b"]
+    server.answer = begun
+    stream = stream_http(url, "a")
+    assert next(stream).text == "a"
+    with pytest.raises(ResponseError, match="the stream ended before its last response"):
+        next(stream)
+
+
 @pytest.mark.parametrize(
     "details",
     [

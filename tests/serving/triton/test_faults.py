@@ -152,3 +152,20 @@ def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(tmp_path):
         assert server.process.wait(PATIENCE_S) == 2
         assert "error: the server did not start: tokenizer.json is missing" in server.output()
         assert not directories[-1].exists()
+
+
+def test_streams_that_waited_for_a_paused_server_lose_nothing(server):
+    """Triton's HTTP threads have room for 277 responses each, and lose the end of a stream without an error where more
+    come at once."""
+    num_tokens = 1200
+    alone = Answer(server, num_tokens, http=True).wait()
+    answers = [Answer(server, num_tokens, http=True) for _ in range(48)]
+    for answer in answers:
+        assert answer.started.wait(PATIENCE_S)
+    os.kill(server.triton_pid(), signal.SIGSTOP)
+    time.sleep(3)  # some 300 responses of each stream
+    os.kill(server.triton_pid(), signal.SIGCONT)
+    for answer in answers:
+        answer.wait()
+        assert answer.error is None
+        assert (answer.finish_reason, answer.text) == ("length", alone.text)
