@@ -75,9 +75,17 @@ class ReferenceOps(Ops):
         append_kv_reference(qkv, rope, kv, q_rotated, norm=norm, first_branch=first_branch)
 
     def verify_attention(
-        self, q: Tensor, kv: PagedKv, out: Tensor, *, window: int, max_query_rows: int, max_kv_len: int
+        self,
+        q: Tensor,
+        kv: PagedKv,
+        out: Tensor,
+        *,
+        window: int,
+        max_query_rows: int,
+        max_kv_len: int,
+        is_causal: bool = True,
     ) -> None:
-        out.copy_(verify_attention_reference(q, kv, window=window))
+        out.copy_(verify_attention_reference(q, kv, window=window, is_causal=is_causal))
 
     def early_exit(
         self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor

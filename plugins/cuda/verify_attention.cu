@@ -10,7 +10,9 @@
 // and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block
 // writes a normalised partial result and its log2 sum into the workspace, and verify_attention_combine merges them.
 //
-// A window below 0 hides the first position from all rows but its own: an EAGLE-3 head runs it without a hidden row.
+// A window of -1 hides the first position from all rows but its own: an EAGLE-3 head runs it without a hidden row. With
+// one of -2 - w, rows see all rows of their request, as those of a block drafter's block do, and w positions up to
+// their own (0: all).
 //
 // FASER_HEAD_DIM=H compiles a single head size.
 //
@@ -54,8 +56,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
   const int chunk = is_split ? mine.item / num_row_tiles : 0;
   const int first_packed = (mine.item - chunk * num_row_tiles) * Tiles::kTileRows;
   const int last_packed = clamp(first_packed + Tiles::kTileRows - 1, 0, num_packed - 1);
-  const int kv_end = clamp(past + last_packed / group + 1, 0, context.kv_end);
-  const int kv_begin = args.window > 0 ? clamp(past + first_packed / group + 1 - args.window, 0, kv_end) : 0;
+  const int kv_end = args.is_causal() ? clamp(past + last_packed / group + 1, 0, context.kv_end) : context.kv_end;
+  const int kv_begin = args.span() > 0 ? clamp(past + first_packed / group + 1 - args.span(), 0, kv_end) : 0;
   int begin = kv_begin, end = kv_end, num_chunks = 0;
   if (is_split) {
     const int from = (context.first_chunk(args.split_tokens) + chunk) * args.split_tokens;
@@ -137,7 +139,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
   const float scale = args.scale * 1.4426950408889634f;
   float out[kHeadDim / 8][4] = {};
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-  // Every row of the warp sees [all_from, all_to) without a mask.
+  // Every row of the warp sees [all_from, all_to) without a mask, unless the window is below -2. Conditions on it are
+  // written where they are needed, since a register more across the loop is one too many for heads of 128.
   const int warp_first = (first_packed + row_warp * 16) / group;
   const int warp_last = clamp(first_packed + row_warp * 16 + 15, 0, num_packed - 1) / group;
   const int all_to = past + warp_first + 1;
@@ -146,7 +149,7 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
 
   for (int t = 0; t < num_tiles; t++) {
     const int first = (first_tile + t) * Tiles::kTileTokens + kv_warp * Tiles::kWarpTokens;
-    const bool computes = warp_has_rows && first < none_from && first < kv_end;
+    const bool computes = warp_has_rows && (first < none_from || !args.is_causal()) && first < kv_end;
     uint32_t weights[kScoreTiles / 2][4];
 
     const T* keys = arrive(2 * t);
@@ -163,15 +166,18 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
           mma_m16n8k16<T>(score[2 * n + 1], q[k], b[2], b[3]);
         }
       }
-      if (first < all_from || first + Tiles::kWarpTokens > all_to || first + Tiles::kWarpTokens > kv_end) {
+      if (first < all_from || first + Tiles::kWarpTokens > all_to || first + Tiles::kWarpTokens > kv_end ||
+          args.window < -2) {
 #pragma unroll
         for (int n = 0; n < kScoreTiles; n++) {
 #pragma unroll
           for (int i = 0; i < 4; i++) {
             const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[i / 2];
-            const bool in_window = args.window <= 0 || position > last - args.window;
-            const bool is_first = args.window < 0 && position == 0 && last > 0;
-            if (position > last || position >= kv_end || !in_window || is_first) score[n][i] = -INFINITY;
+            const bool in_window = args.span() <= 0 || position > last - args.span();
+            const bool is_first = args.window == -1 && position == 0 && last > 0;
+            if ((args.is_causal() && position > last) || position >= kv_end || !in_window || is_first) {
+              score[n][i] = -INFINITY;
+            }
           }
         }
       }

@@ -204,17 +204,25 @@ class Ops:
         )
 
     def verify_attention(
-        self, q: Tensor, kv: PagedKv, out: Tensor, *, window: int, max_query_rows: int, max_kv_len: int
+        self,
+        q: Tensor,
+        kv: PagedKv,
+        out: Tensor,
+        *,
+        window: int,
+        max_query_rows: int,
+        max_kv_len: int,
+        is_causal: bool = True,
     ) -> None:
         """ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
         import torch
 
         cache = kv.k_cache
         sizes = (q.dtype, cache.dtype, q.shape, cache.shape, kv.block_table.shape)
-        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len)
+        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len, is_causal)
         how = self._attention.get(key)
         if how is None:
-            shape = verify_attention.shape_of(q, kv, window)
+            shape = verify_attention.shape_of(q, kv, window, is_causal)
             how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len)
         workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
         self._cache.launch(
@@ -227,6 +235,7 @@ class Ops:
                 kv,
                 out,
                 window=window,
+                is_causal=is_causal,
                 tile_rows=how.tile_rows,
                 max_slots=how.max_slots,
                 num_sms=self._num_sms,

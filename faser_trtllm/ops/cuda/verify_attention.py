@@ -1,8 +1,9 @@
 """verify_attention: attention of ragged frontiers and context chunks over a paged KV cache.
 
 Row i of a request's n rows is at position kv_lens[b] - n + i and sees itself and everything before it, within the
-window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits
-a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
+window; without is_causal also the request's rows after it, as in a block that a block drafter drafts. Roofline designed
+for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits a tile of 16 or 64 packed
+rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
 Speed: docs/gpu_kernels.md.
 """
 
@@ -35,9 +36,15 @@ COMBINE_THREADS = 32 * _COMBINE_WARPS
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape(PagedShape):
-    """window: number of positions a row sees, including its own; 0: all, or BUT_FIRST."""
+    """window: number of positions a row sees up to its own; 0: all, or BUT_FIRST. is_causal: none after its own."""
 
     window: int = 0
+    is_causal: bool = True
+
+    @property
+    def window_argument(self) -> int:
+        """The kernels' argument for both."""
+        return self.window if self.is_causal else -2 - self.window
 
     @property
     def group(self) -> int:
@@ -116,14 +123,14 @@ def scalars(
 ) -> list[int]:
     """The int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
-    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots]
+    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots]
     return [*sizes, bits_of(scale * k_scale), bits_of(v_scale)]
 
 
 def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) -> list[int]:
     """The int32 arguments of verify_attention_combine."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.tokens_per_block]
-    return [*sizes, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots, shape.head_dim]
+    return [*sizes, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots, shape.head_dim]
 
 
 def launch(
@@ -134,6 +141,7 @@ def launch(
     *,
     scale: float | None = None,
     window: int = 0,
+    is_causal: bool = True,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tile_rows: int = 64,
@@ -150,7 +158,7 @@ def launch(
     some requests are not split. combine: False leaves rows that are split in the workspace, for launch_combine(). Only
     addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
-    shape = shape_of(q, kv, window)
+    shape = shape_of(q, kv, window, is_causal)
     expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
     scale = default_scale(shape.head_dim) if scale is None else scale
     for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
@@ -204,6 +212,7 @@ def verify_attention_reference(
     *,
     scale: float | None = None,
     window: int = 0,
+    is_causal: bool = True,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
@@ -216,7 +225,7 @@ def verify_attention_reference(
     """
     import torch
 
-    shape = shape_of(q, kv, window, any_shape=True)
+    shape = shape_of(q, kv, window, is_causal, any_shape=True)
     scale = default_scale(shape.head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     offsets = kv.cu_q_lens.clamp(0, shape.num_rows).tolist()
@@ -229,7 +238,7 @@ def verify_attention_reference(
         values = _kv_values(kv.v_cache, kv.block_table[b], end, v_scale).repeat_interleave(shape.group, 1)
         places = torch.arange(end, device=q.device)
         limits = kv_len - len(rows) + torch.arange(len(rows), device=q.device)
-        seen = places <= limits[:, None]
+        seen = places <= (limits if is_causal else torch.full_like(limits, kv_len))[:, None]
         if window > 0:
             seen &= places > limits[:, None] - window
         elif window == BUT_FIRST:
@@ -267,6 +276,7 @@ def shape_of(
     q: Tensor,
     kv: PagedKv,
     window: int = 0,
+    is_causal: bool = True,
     any_shape: bool = False,
 ) -> AttentionShape:
     """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
@@ -283,10 +293,12 @@ def shape_of(
         raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
     if tokens_per_block == 0:
         raise InvalidArgumentError("tokens_per_block is 0; it must be at least 1")
-    if window < BUT_FIRST:
-        raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none), or {BUT_FIRST}")
+    least = BUT_FIRST if is_causal else 0
+    if window < least:
+        or_first = f", or {BUT_FIRST}" if is_causal else " where rows see those after them"
+        raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none){or_first}")
     dtype = type_name("q", q, *(() if any_shape else ("bf16", "fp16")))
     expect("q", q, dtype, (num_rows, num_heads, head_dim))
     kv_dtype = check_kv(kv, dtype, head_dim)
     kv_sizes = (num_kv_heads, head_dim, num_blocks, tokens_per_block, kv.block_table.shape[-1])
-    return AttentionShape(num_rows, kv.kv_lens.shape[0], num_heads, *kv_sizes, dtype, kv_dtype, window)
+    return AttentionShape(num_rows, kv.kv_lens.shape[0], num_heads, *kv_sizes, dtype, kv_dtype, window, is_causal)

@@ -15,7 +15,8 @@ namespace faser {
 constexpr int kMaxSplitRows = 256;
 
 // split_tokens: positions of a chunk, a multiple of 64. max_slots: of the workspace, which holds float partial results
-// [max_slots, num_heads, head_dim] and behind them log2 sums [max_slots, num_heads]; 0: nothing is split.
+// [max_slots, num_heads, head_dim] and behind them log2 sums [max_slots, num_heads]; 0: nothing is split. window: as
+// the kernels' argument has it.
 struct AttentionArguments {
   const void* q;
   const void* k_cache;
@@ -30,9 +31,13 @@ struct AttentionArguments {
   float* workspace;
 
   __device__ int group() const { return num_heads / num_kv_heads; }
+  __device__ bool is_causal() const { return window >= -1; }
+  // Positions that a row sees up to its own; 0: all, below 0: all but the first.
+  __device__ int span() const { return is_causal() ? window : -2 - window; }
 };
 
-// The positions that a request's rows see: row i up to past + i, all of them within [kv_begin, kv_end).
+// The positions that a request's rows see: row i up to past + i, or up to its last row's, all of them within [kv_begin,
+// kv_end).
 struct Context {
   int past, kv_begin, kv_end;
 
@@ -41,7 +46,7 @@ struct Context {
     const int capacity = static_cast<int>(table_tokens < kMaxPositions ? table_tokens : kMaxPositions);
     past = clamp(args.kv_lens[request], 0, kMaxPositions) - num_rows;
     kv_end = clamp(past + num_rows, 0, capacity);
-    kv_begin = args.window > 0 ? clamp(past + 1 - args.window, 0, kv_end) : 0;
+    kv_begin = args.span() > 0 ? clamp(past + 1 - args.span(), 0, kv_end) : 0;
   }
   __device__ int first_chunk(int split_tokens) const { return kv_begin / split_tokens; }
   __device__ int num_chunks(int split_tokens) const {

@@ -109,7 +109,7 @@ class ExactOps(ReferenceOps):
         as_numbers(k_cache)[blocks, :, offset] = as_numbers(stored(keys, k_cache))
         as_numbers(v_cache)[blocks, :, offset] = as_numbers(stored(values, v_cache))
 
-    def verify_attention(self, q, kv, out, *, window, max_query_rows, max_kv_len):
+    def verify_attention(self, q, kv, out, *, window, max_query_rows, max_kv_len, is_causal=True):
         k_cache, v_cache, block_table, cu_q_lens, kv_lens = kv
         num_rows, num_heads, head_dim = q.shape
         num_kv_heads, scale = k_cache.shape[1], 1 / math.sqrt(head_dim)
@@ -129,7 +129,7 @@ class ExactOps(ReferenceOps):
             scores = scores.reshape(num_kv_heads, count, group, kv_len) * scale
             if count > 1 or window:
                 limits, places = np.arange(kv_len - count, kv_len)[:, None], np.arange(kv_len)
-                seen = places <= limits
+                seen = places <= (limits if is_causal else np.full_like(limits, kv_len))
                 if window == BUT_FIRST:
                     seen[:, :1] &= limits == 0
                 elif window:

@@ -27,7 +27,12 @@ BATCHES = [
 ]
 
 
-def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
+# Windows, and whether rows see those after them: as decoders, EAGLE-3 heads and block drafters have them.
+MASKS = [(0, True), (0, True), (1, True), (33, True), (1000, True), (op.BUT_FIRST, True), (op.BUT_FIRST, True)]
+MASKS += [(0, False), (0, False), (1, False), (9, False), (33, False)]
+
+
+def dense(case: PagedCase, window: int = 0, is_causal: bool = True) -> torch.Tensor:
     """Every row alone, in fp64, over positions looked up one by one."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     tokens_per_block, group = case.k_cache.shape[2], case.q.shape[1] // case.k_cache.shape[1]
@@ -38,7 +43,7 @@ def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
             first_place = max(0, last - window + 1) if window > 0 else 0
             if window == op.BUT_FIRST:
                 first_place = min(last, 1)
-            places = range(first_place, last + 1)
+            places = range(first_place, last + 1 if is_causal else kv_len)
             for head in range(case.q.shape[1]):
                 at = [
                     (int(case.block_table[b, p // tokens_per_block]), head // group, p % tokens_per_block)
@@ -64,8 +69,8 @@ def split_batch(batch: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 @settings(max_examples=examples(15))
-@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from([0, 0, 1, 9, op.BUT_FIRST]))
-def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window):
+@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from(MASKS))
+def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, mask):
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(
         generator,
@@ -75,8 +80,9 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window)
         dtype="fp32",
         num_rows_of_nobody=2,
     )
-    found = op.verify_attention_reference(*case.arguments(), window=window)
-    torch.testing.assert_close(found.double(), dense(case, window), atol=1e-5, rtol=1e-5)
+    window, is_causal = mask
+    found = op.verify_attention_reference(*case.arguments(), window=window, is_causal=is_causal)
+    torch.testing.assert_close(found.double(), dense(case, window, is_causal), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("head_dim", pick((64, 80), op.HEAD_DIMS))  # a compile each
@@ -107,12 +113,12 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     split_tokens=st.sampled_from([NEVER, 64, 64, 128]),
     max_slots=st.sampled_from([None, None, 0, 1, 7]),
     num_sms=st.sampled_from([1, 50]),
-    window=st.sampled_from([0, 0, 1, 33, 1000, op.BUT_FIRST, op.BUT_FIRST]),
+    mask=st.sampled_from(MASKS),
     order=st.integers(0, 9),
     spread=st.sampled_from([0.0, 1.0, 30.0]),
 )
 def test_any_batch_on_the_cpu(
-    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, split_tokens, max_slots, num_sms, window, order, spread
+    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, split_tokens, max_slots, num_sms, mask, order, spread
 ):
     case = paged_case(
         torch.Generator().manual_seed(seed),
@@ -125,10 +131,11 @@ def test_any_batch_on_the_cpu(
         num_rows_of_nobody=seed % 4,
         spread=spread,
     )
-    wanted = op.verify_attention_reference(*case.arguments(), window=window)
+    options = dict(zip(("window", "is_causal"), mask, strict=True))
+    wanted = op.verify_attention_reference(*case.arguments(), **options)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
     slots = {} if max_slots is None else {"max_slots": max_slots}
-    found = run(module, case, tile_rows, split_tokens, window=window, num_sms=num_sms, **slots)
+    found = run(module, case, tile_rows, split_tokens, num_sms=num_sms, **options, **slots)
     assert_close(found, wanted, dtype, 2.0)
 
 
@@ -170,7 +177,8 @@ def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
 BREAKAGES = {
     "a copy is not waited for": ("cp_async_wait<kNumSlots - 2>", "cp_async_wait<kNumSlots - 1>"),
     "a slot is taken too early": ("fetch(half + kNumSlots - 1);", "fetch(half + kNumSlots);"),
-    "a row sees one position too few": ("position > last ||", "position >= last ||"),
+    "a row sees one position too few": ("position > last)", "position >= last)"),
+    "rows see those after them": ("is_causal() const { return window >= -1;", "is_causal() const { return false;"),
     "stale positions are read": ("position < kv_end;", "position < kv_end + 15;"),
     "a chunk is done twice": ("mine.item / num_row_tiles : 0", "mine.item / num_row_tiles / 2 : 0"),
     "a slot is another row's": ("(row - mine.first_row) * num_chunks", "(mine.num_rows - 1) * num_chunks"),
@@ -270,8 +278,9 @@ def test_slots_are_for_every_row_and_chunk_as_far_as_the_workspace_goes():
     assert op.choose_max_slots(few, 100_000) == 4 * 196
     assert op.choose_max_slots(_shape(num_rows=4), 100_000) == 0, "the table has room for 80 tokens"
     assert op.choose_max_slots(few, 100_000, split_tokens=128) == 4 * 782
-    windowed = _shape(num_rows=4, max_blocks_per_seq=10_000, window=4096)
-    assert op.choose_max_slots(windowed, 100_000) == 4 * 10
+    for is_causal in (True, False):
+        windowed = _shape(num_rows=4, max_blocks_per_seq=10_000, window=4096, is_causal=is_causal)
+        assert op.choose_max_slots(windowed, 100_000) == 4 * 10
     many = _shape(num_rows=4096, batch_size=64, max_blocks_per_seq=10_000)
     assert op.workspace_bytes(many, op.choose_max_slots(many, 100_000)) == pytest.approx(64 << 20, rel=1e-3)
     assert op.workspace_bytes(few, 2) == 2 * 32 * 129 * 4
@@ -303,6 +312,7 @@ def test_wrong_arguments_are_named():
         ("split_tokens is 96", {}, {"split_tokens": 96}),
         ("max_slots is 1000000; it must be 0 to 64527", {}, {"max_slots": 1_000_000}),
         ("window is -2", {}, {"window": -2}),
+        ("window is -1; .* where rows see those after", {}, {"window": -1, "is_causal": False}),
         ("workspace holds 0 bytes; 2 slots need", {}, {"max_slots": 2}),
     ]
     for message, tensors, options in wrong:
@@ -337,10 +347,11 @@ def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
             kv_dtype="e4m3" if fp8 else dtype,
             num_rows_of_nobody=3,
         ).to("cuda")
-        for window in (0, 50):
-            wanted = op.verify_attention_reference(*case.arguments(), window=window)
+        for window, is_causal in ((0, True), (50, True), (0, False), (50, False)):
+            mask = {"window": window, "is_causal": is_causal}
+            wanted = op.verify_attention_reference(*case.arguments(), **mask)
             for split_tokens in (NEVER, 64, 512):
-                found = run(gpu_module, case, tile_rows, split_tokens, window=window)
+                found = run(gpu_module, case, tile_rows, split_tokens, **mask)
                 torch.cuda.synchronize()
                 assert_close(found, wanted, dtype, 2.0)
 

@@ -49,7 +49,8 @@ INSTANCES = pick(list(zip(TYPES, cycle(op.TILE_ROWS), strict=False)), list(produ
 @pytest.mark.parametrize(("types", "tile_rows"), INSTANCES)
 @pytest.mark.parametrize(("arch", "head_dim"), KERNELS)
 def test_every_kernel(memory, arch, head_dim, types, tile_rows):
-    """Whole and in chunks, with a window and without; one way of the four per kernel, in turn, or all of them."""
+    """Whole and in chunks, with a window and without, and where rows see those after them; one way of the four per
+    kernel, in turn, or all of them."""
     program = program_of("verify_attention", arch, FASER_HEAD_DIM=head_dim)
     case = case_of(types, 0, [3, 0, 6], [40, 7, 130], head_dim)
     scales = {"k_scale": 0.5, "v_scale": 3.0} if types.endswith("e4m3") else {}
@@ -58,9 +59,11 @@ def test_every_kernel(memory, arch, head_dim, types, tile_rows):
         if number != turn % len(WAYS) and not (EVERYTHING and (arch, head_dim) == ("sm_90", 64)):
             continue
         module = InterpretedModule(program, memory, **way)
-        for split_tokens, window in ((NEVER, 0), (64, (33, op.BUT_FIRST)[number % 2])):
-            wanted = op.verify_attention_reference(*case.arguments(), window=window, **scales)
-            found = run(module, case, tile_rows, split_tokens, window=window, **scales)
+        in_chunks = (64, (33, op.BUT_FIRST)[number % 2], True)
+        for split_tokens, window, is_causal in ((NEVER, 0, True), in_chunks, ((NEVER, 64)[number % 2], 33, False)):
+            mask = {"window": window, "is_causal": is_causal}
+            wanted = op.verify_attention_reference(*case.arguments(), **mask, **scales)
+            found = run(module, case, tile_rows, split_tokens, **mask, **scales)
             assert_close(found, wanted, types.partition("_")[0], 3.0)
 
 
