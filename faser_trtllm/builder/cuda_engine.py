@@ -18,7 +18,7 @@ from faser_trtllm.builder.shard import check_tp_size
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.fused import Part, stacked
-from faser_trtllm.models.heads.head import Eagle3Head, MedusaHeads
+from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, MedusaHeads
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 
@@ -50,6 +50,11 @@ class CudaBackend:
                 raise InvalidArgumentError(
                     f"sliding_window of the EAGLE-3 head is {window}, which its CUDA kernels do not have; lower "
                     f"max_seq_len to {window} or use --backend cpu"
+                )
+            if isinstance(source.head, BlockDrafter) and self._dtype != "bfloat16":
+                raise InvalidArgumentError(
+                    f"dtype is {self._dtype}, but the {source.role} is {source.head}, and published ones lose nearly "
+                    "all accepted drafts in it; use bfloat16"
                 )
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}

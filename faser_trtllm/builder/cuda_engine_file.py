@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.builder.engine_file import check_counts, check_segments
+from faser_trtllm.builder.engine_file import check_block, check_counts, check_segments
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
@@ -39,7 +39,8 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     """Every tensor of a model of these sizes (models/fused.py) -> what is stacked to make it, in the file's order.
 
     rope_inv_freq is always fp32, output_ids and an EAGLE-3 head's head.target_ids are int64. With the object `medusa`
-    the tensors are Medusa heads' (models/heads/medusa.py), and final_norm is the target's.
+    the tensors are Medusa heads' (models/heads/medusa.py), and final_norm is the target's. With `block` they are a
+    block drafter's.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:
@@ -161,6 +162,8 @@ class CudaFile(Closing):
                     )
                 check_counts(faser["model"], len(file.entries))
                 check_segments(faser["segments"], faser["model"]["num_layers"])
+                if "block" in faser["model"]:
+                    check_block(faser["model"]["block"], faser["model"]["num_layers"])
                 for name, shape in tensor_shapes(faser["model"]).items():
                     entry, kind = file.entries[name], type_of(name, faser["dtype"])
                     if entry.shape != shape or entry.dtype != TYPE_NAMES[kind]:

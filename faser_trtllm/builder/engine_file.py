@@ -348,7 +348,8 @@ def _check_head(head: dict[str, Any]) -> None:
         raise ValueError(f"model.head is {head!r:.80}")
 
 
-def _check_block(block: dict[str, Any], num_layers: int) -> None:
+def check_block(block: Mapping[str, Any], num_layers: int) -> None:
+    """An error, as what is missing in a header is, where the numbers of a block drafter are none that it may have."""
     lists = [block[name] for name in ("layers", "windows", "causal")]
     factors = [block[name] for name in ("logit_softcap", "logit_scale", "embedding_scale")]
     sizes = ["num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank"]
@@ -372,7 +373,7 @@ def _check_header(header: dict[str, Any]) -> None:
     if "head" in model:
         _check_head(model["head"])
     if "block" in model:
-        _check_block(model["block"], model["num_layers"])
+        check_block(model["block"], model["num_layers"])
     sizes = tensor_sizes(model, scheme_of(model))
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]

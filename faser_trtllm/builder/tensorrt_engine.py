@@ -42,6 +42,7 @@ from faser_trtllm.builder.source import Source
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.models.calibration import calibration_text
+from faser_trtllm.models.heads.head import BlockDrafter
 from faser_trtllm.models.quantized_weight import FP8
 from faser_trtllm.models.weights import expected_shapes
 
@@ -128,7 +129,7 @@ class TensorRTBackend:
         quantized = {source.role: self._quantization(source) for source in sources if self._is_fp8(source)}
         entries: dict[str, Any] = {"quantization": quantized} if quantized else {}
         if heads:
-            self._check_heads(build_config)
+            self._check_heads(heads, build_config)
             entries |= self._heads.identity(heads, build_config)
             entries["head_file_version"] = entries["engine_file_version"]
         return entries | {
@@ -184,7 +185,13 @@ class TensorRTBackend:
         if progress is not None:
             progress(source.role, 1000 * len(parts), 1000 * len(parts), "written")
 
-    def _check_heads(self, build_config: BuildConfig) -> None:
+    def _check_heads(self, heads: Sequence[Source], build_config: BuildConfig) -> None:
+        for source in heads:
+            if isinstance(source.head, BlockDrafter):
+                raise InvalidArgumentError(
+                    f"the {source.role} is {source.head}, which copies a request's last KV block each time it drafts, "
+                    f"and one of {self._name} may hold a whole request; use --backend cpu or cuda"
+                )
         dtypes = find_backend("cuda").dtypes
         if self._dtype not in dtypes:
             raise InvalidArgumentError(

@@ -26,15 +26,31 @@ MODEL: dict[str, Any] = {
 }
 
 
+BLOCK: dict[str, Any] = {
+    "layers": [1, 2],
+    "windows": [0, 8],
+    "causal": [0, 1],
+    "num_features": 64,
+    "block_size": 4,
+    "first_slot": 1,
+    "mask_token_id": 39,
+    **dict.fromkeys(("markov_rank", "selector_rank", "selector_top_k", "conv_taps", "conv_group_size"), 0),
+    **dict.fromkeys(("logit_softcap", "logit_scale", "embedding_scale"), 1.0),
+}
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "target" / "rank0.engine"
+    return written(tmp_path / "target" / "rank0.engine", MODEL)
+
+
+def written(path: Path, model: dict[str, Any]) -> Path:
     path.parent.mkdir()
     sizes = {
-        name: int(np.prod(shape)) * ITEMSIZES[type_of(name, "bfloat16")] for name, shape in tensor_shapes(MODEL).items()
+        name: int(np.prod(shape)) * ITEMSIZES[type_of(name, "bfloat16")] for name, shape in tensor_shapes(model).items()
     }
     zeros = [(name, lambda size=size: np.zeros(size, np.uint8)) for name, size in sizes.items()]
-    write_cuda_file(path, MODEL, [0, 1, 2], "bfloat16", zeros, lambda name: None)
+    write_cuda_file(path, model, [0, 1, 2], "bfloat16", zeros, lambda name: None)
     return path
 
 
@@ -65,6 +81,17 @@ def test_what_is_written_is_read(path: Path) -> None:
     ],
 )
 def test_a_damaged_header_gets_a_sentence(path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
+    check_damage(path, damage)
+
+
+@pytest.mark.parametrize("change", [{"windows": [0]}, {"causal": []}, {"block_size": "4"}, {"logit_scale": None}])
+def test_a_damaged_block_drafter_gets_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = written(tmp_path / "draft" / "rank0.engine", MODEL | {"block": BLOCK})
+    CudaFile.open(path).close()
+    check_damage(path, lambda faser: faser["model"]["block"].update(change))
+
+
+def check_damage(path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
     whole = path.read_bytes()
     (size,) = struct.unpack_from("<Q", whole)
     header = json.loads(whole[8 : 8 + size])

@@ -164,6 +164,9 @@ def test_heads_beside_plans_that_cannot_be(tmp_path):
         InvalidArgumentError, match="max_seq_len is 90, with a draft head tensorrt_rtx needs a multiple"
     ):
         build_engines(replace(options, max_seq_len=90))
+    block = make_block_drafter(tmp_path / "block", target)
+    with pytest.raises(InvalidArgumentError, match=r"the draft is a block drafter, .* use --backend cpu or cuda"):
+        build_engines(replace(options, draft_checkpoint_dir=block))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ BUILDS = [
 ]
 # By default a policy for each.
 RUNS = pick(
-    list(zip(BUILDS, ("erratic", "fixed:3:draft_ahead", "fixed:4", "erratic"), strict=False)),
+    list(zip(BUILDS, [POLICIES[n] for n in (3, 2, 0, 3, 1, 0, 3)], strict=False)),
     [(build, policy) for build in BUILDS for policy in POLICIES],
 )
 # Greedy or seeded in turn; prompts fit attention's narrow tile, since the wide one's sums differ in the last bit.

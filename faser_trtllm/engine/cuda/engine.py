@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import KvCacheDtype, Quantization
+from faser_trtllm.engine.cuda.block import BlockDecoder
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
@@ -15,7 +16,7 @@ from faser_trtllm.engine.cuda.mtp import MtpDecoder
 from faser_trtllm.engine.cuda.parallel.decoder import ShardDecoder
 from faser_trtllm.engine.cuda.parallel.leader import LeadingEngine
 from faser_trtllm.engine.cuda.parallel.ranks import Membership
-from faser_trtllm.engine.cuda.weights import WHOLE, DeviceWeights, MtpWeights
+from faser_trtllm.engine.cuda.weights import WHOLE, BlockWeights, DeviceWeights, MtpWeights
 from faser_trtllm.engine.gpu.decoder import Decoder, Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.graphs import GraphStore
@@ -68,6 +69,9 @@ def make_engine(
     if isinstance(weights, MedusaWeights):
         assert hidden_rows is not None, "heads read their target's hidden rows"
         decoder = MedusaDecoder(weights, spec, place, hidden_rows)
+    elif isinstance(weights.head, BlockWeights):
+        assert hidden_rows is not None, "a block drafter reads its target's hidden rows"
+        decoder = BlockDecoder(weights, spec, place, hidden_rows, limits.max_draft_len, kv_type)
     elif membership is None:
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
         if isinstance(weights.head, MtpWeights):

@@ -60,12 +60,12 @@ class HiddenRows:
         ops.copy_kv(copies, self.tensor[: self._num_tokens].view(1, self._num_tokens // size, 1, size, -1))
 
     def own_rows(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows (engine/gpu/batch.py) of the target: dummies have the spare row."""
+        """TokenRows (engine/gpu/batch.py) of the target and of a block drafter: dummies have the spare row."""
         out[batch.num_rows :] = self._num_tokens
         out[: batch.num_rows] = self._rows(batch, batch.positions)
 
     def rows_before(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows of the head: of the position before; zeros where there is none, and for dummies."""
+        """TokenRows of other heads: of the position before; zeros where there is none, and for dummies."""
         out[batch.num_rows :] = self._num_tokens + 1
         found = self._rows(batch, np.maximum(batch.positions - 1, 0))
         out[: batch.num_rows] = np.where(batch.positions > 0, found, self._num_tokens + 1)

@@ -6,8 +6,10 @@ from math import prod
 from pathlib import Path
 
 from faser_trtllm.builder.cuda_engine_file import ITEMSIZES, CudaFile, tensor_shapes, type_of
+from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.shard import Shard
-from faser_trtllm.config import Quantization
+from faser_trtllm.config import KvCacheDtype, Quantization
+from faser_trtllm.engine.cuda.block_rows import num_own_blocks
 from faser_trtllm.engine.cuda.weights import FOLDED_NORMS, MATRICES, WHOLE
 
 _SCALE_BYTES = 4
@@ -22,11 +24,25 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
             shape = (rows, *whole[1:])
             total += ITEMSIZES[type_of(name, file.dtype)] * prod(shape)
             part = name.rpartition(".")[2]
-            if part in FOLDED_NORMS.values() and name.startswith("layers."):
+            if part in FOLDED_NORMS.values() and name.startswith("layers.") and "block" not in file.model:
                 total -= ITEMSIZES[file.dtype] * prod(shape)
             elif part in MATRICES and quantization is Quantization.FP8:
                 total -= (ITEMSIZES[file.dtype] - 1) * prod(shape) - _SCALE_BYTES * shape[0]
     return total
+
+
+def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict[str, int]:
+    """Bytes by name of what a block drafter has for its blocks: their KV, and the logits of all places."""
+    with CudaFile.open(path) as file:
+        model, block, itemsize = file.model, file.model["block"], ITEMSIZES[file.dtype]
+    requests = limits.max_batch_size
+    num_tokens = requests * num_own_blocks(block["block_size"], limits.tokens_per_block) * limits.tokens_per_block
+    token_values = 2 * model["num_layers"] * model["num_kv_heads"] * model["head_dim"]
+    num_places = max(1, min(block["block_size"] - block["first_slot"], limits.max_draft_len))
+    return {
+        "KV of drafted blocks": num_tokens * token_values * (1 if kv_dtype is KvCacheDtype.FP8 else itemsize),
+        "logits of drafted blocks": 4 * requests * num_places * model["vocab_size"],
+    }
 
 
 def place_logits_bytes(path: Path, max_batch_size: int) -> int:

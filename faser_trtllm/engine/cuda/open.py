@@ -21,6 +21,7 @@ _HEADS = {
     "eagle3": "an EAGLE-3 head, which runs",
     "medusa": "Medusa heads, which run",
     "mtp": "an MTP layer, which runs",
+    "block": "a block drafter, which runs",
 }
 
 if TYPE_CHECKING:
@@ -80,12 +81,15 @@ def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
 
 def head_buffers(request: OpenRequest) -> dict[str, int]:
     """Bytes by name of what a head has next to its weights and its KV."""
-    from faser_trtllm.engine.cuda.memory import place_logits_bytes
+    from faser_trtllm.engine.cuda.memory import block_bytes, place_logits_bytes
 
-    if not request.drafting or request.engines.draft_head != "medusa":
+    if not request.drafting:
         return {}
-    places = place_logits_bytes(request.paths["draft"], request.limits.max_batch_size)
-    return {"logits of the Medusa heads": places}
+    if request.engines.draft_head == "medusa":
+        return {"logits of the Medusa heads": place_logits_bytes(request.paths["draft"], request.limits.max_batch_size)}
+    if request.engines.draft_head == "block":
+        return block_bytes(request.paths["draft"], request.limits, request.kv_dtype)
+    return {}
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:

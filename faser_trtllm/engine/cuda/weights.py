@@ -29,8 +29,8 @@ of such a norm is the scale of the row, which whoever reads the product applies.
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (FOLDED_NORMS). None: the
-    model has no such bias or norm."""
+    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (FOLDED_NORMS), which only
+    a block drafter's layers have apart. None: the model has no such bias, norm or convolution."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -42,6 +42,12 @@ class LayerWeights:
     o_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    input_norm: Tensor | None = None
+    post_norm: Tensor | None = None
+    attention_conv_base: Tensor | None = None
+    attention_conv_delta: Tensor | None = None
+    mlp_conv_base: Tensor | None = None
+    mlp_conv_delta: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,27 @@ class MtpWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """A block drafter's weights next to its layers: fc [hidden, num_features], the norm [hidden] of its product, the
+    matrices [vocab_size, rank] of a Markov head, and those of a selector with selector_proj [rank, hidden]."""
+
+    fc: Tensor
+    hidden_norm: Tensor
+    markov_in: Tensor | None = None
+    markov_out: Tensor | None = None
+    predecessors: Tensor | None = None
+    successors: Tensor | None = None
+    selector_proj: Tensor | None = None
+
+
+Head = HeadWeights | MtpWeights | BlockWeights
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceWeights:
     """sizes: the `model` object of the engine file, or a rank's (builder/shard.py). cos, sin: fp32 [max_seq_len,
-    head_dim / 2]. head: of one only. output_ids: int64 [num_outputs], tokens of the LM head's outputs where they are
-    not all."""
+    head_dim / 2], of a block drafter as many positions more as a block has after its first. head: of one only.
+    output_ids: int64 [num_outputs], tokens of the LM head's outputs where they are not all."""
 
     sizes: Mapping[str, Any]
     embedding: Tensor
@@ -82,7 +105,7 @@ class DeviceWeights:
     lm_head: Tensor
     cos: Tensor
     sin: Tensor
-    head: HeadWeights | MtpWeights | None = None
+    head: Head | None = None
     output_ids: Tensor | None = None
 
     @classmethod
@@ -102,6 +125,7 @@ class DeviceWeights:
         import torch
 
         sizes = shard.sizes(file.model)
+        block = sizes.get("block")
         tensors: dict[str, Tensor] = {}
         layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
         for name in tensor_shapes(file.model):
@@ -111,16 +135,16 @@ class DeviceWeights:
                 continue
             _, index, part = name.split(".")
             layer = layers[int(index)]
-            if FOLDED_NORMS.get(part) in layer:
+            if block is None and FOLDED_NORMS.get(part) in layer:
                 tensor.mul_(layer.pop(FOLDED_NORMS[part]))  # the file has it before the matrix
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
             else:
                 layer[part] = tensor
-        head = {name.removeprefix("head."): tensor for name, tensor in tensors.items() if name.startswith("head.")}
         # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
-        positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
+        num_positions = sizes["max_seq_len"] + (0 if block is None else block["block_size"] - 1)
+        positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())
         factor = sizes["rope_attention_factor"]
         return cls(
@@ -131,7 +155,7 @@ class DeviceWeights:
             tensors["embedding"][shard.part(sizes["vocab_size"])] if sizes["tied"] else tensors["lm_head"],
             (angles.cos() * factor).to(device),
             (angles.sin() * factor).to(device),
-            _head_weights(head),
+            _head_weights(tensors),
             tensors.get("output_ids"),
         )
 
@@ -141,10 +165,7 @@ class DeviceWeights:
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.sizes["tied"] else [self.lm_head]
         own += [] if self.output_ids is None else [self.output_ids]
-        parts: list[LayerWeights | HeadWeights | MtpWeights] = [
-            *self.layers,
-            *([] if self.head is None else [self.head]),
-        ]
+        parts: list[LayerWeights | Head] = [*self.layers, *([] if self.head is None else [self.head])]
         for part in parts:
             own += [tensor for name in part.__slots__ if (tensor := getattr(part, name)) is not None]
         return sum(
@@ -152,10 +173,17 @@ class DeviceWeights:
         )
 
 
-def _head_weights(tensors: dict[str, Tensor]) -> HeadWeights | MtpWeights | None:
-    if not tensors:
+def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:
+    """tensors: all but the layers', by the names of the engine file."""
+    head, block = (
+        {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+        for kind in ("head.", "block.")
+    )
+    if block:
+        return BlockWeights(**block)
+    if not head:
         return None
-    return MtpWeights(**tensors) if "input_proj" in tensors else HeadWeights(**tensors)
+    return MtpWeights(**head) if "input_proj" in head else HeadWeights(**head)
 
 
 def device_tensor(

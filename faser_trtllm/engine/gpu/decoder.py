@@ -67,7 +67,8 @@ class Decoder(Protocol):
         """Segments [first, last) over the batch's first `rows` rows, dummies included; segment 0 embeds the tokens."""
 
     def write_logits(self, logits: Tensor) -> None:
-        """After the last segment: fill fp32 [n, vocab_size] for the first n of batch.logit_rows."""
+        """After the last segment: fill fp32 [n, vocab_size] for the first n of batch.logit_rows. A block drafter's is a
+        pass of its own, which run() has no part in."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
         """A whole pass of one row per request after the last pass, with logits of each; a head goes on from its own

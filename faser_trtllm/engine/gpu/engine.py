@@ -143,6 +143,9 @@ class GpuEngine(HostPruning, Closing):
             for partition in partitions:
                 self._move(partition)
                 with self.runtime.on(partition), torch.no_grad():
+                    for rows in self._draft_loop.sizes if self._spec.block_size else ():
+                        work = functools.partial(self._decoder.write_logits, self._logits[:rows])
+                        self.graphs.capture(("logits", rows, partition.name), work)
                     self._draft_loop.capture(partition.name)
         for rows in _largest_first(self._buckets.large_sizes()):
             for partition in partitions:
@@ -226,7 +229,7 @@ class GpuEngine(HostPruning, Closing):
     def run_step(self, rows: int) -> None:
         """A draft step over the batch on the device, by the graph of such a pass if there is one."""
         key = ("step", rows, self.partition.name)
-        if not self._spec.is_head:
+        if not self._spec.reads_target:
             key = self._key(WHOLE_PASS, rows, Bounds(self._decoder.query_rows(1, rows), self._spec.max_seq_len))
         if not self.graphs.replay(key):
             self._step(rows)
@@ -297,8 +300,8 @@ class GpuEngine(HostPruning, Closing):
             if not self.graphs.replay(self._key(part, rows, bounds)):
                 self._run_part(part, rows, bounds)
             if has_logits:
-                if num_logits and rows > self._buckets.limit:
-                    self._decoder.write_logits(self._logits[: self._logit_bucket(num_logits)])
+                if num_logits and not self._holds_logits(rows):
+                    self._write_logits(self._logit_bucket(num_logits))
                 self._ended = self.runtime.now()
                 if not num_logits and self._decoder.is_read:
                     self.runtime.wait()  # nobody reads its logits, so nothing else tells the head's stream when it ends
@@ -308,7 +311,15 @@ class GpuEngine(HostPruning, Closing):
         num_segments = len(self._spec.segments) - 1
         first, last = (0, num_segments) if part == WHOLE_PASS else (part, part + 1)
         self._decoder.run(rows, first, last, bounds)
-        if last == num_segments and rows <= self._buckets.limit:
+        if last == num_segments and self._holds_logits(rows):
+            self._decoder.write_logits(self._logits[:rows])
+
+    def _holds_logits(self, rows: int) -> bool:
+        """The graph of such a pass makes the logits of all rows: it is small, and they are no pass of their own."""
+        return rows <= self._buckets.limit and not self._spec.block_size
+
+    def _write_logits(self, rows: int) -> None:
+        if not self.graphs.replay(("logits", rows, self.partition.name)):
             self._decoder.write_logits(self._logits[:rows])
 
     def _capture_passes(self, rows: int, partition: GpuPartition) -> None:
@@ -346,7 +357,9 @@ class GpuEngine(HostPruning, Closing):
         return self._decoder.kv_lens()[-1:] if rows <= self._buckets.limit else self._decoder.kv_lens()
 
     def _logit_bucket(self, num_logits: int) -> int:
-        return min(self._buckets.rows(num_logits), self._max_logit_rows)
+        """The requests that draft in one call are as many as a step's."""
+        most = self._spec.max_batch_size if self._spec.block_size else self._max_logit_rows
+        return min(self._buckets.rows(num_logits), most)
 
     def _key(self, part: int, rows: int, bounds: Bounds) -> tuple[Any, ...]:
         return ("pass", part, rows, bounds.max_query_rows, bounds.max_kv_len, self.partition.name)

@@ -70,4 +70,5 @@ class GpuLimits:
             max_num_branches=self.max_num_branches,
             max_logit_rows=max(min(self.max_logit_rows, self.max_num_tokens), self.max_batch_size),
             is_head="head" in sizes or "medusa" in sizes,
+            block_size=sizes.get("block", {}).get("block_size", 0),
         )

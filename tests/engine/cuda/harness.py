@@ -23,6 +23,7 @@ from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.ops.cuda.emulation import emulated
+from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
 from tests.support.medusa import make_medusa
@@ -44,6 +45,16 @@ HEADS = {  # options of build_with_head
     },
     "medusa": {"make": make_medusa, "num_heads": 5, "num_layers": 2},
     "mtp": {"make": None},
+    "dflash": {"make": make_block_drafter, "layers": (1, 4), "block_size": 5, "windows": (0, 16)},
+    "dspark": {"make": make_block_drafter, "layout": "dspark", "layers": (0, 2, 3), "block_size": 4},
+    "dflash2": {
+        "make": make_block_drafter,
+        "layout": "dflash2",
+        "layers": (1, 4),
+        "windows": (12, 12),
+        # With fewer tokens, a random drafter's seeded draws are never the target's.
+        "block": {"selector_top_k": 250, "output_multiplier": 0.1},
+    },
 }
 
 

@@ -47,6 +47,12 @@ def test_a_pair_in_fp8(pair: EngineDir) -> None:
     assert lint.ops["aten._scaled_mm.default"] > 0
 
 
+def test_a_block_drafter(tmp_path: Path) -> None:
+    lint = capture(build_with_head(tmp_path, **HEADS["dflash2"]))
+    assert lint.ops["aten.searchsorted.Tensor"] > 0, "blocks are set up on the device"
+    assert lint.ops["aten.topk.default"] > 0
+
+
 def test_a_head(tmp_path: Path) -> None:
     engines = build_with_head(tmp_path, exit_layers=(2,), **HEADS["eagle31"])
     assert capture(engines).ops["aten.mm.dtype_out"] > 0

@@ -63,7 +63,8 @@ def test_a_head_goes_on_behind_the_text_s_drafts(engines: EngineDir) -> None:
 def test_graphs_change_no_bit_and_hold_every_step(engines: EngineDir) -> None:
     """Pending drafts included: of a draft call only the first pass may be launched kernel by kernel."""
     tokens = random_tokens(7, 9, 20, 17)
-    requests = [(tokens[0], 9, 0, 3), (tokens[1], 18, 0, 2), (tokens[2], 16, 0, 4)]
+    num_pending = (0, 0, 0) if engines.draft_head == "block" else (0, 2, 1)
+    requests = [(t, len(t) - n, 0, wanted) for t, n, wanted in zip(tokens, num_pending, (3, 2, 3), strict=True)]
     found = []
     for captures in (False, True):
         with ExitStack() as stack:
@@ -83,10 +84,10 @@ def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None
         "eagle31": "an EAGLE-3 head, which runs",
         "medusa": "Medusa heads, which run",
         "mtp": "an MTP layer, which runs",
-    }
+    }.get(kind, "a block drafter, which runs")
     request, gpu = OpenRequest(engines, engines.build_config, 16, drafting=True), HostGpu()
     with ExitStack() as stack:
-        with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says[kind]} in the dtype"):
+        with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says} in the dtype"):
             open_cuda_engines(replace(request, quantization=Quantization.FP8), gpu, stack)
         with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
             open_draft(request, stack)
@@ -96,13 +97,14 @@ def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
     """As loaded, but for the two tables of rotations that are made of one."""
     with CudaFile.open(engines.draft_path) as file:
         loaded, sizes = load_weights(file, torch.device("cpu")).num_bytes, file.model
-    rotations = 2 * 4 * sizes["max_seq_len"] * sizes["head_dim"] // 2 - 4 * sizes["head_dim"] // 2
+    num_positions = sizes["max_seq_len"] + sizes.get("block", {"block_size": 1})["block_size"] - 1
+    rotations = 2 * 4 * num_positions * sizes["head_dim"] // 2 - 4 * sizes["head_dim"] // 2
     counted = weight_bytes(engines.draft_path, Quantization.NONE)
     assert counted == loaded - (0 if kind == "medusa" else rotations)
 
 
 def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:
     """What a KV token takes: keys and values of all layers of both, and hidden rows, of 2 bytes each."""
-    num_layers = NUM_LAYERS + {"medusa": 0, "eagle31": 2}.get(kind, 1)
-    num_rows = 3 if kind.startswith("eagle3") else 1
+    num_layers = NUM_LAYERS + {"eagle3": 1, "medusa": 0, "mtp": 1}.get(kind, 2)
+    num_rows = len(HEADS[kind].get("layers", (0,)))
     assert engines.kv_bytes_per_token() == 2 * (num_layers * 2 * 2 * 64 + num_rows * 64)

@@ -48,9 +48,9 @@ class DraftLoop:
     drafts on, a step runs the newest tokens, one row per request, and draws the next. All of it is one launch of a
     graph with a loop, which ends where nobody wants more or the stop rule says so. Where the driver has no such graphs,
     and without graphs, steps are launched one by one, and with a stop rule the host reads how many requests go on. A
-    head runs its pending drafts between the first pass and the first draw (PendingSteps). If a request has penalties,
-    bias, bad words or a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is
-    tested.
+    head runs its pending drafts between the first pass and the first draw (PendingSteps). A block drafter has none: it
+    runs whole blocks there, and its steps take the next place's logits. If a request has penalties, bias, bad words or
+    a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is tested.
     """
 
     def __init__(
@@ -89,15 +89,20 @@ class DraftLoop:
         self._store = DraftStore(spec.max_batch_size)
         self._edited: Tensor | None = None  # scratch for edited logits, which most calls need none of
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
+        # A block drafter drafts where nothing is pending.
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
         self._state = DraftState(runtime, spec, max_draft_len, blocks, probs, keeps_runners_up)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of requests that calls are padded to."""
+        every = (*self._buckets.sizes(), *self._buckets.large_sizes())
+        return (*(size for size in every if size < self._spec.max_batch_size), self._size(self._spec.max_batch_size))
+
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
-        every = (*self._buckets.sizes(), *self._buckets.large_sizes())
-        sizes = [size for size in every if size < self._spec.max_batch_size]
-        for size in (*sizes, self._size(self._spec.max_batch_size)):
-            if self._pending is not None:
+        for size in self.sizes:
+            if self._spec.reads_target:
                 self._state.clear()
                 self._graphs.capture(("step", size, partition), functools.partial(self._run_step, size))
             self._state.clear()
@@ -205,6 +210,8 @@ class DraftLoop:
         max_draft_len: int,
     ) -> None:
         """run: tokens that the rows must reach."""
+        if self._spec.block_size and num_drafts[active].any():
+            raise InvalidArgumentError("a request with pending drafts gets none of a block drafter; test those first")
         last_rows = batch.cu_rows[1:][active] - 1
         if (batch.positions[last_rows] != run[active] - 1).any():
             last = "known" if self._pending is None else "committed"
