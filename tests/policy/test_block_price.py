@@ -88,11 +88,11 @@ def goodput(spelling, batch_size, costs, ease, num_steps, num_before=20):
 
 
 SOME = [("gpu", 1), ("gpu, dear block", 8), ("gpu, dear head", 8), ("cpu", 1), ("cpu, dear block", 8)]
-LENGTHS = pick([2, 5, 8, 12], range(1, NUM_PLACES + 1))
+LENGTHS = pick([2, 5, 8, 12], [1, 2, 3, 4, 5, 6, 8, 10, 12, 15])
 
 
 @pytest.mark.parametrize("ease", pick([1.6], [0.6, 1.6, 2.6]))
-@pytest.mark.parametrize(("name", "batch_size"), pick(SOME, list(product(COSTS, (1, 8, 32)))))
+@pytest.mark.parametrize(("name", "batch_size"), pick(SOME, [*product(COSTS, (1, 8)), ("gpu", 32)]))
 def test_no_length_of_all_blocks_is_better(name, batch_size, ease):
     costs, num_steps = COSTS[name], max(400, 3000 // batch_size)
     price, _ = goodput("price", batch_size, costs, ease, num_steps, num_before=max(400, 2000 // batch_size))
