@@ -11,43 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.builder.engine_file import EngineFile, scheme_of
+from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.cpu.native_model import native_model
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
-from faser_trtllm.models.quantized_weight import Scheme
 from faser_trtllm.ops.arrays import sampling_address
 from faser_trtllm.ops.draft_stop import NativeStop
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.partition.core_set import CoreSet
-
-_MODEL_SIZES = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "sliding_window",
-    "rms_norm_eps",
-    "rope_attention_factor",
-)
-_LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
-_OPTIONAL_LAYER_TENSORS = frozenset(
-    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"}
-    | {name for name in _LAYER_TENSORS if name.endswith("_scales")},
-)
-
-_HEAD_TENSORS = ("fc", "fc_bias", "fc_norm", "hidden_norm", "target_ids", "input_proj", "token_norm")
-_BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
-_BLOCK_SIZES = ("num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank")
-_CHAIN_SIZES = ("selector_top_k", "conv_taps", "conv_group_size")
-_BLOCK_FACTORS = ("logit_softcap", "logit_scale", "embedding_scale")
-_HEAD_SIZES = (
-    *("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed", "feeds_normed", "num_fc_norms"),
-)
 
 
 class CpuEngine(HostPruning, Closing):
@@ -323,60 +296,12 @@ class CpuEngine(HostPruning, Closing):
 
 
 def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
-    sizes: dict[str, Any] = file.header["model"]
-    layers = (native.FaserLayer * spec.num_layers)()
-    for index, layer in enumerate([] if "medusa" in sizes else layers):
-        for name in _LAYER_TENSORS:
-            address = file.address(f"layers.{index}.{name}")
-            if address is None and name not in _OPTIONAL_LAYER_TENSORS:
-                raise EngineFileError(
-                    f"{path.name} lacks the tensor layers.{index}.{name}, rebuild it with faser build"
-                )
-            setattr(layer, name, address)
-    model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
-    model.max_seq_len = spec.max_seq_len
-    scheme = scheme_of(sizes) or Scheme(16, 0)
-    model.weight_bits, model.group_size, model.activation_bits = scheme.bits, scheme.group_size, scheme.activation_bits
-    model.num_outputs = sizes.get("num_outputs", 0)
-    for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales", "output_ids"):
-        setattr(model, name, file.address(name))
-    model.embedding = None if sizes["tied"] else file.address("embedding")
-    model.layers = layers
-    if "head" in sizes:
-        head = native.FaserHead(
-            **{name: file.address(f"head.{name}") for name in _HEAD_TENSORS},
-            **{name: sizes["head"].get(name, 0) for name in _HEAD_SIZES},
+    if spec.block_size > spec.max_num_tokens:
+        raise ConfigError(
+            f"max_num_tokens is {spec.max_num_tokens}, it must be at least the block drafter's block_size "
+            f"({spec.block_size})"
         )
-        model.head = ctypes.pointer(head)
-    if "medusa" in sizes:
-        medusa = native.FaserMedusa(
-            **{name: file.address(f"medusa.{name}") for name in ("residual", "residual_bias")},
-            **{name: sizes["medusa"][name] for name in ("num_heads", "num_layers")},
-        )
-        model.medusa = ctypes.pointer(medusa)
-    if "block" in sizes:
-        block_sizes = sizes["block"]
-        windows, causal = ((ctypes.c_int32 * spec.num_layers)(*block_sizes[name]) for name in ("windows", "causal"))
-        convs = {}
-        for part in ("attention_conv", "mlp_conv") if block_sizes["conv_taps"] else ():
-            found = [
-                native.FaserConv(*(file.address(f"layers.{i}.{part}_{name}") for name in ("base", "delta")))
-                for i in range(spec.num_layers)
-            ]
-            convs[f"{part}s"] = (native.FaserConv * spec.num_layers)(*found)
-        block = native.FaserBlock(
-            **{name: file.address(f"block.{name}") for name in _BLOCK_TENSORS},
-            **{name: block_sizes[name] for name in _BLOCK_SIZES + _CHAIN_SIZES + _BLOCK_FACTORS},
-            windows=ctypes.addressof(windows),
-            causal=ctypes.addressof(causal),
-            **convs,
-        )
-        model.block = ctypes.pointer(block)
-        if spec.block_size > spec.max_num_tokens:
-            raise ConfigError(
-                f"max_num_tokens is {spec.max_num_tokens}, it must be at least the block drafter's block_size "
-                f"({spec.block_size})"
-            )
+    model, sizes = native_model(file, spec.max_seq_len), file.header["model"]
     status = ctypes.c_int32()
     handle: int | None = native.library().faser_engine_create(
         ctypes.byref(model),
