@@ -121,8 +121,9 @@ class AcceptanceEstimator:
         self.model.slope[:] = self._theta[:, :, 0]
         self.model.intercept[:] = self._theta[:, :, 1]
         rates = _rates(self._counts)
-        self._gains = np.cumprod(rates, axis=1) if self._is_block else _gains(rates, self._counts)
-        prior = rates * np.minimum(1.0, self._gains / np.cumprod(rates, axis=1))
+        survival: Float64Array = np.cumprod(rates, axis=1)
+        self._gains = survival if self._is_block else _gains(rates, self._counts)
+        prior = rates * np.minimum(1.0, self._gains / survival)
         spread = np.sqrt(_explained(rates, self._counts, self._info)[:, None] * prior * (1.0 - prior))
         self.prior = prior.astype(np.float32)
         self.spread = np.minimum(spread, np.minimum(prior, 1.0 - prior)).astype(np.float32)
