@@ -121,7 +121,7 @@ class AcceptanceEstimator:
         self.model.slope[:] = self._theta[:, :, 0]
         self.model.intercept[:] = self._theta[:, :, 1]
         rates = _rates(self._counts)
-        survival: Float64Array = np.cumprod(rates, axis=1)
+        survival = np.cumprod(rates, axis=1, dtype=np.float64)
         self._gains = survival if self._is_block else _gains(rates, self._counts)
         prior = rates * np.minimum(1.0, self._gains / survival)
         spread = np.sqrt(_explained(rates, self._counts, self._info)[:, None] * prior * (1.0 - prior))
