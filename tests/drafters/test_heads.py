@@ -110,7 +110,7 @@ def test_others_do_not_notice_a_cancelled_request(built, plain):
 def test_the_profile_knows_what_its_step_costs(built):
     costs = load_costs(built, 1)
     assert costs.has("draft_step")
-    assert costs.has("draft_rows") or costs.has("draft_block")
+    assert costs.has("draft_block") == (EngineDir.load(built).draft_head == "block") == (not costs.has("draft_rows"))
 
 
 def test_it_is_the_default_of_its_engines(built):
