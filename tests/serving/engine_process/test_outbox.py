@@ -137,7 +137,7 @@ def test_the_executor_makes_the_text_itself_if_nobody_else_does(tokenizer, monke
     world = World(tokenizer)
     (sequence,) = world.start(1)
     made = []
-    monkeypatch.setattr(Tokenizer, "_token_bytes", lambda self, token: made.append(token) or b"a")
+    monkeypatch.setattr(Tokenizer, "token_bytes", lambda self, token: made.append(token) or b"a")
     for number in range(1, 9):
         put(sequence, tokenizer.encode("a"))
         world.outbox.hand_over()
@@ -165,7 +165,7 @@ def test_every_step_has_its_first_ones(tokenizer, monkeypatch):
     world = World(tokenizer)
     (sequence,) = world.start(1, stop_words=text("END"))
     made = []
-    monkeypatch.setattr(Tokenizer, "_token_bytes", lambda self, token: made.append(token) or b"a")
+    monkeypatch.setattr(Tokenizer, "token_bytes", lambda self, token: made.append(token) or b"a")
     for number in range(1, MAX_AT_ONCE + 5):
         assert not put(sequence, tokenizer.encode("a"))
         assert len(made) == number, "it was not made at once"
@@ -188,7 +188,7 @@ def test_text_that_cannot_be_made_ends_its_request_with_an_error(tokenizer, monk
     """Its client would wait for ever otherwise."""
     world = World(tokenizer)
     (sequence,) = world.start(1)
-    monkeypatch.setattr(Tokenizer, "_token_bytes", mock.Mock(side_effect=ZeroDivisionError))
+    monkeypatch.setattr(Tokenizer, "token_bytes", mock.Mock(side_effect=ZeroDivisionError))
     assert not put(sequence, tokenizer.encode("a"), reason)
     world.take()
     assert world.error(1).message == "the text could not be made: ZeroDivisionError; see the server's log"
