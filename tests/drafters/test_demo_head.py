@@ -1,4 +1,4 @@
-"""The bundled EAGLE-3 head: it fits its target, which keeps the better part of its drafts, and changes no text."""
+"""The bundled EAGLE-3 head and block drafter: the target keeps most of their drafts, and its text stays the same."""
 
 from pathlib import Path
 
@@ -16,8 +16,13 @@ DEMO = Path(__file__).parents[2] / "engines" / "demo"
 MAX_BYTES = 3_000_000
 
 
-def build(directory, expand=1):
-    options = BuildOptions(DEMO / "target", DEMO / "eagle3", directory, max_seq_len=256, expand=expand)
+@pytest.fixture(params=["eagle3", "block"])
+def head(request):
+    return DEMO / request.param
+
+
+def build(head, directory, expand=1):
+    options = BuildOptions(DEMO / "target", head, directory, max_seq_len=256, expand=expand)
     return build_engines(options).path
 
 
@@ -37,22 +42,22 @@ def prompts():
     return draw_prompts(Tokenizer.load(DEMO / "target").encode, 8, 64).token_ids
 
 
-def test_the_target_keeps_most_of_its_drafts(tmp_path, prompts):
-    plain, _ = run(build(tmp_path / "e"), prompts, "off")
+def test_the_target_keeps_most_of_its_drafts(head, tmp_path, prompts):
+    plain, _ = run(build(head, tmp_path / "e"), prompts, "off")
     found, stats = run(tmp_path / "e", prompts, "fixed:1")  # so that first places only are counted
     assert found == plain
     assert stats["num_tested_drafts_model"] > 100
     assert stats["num_accepted_tokens"] >= 0.6 * stats["num_tested_drafts_model"]
 
 
-def test_an_expanded_target_keeps_as_many(tmp_path, prompts):
+def test_an_expanded_target_keeps_as_many(head, tmp_path, prompts):
     """It computes the same hidden rows in more layers."""
     counts = []
     for expand in (1, 3):
-        _, stats = run(build(tmp_path / str(expand), expand), prompts, "fixed:3")
+        _, stats = run(build(head, tmp_path / str(expand), expand), prompts, "fixed:3")
         counts.append([stats["num_tested_drafts_model"], stats["num_accepted_tokens"]])
     assert counts[0] == counts[1]
 
 
-def test_it_is_small():
-    assert (DEMO / "eagle3" / "model.safetensors").stat().st_size < MAX_BYTES
+def test_it_is_small(head):
+    assert (head / "model.safetensors").stat().st_size < MAX_BYTES
