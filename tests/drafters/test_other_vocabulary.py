@@ -20,6 +20,7 @@ from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.vocabulary import VocabularyMap, map_vocabulary
 from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.profiling.prompts import draw_prompts
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.effort import pick
@@ -70,7 +71,10 @@ def engines(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     root = tmp_path_factory.mktemp("engines")
     built = {name: options(checkpoints, root / name, name) for name in ("draft", "wrong", "tied")}
     built["int8"] = replace(built["tied"], output_dir=root / "int8", draft_quantization="int8", quantize_lm_head=True)
-    return {name: build_engines(each).path for name, each in built.items()}
+    paths = {name: build_engines(each).path for name, each in built.items()}
+    for path in paths.values():
+        measure_once(path, num_threads=1)  # for `price`
+    return paths
 
 
 def texts(engine_dir: Path, **config):

@@ -122,7 +122,7 @@ def test_a_request_that_takes_too_long_fails(options: ServeBenchOptions) -> None
 
 def test_an_open_loop_does_not_wait_for_answers(options: ServeBenchOptions) -> None:
     """All arrive within a fraction of what one answer takes, so all but the first arrive while others run."""
-    with StandIn(first_s=0.5) as stand_in:
+    with StandIn(first_s=2.0) as stand_in:
         report = run(replace(options, request_rate=1000.0, num_prompts=8, category="qa"), stand_in)
     assert report.load.num_completed == 8
     assert stand_in.most_running == 8
