@@ -33,7 +33,7 @@ struct AttentionArguments {
   __device__ int group() const { return num_heads / num_kv_heads; }
   __device__ bool is_causal() const { return window >= -1; }
   // Positions that a row sees up to its own; 0: all, below 0: all but the first.
-  __device__ int span() const { return max(window, -2 - window); }
+  __device__ int span() const { return window >= -2 - window ? window : -2 - window; }
 };
 
 // The positions that a request's rows see: row i up to past + i, or up to its last row's, all of them within [kv_begin,
