@@ -140,7 +140,7 @@ def tokens_per_pass(proposals: Sequence[Tensor], greedy: Tensor) -> float:
 
 
 def windows(held_out: Tensor, length: int) -> Tensor:
-    """Of all of the held-out text [16, length]."""
+    """Return 16 windows from all over the held-out text [16, length]."""
     return held_out.unfold(0, length, len(held_out) // 16)[:16]
 
 

@@ -187,7 +187,7 @@ class Drafter(nn.Module):
 
 @torch.no_grad()
 def load_drafter(directory: Path, target: Llama) -> Drafter:
-    """What `save` wrote."""
+    """Read a checkpoint that `save` wrote."""
     config = json.loads((directory / "config.json").read_text())
     scale = torch.ones(len(LAYERS) * target.sizes.hidden)
     drafter = Drafter(target, scale, config["num_hidden_layers"], config["intermediate_size"])
@@ -198,7 +198,7 @@ def load_drafter(directory: Path, target: Llama) -> Drafter:
 
 
 def logits_of(drafter: Drafter, target: Llama, ids: Tensor, anchors: Tensor) -> Iterator[Tensor]:
-    """Of each place [batch, anchors, vocab], for blocks that begin at positions `anchors` of ids [batch, length]."""
+    """Yield logits of each place [batch, anchors, vocab]; blocks begin at `anchors` of ids [batch, length]."""
     rows = drafter(run_target(target, ids, LAYERS)[0], ids, anchors)
     return (F.linear(rows[:, :, place], target.embed.weight) for place in range(NUM_PLACES))
 
@@ -208,7 +208,7 @@ class BlockTraining(Training):
     num_anchors = 32
 
     def losses(self, ids: Tensor) -> list[Tensor]:
-        """Of each place; ids [batch, length]."""
+        """Return the loss of each place; ids [batch, length]."""
         anchors = torch.randperm(ids.shape[1] - NUM_PLACES)[: self.num_anchors].sort().values
         with torch.autocast("cpu", torch.bfloat16):
             features, last = run_target(self.target, ids, LAYERS)

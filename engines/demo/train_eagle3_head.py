@@ -182,7 +182,7 @@ class Head(nn.Module):
 
 @torch.no_grad()
 def load_head(directory: Path, target: Llama) -> Head:
-    """What `save` wrote."""
+    """Read a checkpoint that `save` wrote."""
     weights = load_file(directory / "model.safetensors")
     inner = len(weights["midlayer.mlp.up_proj.weight"])
     draft_ids = weights["d2t"] + torch.arange(len(weights["d2t"]))

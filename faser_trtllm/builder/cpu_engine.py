@@ -121,7 +121,7 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
 
 
 def output_sizes(source: Source) -> dict[str, Any]:
-    """What an engine file's header says of a draft model's LM head that is of fewer tokens than the target's."""
+    """Entries of an engine file's header for a draft model whose LM head has fewer tokens than the target's."""
     return {} if source.vocabulary is None else {"num_outputs": len(source.vocabulary.target_ids)}
 
 

@@ -21,7 +21,7 @@ PRIOR_MS = 5.0  # of draft calls, that the table counts as
 KNOWN_MS = 50.0  # of draft calls, after which the factors are known
 MOST = 30.0  # by which a curve may be wrong at most
 FIRST_ROWS = 1.8  # per request, of a draft model's first step: one token was missed, or two if all were accepted
-MOST_FIRST_ROWS = 2.0  # per request, beside prompts: with more, the call runs prompts too
+MOST_FIRST_ROWS = 2.0  # per request, next to prompts: with more, the call runs prompts too
 LATE_ROWS = 64  # of a pass over missed tokens; their cost per row in the table is that of as many more
 
 

@@ -211,7 +211,7 @@ class PricePolicy:
         n, expected = len(lengths), gains.mean(0).tolist()
         base_rows = n + round(num_tokens * self._prompts.rows_per_token)
         found = predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
-        if self._is_block:  # nothing is drafted behind pending drafts
+        if self._is_block:  # nothing is drafted after pending drafts
             found.pop(Mode.DRAFT_AHEAD.value, None)
         return found
 

@@ -181,7 +181,7 @@ class World:
         self.verified_lengths.append(verified)
 
     def _block_ms(self, wanted, drafting):
-        """What a block drafter's call takes, however many of its drafts are drawn."""
+        """Return the ms of a block drafter's call that wants so many drafts of each request."""
         requests = [self.requests[i] for i in drafting]
         self.num_draft_rows = sum(r.num_tokens - r.num_draft_computed_tokens for r in requests)
         places_ms = sum(self.draft(sum(n > place for n in wanted)) for place in range(max(wanted)))

@@ -91,7 +91,7 @@ class Eagle3Decoder(TorchDecoder):
         return self._product(kept, head.fc, head.fc_bias)
 
     def _outputs_of(self, hidden: Tensor) -> Tensor:
-        """What the next step reads of the last layer's hidden rows."""
+        """Return the part of the last layer's hidden rows that the next step reads."""
         return self._ops.rms_norm(hidden, self.weights.final_norm, self._eps) if self._feeds_normed else hidden
 
     def _run_layers(self, features: Tensor, bounds: Bounds) -> None:

@@ -35,15 +35,15 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 class _Sign(NamedTuple):
-    """What a kind is told by, any of: words in values of _NAMING, beginnings of keys, parts of tensors' names, files.
-    beside, unless: words of which one must be there, or none, for keys to count."""
+    """Marks of a kind, any of which tells: words in values of _NAMING, beginnings of keys, parts of tensors' names,
+    files. requires, unless: words of which one must be there, or none, for keys to count."""
 
     kind: str
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ("",)
+    requires: tuple[str, ...] = ("",)
     unless: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ _SIGNS = (
     _Sign("LiLiCorr", ("lilicorr",), ("lilicorr_",), ("lilicorr.",)),
     _Sign("Domino", ("domino",), ("gru_hidden_dim",), ("prefix_gru.",)),
     _Sign("P-EAGLE", ("peagle", "p_eagle"), tensors=("mask_hidden",)),
-    _Sign("P-EAGLE", keys=_MASK_KEYS, beside=("eagle",)),
+    _Sign("P-EAGLE", keys=_MASK_KEYS, requires=("eagle",)),
     _Sign("PARD-2", ("pard2", "pard-2", "pard_2"), ("pard2_",), ("target_proj.",), ("warp_model.bin",)),
     _Sign("PARD", keys=(*_MASK_KEYS, "spd_type"), unless=_BLOCK),
     _Sign("Laguna DFlash", ("laguna",), tensors=("aux_hidden_norms.", "g_proj.")),
@@ -109,7 +109,7 @@ def _named(words: tuple[str, ...], naming: Mapping[str, Any]) -> str:
 
 
 def _keyed(sign: _Sign, settings: Mapping[str, Any], said: str) -> str:
-    if any(word in said for word in sign.unless) or not any(word in said for word in sign.beside):
+    if any(word in said for word in sign.unless) or not any(word in said for word in sign.requires):
         return ""
     found = (key for key in settings if key.rpartition(".")[2].startswith(sign.keys))
     return next((f"{key} is {settings[key]!r:.80}" for key in found), "")

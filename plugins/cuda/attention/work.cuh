@@ -15,7 +15,7 @@ namespace faser {
 constexpr int kMaxSplitRows = 256;
 
 // split_tokens: positions of a chunk, a multiple of 64. max_slots: of the workspace, which holds float partial results
-// [max_slots, num_heads, head_dim] and behind them log2 sums [max_slots, num_heads]; 0: nothing is split. window: as
+// [max_slots, num_heads, head_dim] and after them log2 sums [max_slots, num_heads]; 0: nothing is split. window: as
 // the kernels' argument has it.
 struct AttentionArguments {
   const void* q;

@@ -177,7 +177,7 @@ def test_a_reused_prefix_gives_the_same_drafts(pair):
 
 
 def draft_in(pair, slot, request):
-    """What draft() gives for one request in this slot."""
+    """Draft for one request in this slot."""
     others = [([1], 1, 0, 0)] * slot
     return draft(pair, [*others, request])[slot:]
 

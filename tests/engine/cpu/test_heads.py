@@ -31,7 +31,7 @@ SIZES = {"max_seq_len": 64, "max_batch_size": NUM_SLOTS, "max_num_tokens": 128, 
 ODD = {"hidden_size": 70, "num_heads": 5, "num_kv_heads": 1, "head_dim": 18}
 EAGLE31 = {"fc_norm": True, "norm_output": True, "layers": (1, 2, 3)}
 SPECULATORS = {"make": make_speculators_head, "norm_before_fc": True, "norm_output": True}
-# Options of the target and of the head; of an MTP layer, whether it reads behind the target's final norm. says: the
+# Options of the target and of the head; of an MTP layer, whether it reads after the target's final norm. says: the
 # option of the build that tells what norm_output means.
 VARIANTS: dict[str, tuple[dict[str, Any], Any]] = {
     "safeailab": ({}, {}),

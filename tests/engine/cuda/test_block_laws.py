@@ -1,4 +1,4 @@
-"""Block drafters on the cuda engine: laws are torch's, whatever runs beside them, and no wrong way of reading a
+"""Block drafters on the cuda engine: laws are torch's, whatever runs next to them, and no wrong way of reading a
 checkpoint has them. On the host, in float32 with sums in float64; the kernels' part emulated."""
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_a_speculators_checkpoint_has_its_layer_nested(tmp_path, target):
 
 
 def test_norms_before_fc(tmp_path, target):
-    """Of each hidden row, or one of all, with the key at the top or under eagle_config; with a prefix or without."""
+    """A norm of each hidden row, or one of all; the key at the top or under eagle_config, with a prefix or without."""
     plain = read(make_head(tmp_path / "plain", target), target)
     for number, (options, count) in enumerate(
         (
