@@ -25,7 +25,7 @@ BUILD = ROOT / "build" / "native"
 
 _TRITON_INCLUDES = [PLUGINS / "triton", HERE / "triton", HERE / "fuzz"]
 _CPU_INCLUDES = [
-    *(PLUGINS / "cpu" / part for part in (".", "attention", "engine", "kernels", "sampling")),
+    *(PLUGINS / "cpu" / part for part in (".", "attention", "drafting", "engine", "kernels", "sampling")),
     HERE / "cpu",
     HERE / "fuzz",
 ]  # both plugins have an engine.h
