@@ -315,7 +315,8 @@ def test_streams_side_by_side_do_not_mix(frontend, triton):
 
 
 def test_a_dead_triton_is_503_with_a_hint_and_health_says_so(engine_dir, tmp_path):
-    with Server(engine_dir, log=tmp_path / "triton") as triton:
+    slow = {"FASER_FAULT": "engine_hang@step1+:20ms"}  # so that the stream is not at its end when the engine dies
+    with Server(engine_dir, log=tmp_path / "triton", environment=slow) as triton:
         triton.wait_ready()
         with Frontend(tmp_path / "log", "--url", triton.grpc_url) as frontend:
             frontend.wait_ready()
