@@ -8,6 +8,7 @@ from typing import Any
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.json_text import parse_json
+from faser_trtllm.models.experts import ExpertsConfig
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
 _OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/heads/mtp.py
@@ -20,7 +21,10 @@ _MAX_NUMBER = 1e30
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. sliding_window 0: none. torch_dtype: as the checkpoint declares it."""
+    """A decoder of the Llama family. sliding_window 0: none. torch_dtype: as the checkpoint declares it.
+
+    experts: of a mixture, whose intermediate_size is an expert's; None: the layers are dense.
+    """
 
     architecture: str
     vocab_size: int
@@ -42,6 +46,7 @@ class ModelConfig:
     torch_dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    experts: ExpertsConfig | None = None
 
 
 def load_model_config(checkpoint_dir: Path) -> ModelConfig:

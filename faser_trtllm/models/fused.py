@@ -22,7 +22,9 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     first qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, whose fc reads rows after
     num_fc_norms norms, and whose LM head is over draft_vocab_size tokens. With is_mtp in that object they are an MTP
     layer's: a decoder's layer after head.input_proj. With the object `block` they are a block drafter's
-    (models/heads/block.py). num_outputs: of a draft model whose LM head is of fewer tokens than vocab_size.
+    (models/heads/block.py). With the object `experts` (models/experts.py) layers have a router and experts instead of
+    gate_up and down: expert_gate_up is every expert's gate and up, one expert after the other. num_outputs: of a draft
+    model whose LM head is of fewer tokens than vocab_size.
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     head: Mapping[str, Any] | None = sizes.get("head")
@@ -97,9 +99,34 @@ def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, t
         vector("q_norm", "self_attn.q_norm", head_dim)
         vector("k_norm", "self_attn.k_norm", head_dim)
     linear("o", {"self_attn.o_proj": hidden}, q_size, "o_bias")
+    if sizes.get("has_sinks"):
+        found["sinks"] = ((f"{layer}.self_attn.sinks", (sizes["num_heads"],)),)
     vector("post_norm", "post_attention_layernorm", hidden)
+    if experts := sizes.get("experts"):
+        return found | _experts(experts, f"{layer}.mlp", hidden)
     linear("gate_up", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, "mlp_bias")
     linear("down", {"mlp.down_proj": hidden}, inner, "mlp_bias")
+    return found
+
+
+def _experts(experts: Mapping[str, Any], mlp: str, hidden: int) -> dict[str, tuple[Part, ...]]:
+    """A layer's router, experts and shared expert; mlp: the name of their module in the checkpoint."""
+    names = [f"{mlp}.experts.{i}" for i in range(experts["num_experts"])]
+    inner, shared = experts["intermediate_size"], experts["shared_size"]
+    gate_up = [f"{name}.{part}_proj" for name in names for part in ("gate", "up")]
+    down = [f"{name}.down_proj" for name in names]
+    found: dict[str, tuple[Part, ...]] = {"router": ((f"{mlp}.gate.weight", (len(names), hidden)),)}
+    if experts["has_bias"]:
+        found["router_bias"] = ((f"{mlp}.gate.bias", (len(names),)),)
+    for name, sources, shape in (("gate_up", gate_up, (inner, hidden)), ("down", down, (hidden, inner))):
+        found[f"expert_{name}"] = tuple((f"{source}.weight", shape) for source in sources)
+        if experts["has_bias"]:
+            found[f"expert_{name}_bias"] = tuple((f"{source}.bias", shape[:1]) for source in sources)
+    if shared:
+        expert = f"{mlp}.shared_expert"
+        found["shared_gate_up"] = tuple((f"{expert}.{part}_proj.weight", (shared, hidden)) for part in ("gate", "up"))
+        found["shared_down"] = ((f"{expert}.down_proj.weight", (hidden, shared)),)
+        found["shared_gate"] = ((f"{mlp}.shared_expert_gate.weight", (1, hidden)),)
     return found
 
 
