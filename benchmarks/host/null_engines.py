@@ -42,6 +42,8 @@ class NullEngine:
     """A target with the logits of CoinLogits, and a draft that always drafts DRAFTED. For greedy requests whose prompts
     end with any token of the vocabulary."""
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
         self.spec = spec
         self._logits = CoinLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)

@@ -35,6 +35,8 @@ def prompt_of(text: int, prompt_len: int) -> list[int]:
 class Replayed(HostPruning):
     """An engine of one segment, without passes."""
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
 

@@ -37,6 +37,8 @@ class EngineSpec:
     max_logit_rows: int | None = None  # of one pass; None: all
     is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
     block_size: int = 0  # rows of a block drafter, which drafts from its target's hidden rows too; 0: it is none
+    num_experts: int = 0  # of a layer; 0: all of a layer's weights meet every row
+    top_k: int = 0  # experts that a row goes through in each layer
 
     @property
     def draft_kind(self) -> int:
@@ -86,6 +88,11 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec: ...
+
+    @property
+    def distinct_experts(self) -> float:
+        """Experts whose weights the last pass read, of a layer: the mean over the layers that ran; 0.0: it has none.
+        Segments count as one pass."""
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         """Run layers spec.segments[segment] to spec.segments[segment + 1].

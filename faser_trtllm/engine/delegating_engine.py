@@ -21,6 +21,10 @@ class DelegatingEngine(HostPruning, Closing):
     def spec(self) -> EngineSpec:
         return self._inner.spec
 
+    @property
+    def distinct_experts(self) -> float:
+        return self._inner.distinct_experts
+
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         return self._inner.run_segment(batch, segment)
 

@@ -51,6 +51,8 @@ class ToyEngine(HostPruning):
     """Two segments: the first remembers the tokens, the second remembers them again and gives logits, so that rows that
     are dropped between the two leave a hole that a later pass must fill."""
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(
         self,
         table,

@@ -95,6 +95,7 @@ class CpuEngine(HostPruning, Closing):
                 max_num_branches=max_num_branches,
                 is_head="head" in sizes or "medusa" in sizes,
                 block_size=sizes.get("block", {}).get("block_size", 0),
+                **{name: int(sizes.get("experts", {}).get(name, 0)) for name in ("num_experts", "top_k")},
             )
             return cls(file, core_set, spec, _create(file, path, core_set, spec))
         except BaseException:
@@ -104,6 +105,10 @@ class CpuEngine(HostPruning, Closing):
     @property
     def spec(self) -> EngineSpec:
         return self._spec
+
+    @property
+    def distinct_experts(self) -> float:
+        return 0.0
 
     @property
     def memory_bytes(self) -> int:

@@ -49,6 +49,8 @@ class GpuEngine(HostPruning, Closing):
     graph allocates from torch's caching allocator.
     """
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(
         self,
         decoder: Decoder,

@@ -40,6 +40,8 @@ class InterpretedEngine(HostPruning, Closing):
     options.max_batch_size blocks and block tables are [max_batch_size, 1]. Not thread-safe.
     """
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(
         self,
         trt: Any,

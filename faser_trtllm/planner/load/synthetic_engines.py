@@ -81,6 +81,8 @@ class SyntheticSampler:
 
 
 class _SyntheticEngine(Closing):
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
 

@@ -45,6 +45,8 @@ SPEC = EngineSpec(
 class TableEngine(HostPruning, Closing):
     """An engine over a table of logits [VOCAB_SIZE ** CONTEXT, VOCAB_SIZE] fp32; it has no segments to prune at."""
 
+    distinct_experts = 0.0  # no layer has any
+
     def __init__(self, table: npt.NDArray[np.float32]) -> None:
         self.spec = SPEC
         self._table = table
