@@ -161,7 +161,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(directory: Path, tensors: dict[str, np.ndarray], dtype: str, num_shards: int = 1) -> None:
-    """Write fp32 tensors as this dtype, in one file or in shards with their index; int64 and bool stay as they are."""
+    """Write fp32 tensors as this dtype, in one file or in shards with their index; int64, uint8 and bool stay so."""
     names = list(tensors)
     shards = [names[i::num_shards] for i in range(num_shards)]
     weight_map = {}
@@ -267,7 +267,7 @@ def _write_safetensors_file(path: Path, tensors: dict[str, np.ndarray], dtype: s
     path.write_bytes(b"".join([struct.pack("<Q", len(text)), text, *blobs]))
 
 
-_WHOLE = {np.dtype(np.int64): "I64", np.dtype(bool): "BOOL"}
+_WHOLE = {np.dtype(np.int64): "I64", np.dtype(np.uint8): "U8", np.dtype(bool): "BOOL"}
 
 
 def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
