@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint as GGUF for llama.cpp: weights only, no vocabulary.
+"""Writes a Llama or Qwen3-MoE checkpoint as GGUF for llama.cpp: weights only, no vocabulary.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
@@ -24,6 +24,7 @@ Q8_BLOCK = 32
 F32, Q8_0, BF16 = 0, 8, 30
 UINT32, FLOAT32, STRING = 4, 6, 8
 FILE_TYPES = {"bf16": 32, "q8_0": 7}
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
 
 
 class WeightSource(Protocol):
@@ -32,23 +33,30 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True)
 class _Tensor:
+    """sources: in the checkpoint; those of several experts follow each other. shape: of one of them."""
+
     name: str  # in GGUF
-    source: str  # in the checkpoint
+    sources: tuple[str, ...]
     shape: tuple[int, ...]
     kind: int
     num_heads: int = 0  # > 0: rows are reordered per head for GGUF's rope
 
     @property
+    def dims(self) -> tuple[int, ...]:
+        """GGUF's order, the inputs of a matrix first and experts last."""
+        return (*self.shape[::-1], len(self.sources)) if len(self.sources) > 1 else self.shape[::-1]
+
+    @property
     def nbytes(self) -> int:
-        size = int(np.prod(self.shape))
+        size = int(np.prod(self.dims))
         return {F32: 4 * size, BF16: 2 * size, Q8_0: size // Q8_BLOCK * (Q8_BLOCK + 2)}[self.kind]
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, dtype: str) -> None:
-    """Write a Llama model, one tensor in memory at a time; raise CheckpointError for any other kind.
+    """Write a model, one matrix in memory at a time; raise CheckpointError for one that is neither Llama nor Qwen3-MoE.
 
     weights: bf16 bits by Hugging Face names. dtype: bf16 or q8_0 (matrices whose rows are not multiples of 32
-    stay bf16); norms are fp32.
+    stay bf16); norms and routers are fp32.
     """
     _check(config)
     tensors = list(_tensors(config, Q8_0 if dtype == "q8_0" else BF16))
@@ -59,13 +67,14 @@ def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, dtype: st
             file.write(_string(key) + struct.pack("<I", kind) + _value(kind, value))
         offset = 0
         for tensor in tensors:
-            dims = tensor.shape[::-1]
+            dims = tensor.dims
             file.write(_string(tensor.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
             file.write(struct.pack("<IQ", tensor.kind, offset))
             offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         _pad(file)
         for tensor in tensors:
-            file.write(_encode(tensor, weights.bfloat16(tensor.source, tensor.shape)))
+            for source in tensor.sources:
+                file.write(_encode(tensor, weights.bfloat16(source, tensor.shape)))
             _pad(file)
 
 
@@ -81,55 +90,81 @@ def quantize_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def _check(config: ModelConfig) -> None:
-    if config.architecture != "LlamaForCausalLM":
-        raise CheckpointError(f"the architecture is {config.architecture}, the GGUF writer knows LlamaForCausalLM only")
+    if config.architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"the architecture is {config.architecture}, the GGUF writer knows {' and '.join(ARCHITECTURES)} only"
+        )
     if config.rope.rope_type != "default":
         raise CheckpointError(f"rope_type is {config.rope.rope_type}, the GGUF writer knows default only")
     if config.qkv_bias or config.o_bias or config.mlp_bias:
         raise CheckpointError("the checkpoint has biases, the GGUF writer knows models without them only")
+    if config.experts is not None and not config.experts.norm_topk:
+        raise CheckpointError("norm_topk_prob is false, llama.cpp's qwen3moe always divides weights by their sum")
 
 
 def _metadata(config: ModelConfig, dtype: str) -> dict[str, tuple[int, Any]]:
+    arch = ARCHITECTURES[config.architecture]
+    own: dict[str, tuple[int, Any]] = {
+        "vocab_size": (UINT32, config.vocab_size),
+        "context_length": (UINT32, config.max_position_embeddings),
+        "embedding_length": (UINT32, config.hidden_size),
+        "block_count": (UINT32, config.num_layers),
+        "feed_forward_length": (UINT32, config.intermediate_size),
+        "attention.head_count": (UINT32, config.num_heads),
+        "attention.head_count_kv": (UINT32, config.num_kv_heads),
+        "attention.key_length": (UINT32, config.head_dim),
+        "attention.value_length": (UINT32, config.head_dim),
+        "attention.layer_norm_rms_epsilon": (FLOAT32, config.rms_norm_eps),
+        "rope.dimension_count": (UINT32, config.head_dim),
+        "rope.freq_base": (FLOAT32, config.rope.theta),
+    }
+    if config.experts is not None:
+        own |= {
+            "expert_count": (UINT32, config.experts.num_experts),
+            "expert_used_count": (UINT32, config.experts.top_k),
+            "expert_feed_forward_length": (UINT32, config.experts.intermediate_size),
+        }
     return {
-        "general.architecture": (STRING, "llama"),
+        "general.architecture": (STRING, arch),
         "general.file_type": (UINT32, FILE_TYPES[dtype]),
         "general.alignment": (UINT32, ALIGNMENT),
-        "llama.vocab_size": (UINT32, config.vocab_size),
-        "llama.context_length": (UINT32, config.max_position_embeddings),
-        "llama.embedding_length": (UINT32, config.hidden_size),
-        "llama.block_count": (UINT32, config.num_layers),
-        "llama.feed_forward_length": (UINT32, config.intermediate_size),
-        "llama.attention.head_count": (UINT32, config.num_heads),
-        "llama.attention.head_count_kv": (UINT32, config.num_kv_heads),
-        "llama.attention.key_length": (UINT32, config.head_dim),
-        "llama.attention.value_length": (UINT32, config.head_dim),
-        "llama.attention.layer_norm_rms_epsilon": (FLOAT32, config.rms_norm_eps),
-        "llama.rope.dimension_count": (UINT32, config.head_dim),
-        "llama.rope.freq_base": (FLOAT32, config.rope.theta),
+        **{f"{arch}.{key}": value for key, value in own.items()},
         "tokenizer.ggml.model": (STRING, "no_vocab"),
     }
 
 
 def _tensors(config: ModelConfig, kind: int) -> Iterator[_Tensor]:
-    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    hidden, inner, vocab, experts = config.hidden_size, config.intermediate_size, config.vocab_size, config.experts
+    # Hugging Face's rope pairs dimension i with i + head_dim / 2, as all of GGUF's architectures do but llama.
+    q_heads, kv_heads = (config.num_heads, config.num_kv_heads) if experts is None else (0, 0)
 
-    def matrix(name: str, source: str, num_out: int, num_in: int, heads: int = 0) -> _Tensor:
-        return _Tensor(name, source, (num_out, num_in), kind if num_in % Q8_BLOCK == 0 else BF16, heads)
+    def matrix(name: str, sources: str | tuple[str, ...], num_out: int, num_in: int, heads: int = 0) -> _Tensor:
+        found = (sources,) if isinstance(sources, str) else sources
+        return _Tensor(name, found, (num_out, num_in), kind if num_in % Q8_BLOCK == 0 else BF16, heads)
+
+    def vector(name: str, source: str, size: int = hidden) -> _Tensor:
+        return _Tensor(name, (source,), (size,), F32)
 
     yield matrix("token_embd.weight", "model.embed_tokens.weight", vocab, hidden)
     for i in range(config.num_layers):
         to, of = f"blk.{i}.", f"model.layers.{i}."
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        yield _Tensor(to + "attn_norm.weight", of + "input_layernorm.weight", (hidden,), F32)
-        yield matrix(to + "attn_q.weight", of + "self_attn.q_proj.weight", q, hidden, config.num_heads)
-        yield matrix(to + "attn_k.weight", of + "self_attn.k_proj.weight", kv, hidden, config.num_kv_heads)
+        yield vector(to + "attn_norm.weight", of + "input_layernorm.weight")
+        yield matrix(to + "attn_q.weight", of + "self_attn.q_proj.weight", q, hidden, q_heads)
+        yield matrix(to + "attn_k.weight", of + "self_attn.k_proj.weight", kv, hidden, kv_heads)
         yield matrix(to + "attn_v.weight", of + "self_attn.v_proj.weight", kv, hidden)
         yield matrix(to + "attn_output.weight", of + "self_attn.o_proj.weight", hidden, q)
-        yield _Tensor(to + "ffn_norm.weight", of + "post_attention_layernorm.weight", (hidden,), F32)
-        yield matrix(to + "ffn_gate.weight", of + "mlp.gate_proj.weight", inner, hidden)
-        yield matrix(to + "ffn_up.weight", of + "mlp.up_proj.weight", inner, hidden)
-        yield matrix(to + "ffn_down.weight", of + "mlp.down_proj.weight", hidden, inner)
-    yield _Tensor("output_norm.weight", "model.norm.weight", (hidden,), F32)
+        if config.qk_norm:
+            yield vector(to + "attn_q_norm.weight", of + "self_attn.q_norm.weight", config.head_dim)
+            yield vector(to + "attn_k_norm.weight", of + "self_attn.k_norm.weight", config.head_dim)
+        yield vector(to + "ffn_norm.weight", of + "post_attention_layernorm.weight")
+        suffix, parts = "", (of + "mlp.",)
+        if experts is not None:
+            yield _Tensor(to + "ffn_gate_inp.weight", (of + "mlp.gate.weight",), (experts.num_experts, hidden), F32)
+            suffix, parts = "_exps", tuple(f"{of}mlp.experts.{e}." for e in range(experts.num_experts))
+        for name, sizes in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            yield matrix(f"{to}ffn_{name}{suffix}.weight", tuple(f"{p}{name}_proj.weight" for p in parts), *sizes)
+    yield vector("output_norm.weight", "model.norm.weight")
     if not config.tie_word_embeddings:
         yield matrix("output.weight", "lm_head.weight", vocab, hidden)
 

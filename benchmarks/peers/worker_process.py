@@ -76,6 +76,12 @@ class WorkerProcess:
             raise WorkerError(reply["error"], missing=reply["kind"] == "missing")
         return reply
 
+    def memory_bytes(self) -> int:
+        """Resident memory, pages of mapped files included."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return 1024 * int(line.split()[1])
+
     def close(self) -> None:
         """End the process. Idempotent."""
         assert self._process.stdin is not None

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="faser bench peers.bits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--checkpoint_dir", type=Path, help="a Llama of your own, such as engines/demo/target")
+    parser.add_argument("--checkpoint_dir", type=Path, help="a Llama or Qwen3-MoE, such as engines/demo/target")
     parser.add_argument("--no_random", action="store_true", help="leave the random model of 431 million weights out")
     parser.add_argument("--bits", nargs="+", default=list(BITS), choices=BITS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 64])
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--activation_bits", type=int, default=16, choices=(16, 8), help="of our engine: 8 builds W8A8 and W4A8"
     )
+    parser.add_argument("--files_dir", type=Path, help="where engines and GGUF files are kept and found again")
     args = parser.parse_args(argv)
     options = BitsOptions(
         output_dir=args.output_dir,
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         openvino_python=args.openvino_python,
         num_threads=args.num_threads,
         activation_bits=args.activation_bits,
+        files_dir=args.files_dir,
         command_line=tuple(sys.argv),
     )
     print(run_bits(options, lambda line: print(line, file=sys.stderr, flush=True)).markdown())

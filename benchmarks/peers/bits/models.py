@@ -1,4 +1,7 @@
-"""The models of the comparison as Hugging Face folders, and what a pass over one reads and computes."""
+"""The models of the comparison as Hugging Face folders, and what a pass over one reads and computes.
+
+A mixture's rows are of sequences that have nothing to do with each other.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.peers.checkpoint import write_checkpoint
 from benchmarks.quantization.random_model import RandomWeights, random_config
+from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.weights import expected_shapes
 
@@ -24,7 +28,7 @@ BITS = {"bf16": 16, "int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class Model:
-    """checkpoint_dir: a Llama in bf16, with a tokenizer.json."""
+    """checkpoint_dir: a Llama or Qwen3-MoE in bf16, with a tokenizer.json."""
 
     name: str
     checkpoint_dir: Path
@@ -32,11 +36,19 @@ class Model:
     def config(self) -> ModelConfig:
         return load_model_config(self.checkpoint_dir)
 
-    def num_read(self) -> int:
-        """Weights of the matrices that a pass multiplies by: all but an embedding that is not the LM head."""
+    def num_read(self, num_rows: int) -> float:
+        """Weights of the matrices that a pass reads: all but an embedding that is not the LM head, and of a mixture the
+        experts that so many rows take in the mean."""
+        config = self.config()
+        if config.experts is None:
+            return self._num_read(1.0)
+        routing = Routing(config.experts.num_experts, config.experts.top_k, overlap=0.0)
+        return self._num_read(routing.distinct([1] * num_rows) / config.experts.num_experts)
+
+    def _num_read(self, share_of_experts: float) -> float:
         config = self.config()
         return sum(
-            math.prod(shape)
+            math.prod(shape) * (share_of_experts if ".experts." in name else 1.0)
             for name, shape in expected_shapes(config).items()
             if len(shape) == 2 and (name != EMBEDDING or config.tie_word_embeddings)
         )
@@ -48,7 +60,8 @@ class Model:
         """Of the matrices; attention over short contexts is left out."""
         config = self.config()
         head = config.vocab_size * config.hidden_size
-        return 2.0 * ((self.num_read() - head) * num_rows + head * num_logit_rows)
+        share = 1.0 if config.experts is None else config.experts.top_k / config.experts.num_experts
+        return 2.0 * ((self._num_read(share) - head) * num_rows + head * num_logit_rows)
 
 
 def write_random_checkpoint(

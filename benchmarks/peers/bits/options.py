@@ -18,7 +18,8 @@ class BitsOptions:
 
     steps: decode steps of a case, whose median counts. llama_python, openvino_python: interpreters of the peers; None:
     the one that runs the bench. cores: that every system is pinned to; None: as many as threads.
-    activation_bits: 16 or 8, of our engine where weights are integers.
+    activation_bits: 16 or 8, of our engine where weights are integers. files_dir: engines and GGUF files are kept there
+    and found again, of one model only.
     """
 
     output_dir: Path
@@ -35,6 +36,7 @@ class BitsOptions:
     openvino_python: Path | None = None
     num_threads: int | None = None
     activation_bits: int = 16
+    files_dir: Path | None = None
     timeout_s: float = 600.0
     command_line: tuple[str, ...] = ()
 
@@ -63,6 +65,8 @@ class BitsOptions:
             raise InvalidArgumentError("bits or rows is empty, give at least one")
         if self.checkpoint_dir is None and not self.random:
             raise InvalidArgumentError("there is no model: give checkpoint_dir, or leave the random one in")
+        if self.files_dir is not None and self.checkpoint_dir is not None and self.random:
+            raise InvalidArgumentError("files_dir is for one model, but there are two: add --no_random")
         if self.num_threads is not None and not 1 <= self.num_threads <= len(os.sched_getaffinity(0)):
             raise InvalidArgumentError(
                 f"num_threads is {self.num_threads}, this process may use {len(os.sched_getaffinity(0))} cores"

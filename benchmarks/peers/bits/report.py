@@ -43,13 +43,15 @@ class Result:
 
 @dataclass(frozen=True)
 class BitsReport:
-    """bits_per_weight: of the files, by model, bits and system. absences: sentences."""
+    """bits_per_weight: of the files, by model, bits and system. memory_gb: of the processes, after the rounds; the same
+    keys. absences: sentences."""
 
     environment: dict[str, Any]
     options: dict[str, Any]
     machine: Machine | None
     results: tuple[Result, ...]
     bits_per_weight: dict[str, float]
+    memory_gb: dict[str, float]
     absences: tuple[str, ...]
 
     def cells(self) -> Iterable[tuple[Result, list[Result]]]:
@@ -96,7 +98,9 @@ class BitsReport:
         for model in dict.fromkeys(result.model for result in self.results):
             lines += ["", f"## {model}", "", self._table(model)]
         files = ", ".join(f"{name}: {bits:.2f}" for name, bits in self.bits_per_weight.items())
-        return "\n".join([*lines, "", f"Bits per weight of the files: {files}."]) + "\n"
+        memory = ", ".join(f"{name}: {gb:.2f}" for name, gb in self.memory_gb.items())
+        lines += ["", f"Bits per weight of the files: {files}.", "", f"Resident memory of the processes, GB: {memory}."]
+        return "\n".join(lines) + "\n"
 
     def _table(self, model: str) -> str:
         header = ("bits", "cell", "ours, tokens/s", "of the bound", "peer's time over ours", "wanted")

@@ -40,11 +40,11 @@ def run_bits(options: BitsOptions, say: Progress) -> BitsReport:
     meter = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="faser-bits-") as folder:
         machine = measure_machine(options.threads(), options.pinned_cores(), Path(folder))
-        report = BitsReport(environment, _values(options), machine, (), {}, ())
+        report = BitsReport(environment, _values(options), machine, (), {}, {}, ())
         for model in _models(options, Path(folder)):
             for bits in options.bits:
                 with tempfile.TemporaryDirectory(dir=folder) as work_dir:
-                    report = _with(report, Place(options, model, bits, Path(work_dir)), say)
+                    report = _with(report, Place(options, model, bits, Path(work_dir), _files_dir(options, bits)), say)
                 environment |= meter.shares()
                 _write(report, options.output_dir)
     return report
@@ -62,14 +62,26 @@ def _with(report: BitsReport, place: Place, say: Progress) -> BitsReport:
             for system in loaded.values()
         }
         times = _rounds(place, loaded, absences, say)
+        memory = report.memory_gb | {
+            f"{place.model.name} {place.bits}, {system.name}": round(system.memory_bytes() / 1e9, 3)
+            for system in loaded.values()
+        }
     results = report.results + tuple(_results(place, times, report.machine, bits_per_weight))
-    return replace(report, results=results, bits_per_weight=bits_per_weight, absences=tuple(absences))
+    return replace(report, results=results, bits_per_weight=bits_per_weight, memory_gb=memory, absences=tuple(absences))
+
+
+def _files_dir(options: BitsOptions, bits: str) -> Path | None:
+    if options.files_dir is None:
+        return None
+    found = options.files_dir.resolve() / bits
+    found.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def _values(options: BitsOptions) -> dict[str, Any]:
     """As JSON, without machine-specific folders."""
     values = asdict(options) | {"num_threads": options.threads()}
-    del values["command_line"]
+    del values["command_line"], values["files_dir"]
     return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
 
 
@@ -151,6 +163,6 @@ def _results(place: Place, times: Times, machine: Machine | None, bits_per_weigh
         least: tuple[float | None, str] = (None, "")
         if machine is not None and name == FASER:
             flop = model.flop(num_rows, 1 if cell == PREFILL else num_rows)
-            least = machine.least_ms(model.num_read() * ours / 8, flop)
+            least = machine.least_ms(model.num_read(num_rows) * ours / 8, flop)
         found.append(Result(model.name, place.bits, name, cell, num_rows, tuple(ms), *least))
     return found

@@ -30,17 +30,24 @@ class Loaded:
     versions: dict[str, str]
     bits_per_weight: float
     run: Callable[[list[list[int]], int], dict[str, Any]]  # prompts and max_tokens -> the worker's reply
+    memory_bytes: Callable[[], int]  # of its process, files that it has mapped included
     close: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a system is opened with. work_dir: an existing folder, removed with what is in it."""
+    """What a system is opened with. work_dir: an existing folder, removed with what is in it. kept: one for files of
+    weights, which are found again; None: they go into work_dir."""
 
     options: BitsOptions
     model: Model
     bits: str
     work_dir: Path
+    kept: Path | None = None
+
+    @property
+    def files_dir(self) -> Path:
+        return self.kept or self.work_dir
 
 
 Opener = Callable[[Place], Loaded]
@@ -60,7 +67,7 @@ def openers(options: BitsOptions, bits: str) -> dict[str, Opener]:
 
 def open_faser(place: Place) -> Loaded:
     options = place.options
-    engine_dir = place.work_dir / "engines"
+    engine_dir = place.files_dir / "engines"
     build_engines(
         BuildOptions(
             checkpoint_dir=place.model.checkpoint_dir,
@@ -85,7 +92,7 @@ def _scheme(bits: str, activation_bits: int) -> str:
 
 
 def open_llamacpp(place: Place, kind: str) -> Loaded:
-    path = place.work_dir / "model.bf16.gguf" if kind in OWN_QUANTIZER else place.work_dir / f"model.{kind}.gguf"
+    path = place.files_dir / ("model.bf16.gguf" if kind in OWN_QUANTIZER else f"model.{kind}.gguf")
     if not path.exists():
         with CheckpointWeights(place.model.checkpoint_dir) as weights:
             write_gguf(path, place.model.config(), weights, "bf16" if kind in OWN_QUANTIZER else kind)
@@ -132,4 +139,4 @@ def _loaded(
         return process.call("run", setting=setting, batch_size=len(prompts), prompts=prompts, max_tokens=max_tokens)
 
     bits_per_weight = 8 * file.stat().st_size / place.model.num_weights()
-    return Loaded(name, versions, bits_per_weight, run, process.close)
+    return Loaded(name, versions, bits_per_weight, run, process.memory_bytes, process.close)

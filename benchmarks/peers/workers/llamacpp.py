@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -112,6 +113,8 @@ def _quantize(api: Any, path: str, kind: str, num_threads: int) -> str:
     params.pure = kind == "q4_0"
     params.nthread = num_threads
     target = path.replace("bf16", kind)
+    if os.path.exists(target):
+        return target
     status = api.llama_model_quantize(path.encode(), target.encode(), ctypes.byref(params))
     if status != 0:
         raise RuntimeError(f"llama_model_quantize returned {status}")

@@ -13,6 +13,7 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint
+from tests.support.moe_checkpoints import make_moe_checkpoint
 
 gguf = pytest.importorskip("gguf")
 KINDS = gguf.GGMLQuantizationType
@@ -121,6 +122,31 @@ def test_enlarged_form(checkpoint: Path) -> None:
     assert metadata["llama.block_count"] == 6
     assert not values(tensors["blk.1.ffn_down.weight"]).any()
     assert values(tensors["blk.3.ffn_down.weight"]).any()
+
+
+def test_a_mixture(tmp_path: Path) -> None:
+    """Experts are one tensor of each kind, queries and keys as they are, the router exact."""
+    checkpoint = make_moe_checkpoint(tmp_path / "model", num_layers=2, num_experts=4, head_dim=32)
+    metadata, tensors = read_gguf(write(checkpoint, "bf16"))
+    assert metadata["general.architecture"] == "qwen3moe"
+    assert [metadata[f"qwen3moe.expert_{key}"] for key in ("count", "used_count", "feed_forward_length")] == [4, 2, 64]
+    weights = CheckpointWeights(checkpoint)
+
+    def wanted(name: str) -> np.ndarray:
+        name = f"model.layers.1.{name}.weight"
+        return weights.float32(name, weights.shape(name))
+
+    same = {"attn_q": "self_attn.q_proj", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
+    for name, source in same.items():
+        np.testing.assert_array_equal(values(tensors[f"blk.1.{name}.weight"]), wanted(source))
+    for part in ("gate", "up", "down"):
+        experts = np.stack([wanted(f"mlp.experts.{i}.{part}_proj") for i in range(4)])
+        np.testing.assert_array_equal(values(tensors[f"blk.1.ffn_{part}_exps.weight"]), experts)
+    assert tensors["blk.1.ffn_gate_inp.weight"].tensor_type == KINDS.F32
+    assert len(tensors) == 3 + 12 * 2
+    unnormalised = replace(load_model_config(checkpoint).experts, norm_topk=False)
+    with pytest.raises(CheckpointError, match="norm_topk_prob is false"):
+        write_gguf(tmp_path / "x", replace(load_model_config(checkpoint), experts=unnormalised), weights, "bf16")
 
 
 def test_what_llamacpp_would_misread_is_refused(checkpoint: Path) -> None:

@@ -40,7 +40,7 @@ def fake(log: Log, ms: float) -> Loaded:
         log.append((len(prompts), len(prompts[0]), max_tokens))
         return {"first_cpu_ms": [10 * ms], "step_cpu_ms": [ms] * (max_tokens - 1)}
 
-    return Loaded("fake", {"fake": "1.0"}, 4.5, run, lambda: None)
+    return Loaded("fake", {"fake": "1.0"}, 4.5, run, lambda: 3_000_000_000, lambda: None)
 
 
 def opened(options: BitsOptions, bits: str, peer: systems.Opener) -> dict[str, systems.Opener]:
