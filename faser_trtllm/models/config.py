@@ -8,13 +8,28 @@ from typing import Any
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.json_text import parse_json
-from faser_trtllm.models.experts import ExpertsConfig
+from faser_trtllm.models.architectures import MIXTURES, OF_QWEN2, SUPPORTED_ARCHITECTURES, refusal
+from faser_trtllm.models.experts import CLAMPED, GATE_ALPHA, GATE_LIMIT, SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
-_OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/heads/mtp.py
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", *_OF_QWEN2, "Qwen3ForCausalLM")
 _MISSING: Any = object()
 MAX_LAYERS = 1000  # each has a dozen tensors, which are named before any is looked for
+MAX_EXPERTS = 1 << 15  # in all layers; each has three tensors
+# What transformers' configuration of a family means by a key that is missing.
+_DEFAULT_THETA = {"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150000.0}
+_DEFAULT_EPS = {"MixtralForCausalLM": 1e-5, "GptOssForCausalLM": 1e-5}
+_DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}
+_DEFAULT_ROPE = {
+    "GptOssForCausalLM": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+}
+_ALL_LAYERS_HAVE_EXPERTS: dict[str, Any] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+_GPT_OSS_GATE: dict[str, Any] = {"swiglu_limit": GATE_LIMIT, "swiglu_alpha": GATE_ALPHA}
+_OF_QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _MAX_INTEGER = 2**31 - 1
 _MAX_NUMBER = 1e30
 
@@ -73,8 +88,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
     architecture = next(iter(architectures_of(data)), None)
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise CheckpointError(
-            f"{source}: architecture {architecture} is not supported; "
-            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"{source}: architecture {architecture} is not supported; {refusal(architecture, SUPPORTED_ARCHITECTURES)}"
         )
     if data.get("quantization_config"):
         raise CheckpointError(
@@ -94,9 +108,8 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         )
     head_dim = fields.integer("head_dim", default=0, minimum=0)
     if head_dim == 0:
-        # The default of transformers' Qwen3Config, which does not depend on hidden_size.
-        head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
-        if architecture != "Qwen3ForCausalLM" and hidden_size % num_heads:
+        head_dim = _DEFAULT_HEAD_DIM.get(architecture, hidden_size // num_heads)
+        if architecture not in _DEFAULT_HEAD_DIM and hidden_size % num_heads:
             raise CheckpointError(
                 f"{source}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}; "
                 "set head_dim"
@@ -104,29 +117,33 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
     if head_dim % 2:
         raise CheckpointError(f"{source}: head_dim is {head_dim}, rotary embedding needs an even number")
     max_position_embeddings = fields.integer("max_position_embeddings")
-    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-    attention_bias = has_attention_bias and fields.boolean("attention_bias", default=False)
+    is_gpt_oss = architecture == "GptOssForCausalLM"
+    has_attention_bias = is_gpt_oss or architecture in ("LlamaForCausalLM", *_OF_QWEN3)
+    attention_bias = has_attention_bias and fields.boolean("attention_bias", default=is_gpt_oss)
+    qkv_bias = architecture == "Qwen2MoeForCausalLM" and fields.boolean("qkv_bias", default=True)
+    experts = _parse_experts(fields, architecture, num_layers) if architecture in MIXTURES else None
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=experts.intermediate_size if experts else fields.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
-        rope=_parse_rope(fields, max_position_embeddings),
+        rms_norm_eps=fields.number("rms_norm_eps", default=_DEFAULT_EPS.get(architecture, 1e-6)),
+        rope=_parse_rope(fields, architecture, max_position_embeddings),
         sliding_window=_parse_sliding_window(fields, architecture, num_layers),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
-        qkv_bias=attention_bias or architecture in _OF_QWEN2,
+        qkv_bias=attention_bias or qkv_bias or architecture in OF_QWEN2,
         o_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and fields.boolean("mlp_bias", default=False),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture in _OF_QWEN3,
         torch_dtype=str(data.get("dtype") or data.get("torch_dtype") or "bfloat16"),
         bos_token_id=fields.integer("bos_token_id", default=None, minimum=0),
         eos_token_ids=token_ids(data.get("eos_token_id"), f"{source}: eos_token_id"),
+        experts=experts,
     )
 
 
@@ -184,9 +201,35 @@ class Fields:
         return value
 
 
-def _parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
+def _parse_experts(fields: Fields, architecture: str, num_layers: int) -> ExpertsConfig:
+    is_qwen, is_gpt_oss = architecture.startswith("Qwen"), architecture == "GptOssForCausalLM"
+    count, width = ("num_experts", "moe_intermediate_size") if is_qwen else ("num_local_experts", "intermediate_size")
+    if fields.data.get(count) is None and "num_local_experts" in fields.data:
+        count = "num_local_experts"  # as transformers 5 writes Qwen3's
+    num_experts = fields.integer(count)
+    if num_layers * num_experts > MAX_EXPERTS:
+        raise CheckpointError(
+            f"{fields.source}: {count} is {num_experts} in each of {num_layers} layers, at most {MAX_EXPERTS} in all "
+            "are read"
+        )
+    for key, wanted in (_ALL_LAYERS_HAVE_EXPERTS if is_qwen else _GPT_OSS_GATE if is_gpt_oss else {}).items():
+        if fields.data.get(key, wanted) not in (wanted, None):
+            raise CheckpointError(
+                f"{fields.source}: {key} is {fields.data[key]!r:.80} in a {architecture}, only {wanted!r} is supported"
+            )
+    top_k = fields.integer("num_experts_per_tok", maximum=num_experts)
+    inner = fields.integer(width)
+    if is_gpt_oss:
+        return ExpertsConfig(num_experts, top_k, inner, TOP_K_SOFTMAX, False, CLAMPED, has_bias=True)
+    norm_topk = not is_qwen or fields.boolean("norm_topk_prob", default=False)
+    is_shared = architecture == "Qwen2MoeForCausalLM"
+    shared_size = fields.integer("shared_expert_intermediate_size") if is_shared else 0
+    return ExpertsConfig(num_experts, top_k, inner, SOFTMAX, norm_topk, shared_size=shared_size)
+
+
+def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int) -> RopeConfig:
     data, source = fields.data, fields.source
-    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    rope = data.get("rope_scaling") or data.get("rope_parameters") or _DEFAULT_ROPE.get(architecture, {})
     if not isinstance(rope, dict):
         raise CheckpointError(f"{source}: rope_parameters is {rope!r}, it must be an object")
     if any(isinstance(value, dict) for value in rope.values()):
@@ -203,7 +246,7 @@ def _parse_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     original_len = data.get("original_max_position_embeddings") or max_position_embeddings
     rope = {"original_max_position_embeddings": original_len} | rope
     values = Fields(rope, f"{source}: rope")
-    theta = values.number("rope_theta", default=10000.0)
+    theta = values.number("rope_theta", default=_DEFAULT_THETA.get(architecture, 10000.0))
     if rope_type == "default":
         return RopeConfig(theta=theta)
     factor = values.number("factor")
@@ -239,7 +282,9 @@ def _parse_sliding_window(fields: Fields, architecture: str, num_layers: int) ->
     if architecture == "MistralForCausalLM":
         # transformers' MistralConfig defaults to a window of 4096; null turns it off.
         window = data.get("sliding_window", 4096)
-    elif architecture in (*_OF_QWEN2, "Qwen3ForCausalLM") and fields.boolean("use_sliding_window", default=False):
+    elif architecture == "MixtralForCausalLM":
+        window = data.get("sliding_window")
+    elif architecture in (*OF_QWEN2, "Qwen3ForCausalLM") and fields.boolean("use_sliding_window", default=False):
         window = fields.integer("sliding_window", default=4096)
         first_layer = fields.integer("max_window_layers", default=28, minimum=0)
         if layer_types:

@@ -20,7 +20,7 @@ from faser_trtllm.models.fp8 import Fp8Matrix
 from faser_trtllm.models.weights import DerivedWeights, Dtype, Weights
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
+_ZEROED = re.compile(r"(self_attn\.o_proj|mlp\.(experts\.\d+\.|shared_expert\.)?down_proj)\..+")
 
 
 class ExpandedWeights(DerivedWeights):
@@ -57,7 +57,7 @@ class ExpandedWeights(DerivedWeights):
         if match is None:
             return name, False
         index, rest = int(match[1]), match[2]
-        zero = index % self._expand != 0 and rest.startswith(_ZEROED)
+        zero = index % self._expand != 0 and _ZEROED.fullmatch(rest) is not None
         return f"model.layers.{index // self._expand}.{rest}", zero
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 SOFTMAX = "softmax"
@@ -38,3 +39,15 @@ class ExpertsConfig:
     def sizes(self) -> dict[str, Any]:
         """The object `experts` of an engine file's header: the fields by their names."""
         return dataclasses.asdict(self)
+
+
+def experts_of(sizes: Mapping[str, Any]) -> ExpertsConfig:
+    """ExpertsConfig.sizes undone; ValueError for what no mixture has, or TypeError for other fields."""
+    found = ExpertsConfig(**sizes)
+    numbers = (found.num_experts, found.top_k, found.intermediate_size, found.shared_size)
+    is_wrong = any(type(number) is not int or not 0 <= number < 2**31 for number in numbers)
+    is_wrong |= type(found.norm_topk) is not bool or type(found.has_bias) is not bool
+    is_wrong |= found.scoring not in (SOFTMAX, TOP_K_SOFTMAX) or found.activation not in (SILU, CLAMPED)
+    if is_wrong or not 1 <= found.top_k <= found.num_experts:
+        raise ValueError(f"model.experts is {dict(sizes)!r:.200}")
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.experts import CLAMPED, GATE_ALPHA, GATE_LIMIT, SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights, expected_shapes, float32_from_bfloat16
 
@@ -122,5 +123,40 @@ class ReferenceModel:
         import torch
 
         x = self._norm(f"{layer}.post_attention_layernorm", x)
-        gate = torch.nn.functional.silu(self.linear(f"{layer}.mlp.gate_proj", x))
-        return self.linear(f"{layer}.mlp.down_proj", gate * self.linear(f"{layer}.mlp.up_proj", x))
+        experts = self.config.experts
+        if experts is None:
+            return self._gated(f"{layer}.mlp", x)
+        chosen, weights = routes(experts, self.linear(f"{layer}.mlp.gate", x))
+        found = torch.zeros_like(x)
+        for i in chosen.unique().tolist():  # ascending, which is the order in which a row's terms are added
+            rows, places = (chosen == i).nonzero(as_tuple=True)
+            found[rows] += self._gated(f"{layer}.mlp.experts.{i}", x[rows]) * weights[rows, places, None]
+        if experts.shared_size:
+            share = self.linear(f"{layer}.mlp.shared_expert_gate", x).sigmoid()
+            found += share * self._gated(f"{layer}.mlp.shared_expert", x)
+        return found
+
+    def _gated(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Rows through gate_proj, up_proj, the activation and down_proj of one MLP."""
+        import torch
+
+        gate, up = self.linear(f"{name}.gate_proj", x), self.linear(f"{name}.up_proj", x)
+        if self.config.experts is not None and self.config.experts.activation == CLAMPED:
+            gate, up = gate.clamp(max=GATE_LIMIT), up.clamp(-GATE_LIMIT, GATE_LIMIT)
+            return self.linear(f"{name}.down_proj", (up + 1) * (gate * (GATE_ALPHA * gate).sigmoid()))
+        return self.linear(f"{name}.down_proj", torch.nn.functional.silu(gate) * up)
+
+
+def routes(experts: ExpertsConfig, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each row and their weights from the router's logits [rows, num_experts] fp32.
+
+    -> (int64, fp32) [rows, top_k], by descending score; of equal scores the lowest index comes first.
+    """
+    scores = logits.softmax(-1) if experts.scoring == SOFTMAX else logits
+    found = scores.sort(dim=-1, descending=True, stable=True)
+    weights, chosen = found.values[:, : experts.top_k], found.indices[:, : experts.top_k]
+    if experts.scoring == TOP_K_SOFTMAX:
+        weights = weights.softmax(-1)
+    elif experts.norm_topk:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return chosen, weights

@@ -133,10 +133,15 @@ class CheckpointWeights(Weights, Closing):
         return self._entry(name).shape
 
     def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
-        array = self._array(name, _DTYPES)
-        if self.dtype(name) != "BF16":
-            return converted(array.astype(np.float32), dtype)
-        return array if dtype is np.uint16 else float32_from_bfloat16(array)
+        return self._read(name, self._array(name, _DTYPES), dtype)
+
+    def part(self, name: str, index: int, dtype: Dtype) -> npt.NDArray[Any]:
+        """One of the n tensors [...] that a tensor [n, ...] holds, as read() gives it; the others are not read."""
+        return self._read(name, self._array(name, _DTYPES)[index], dtype)
+
+    def uint8(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor of bytes of any shape, a read-only view of the file."""
+        return self._array(name, {"U8": "u1"})
 
     def int32(self, name: str) -> npt.NDArray[np.int32]:
         """An int32 tensor of any shape, a read-only view of the file."""
@@ -180,6 +185,11 @@ class CheckpointWeights(Weights, Closing):
         if name not in self._file_of:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint {self.directory}")
         return self._files[self._file_of[name]].entries[name]
+
+    def _read(self, name: str, array: npt.NDArray[Any], dtype: Dtype) -> npt.NDArray[Any]:
+        if self.dtype(name) != "BF16":
+            return converted(array.astype(np.float32), dtype)
+        return array if dtype is np.uint16 else float32_from_bfloat16(array)
 
     def _array(self, name: str, dtypes: Mapping[str, npt.DTypeLike]) -> npt.NDArray[Any]:
         dtype = self._entry(name).dtype

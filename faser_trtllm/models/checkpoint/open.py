@@ -9,10 +9,17 @@ from pathlib import Path
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
+from faser_trtllm.models.checkpoint.experts import GptOssWeights, MixtralWeights
 from faser_trtllm.models.checkpoint.fp8_weights import Fp8Weights
-from faser_trtllm.models.checkpoint.quantization import Fp8Config, QuantizationConfig, parse_quantization_config
+from faser_trtllm.models.checkpoint.quantization import (
+    Fp8Config,
+    Mxfp4Config,
+    Quantization,
+    QuantizationConfig,
+    parse_quantization_config,
+)
 from faser_trtllm.models.checkpoint.quantized_weights import QuantizedWeights
-from faser_trtllm.models.config import parse_model_config, read_json
+from faser_trtllm.models.config import ModelConfig, parse_model_config, read_json
 from faser_trtllm.models.gguf.config import model_config
 from faser_trtllm.models.gguf.file import GgufFile
 from faser_trtllm.models.gguf.tokenizer import gguf_tokenizer, special_ids
@@ -54,13 +61,7 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
     if config.tie_word_embeddings and _HEAD in plain and not plain.are_equal(_HEAD, "model.embed_tokens.weight"):
         config = dataclasses.replace(config, tie_word_embeddings=False)
         notes = (f"tie_word_embeddings is set, but {_HEAD} is no copy of the embedding: it is the head",)
-    weights: Weights = plain
-    if isinstance(quantized, Fp8Config):
-        weights = Fp8Weights(plain, quantized)
-    elif quantized is not None:
-        packed = weights = QuantizedWeights(plain, quantized)
-        check_shapes(weights, expected_shapes(config))
-        packed.check_biases(config)
+    weights = _weights(plain, config, quantized)
     tokenizer_from = tokenizer_dir or directory
     names = (*plain.files, *(name for name in (*_CONFIG_FILES, INDEX_FILE) if (directory / name).exists()))
     tokenizer_files = _existing(tokenizer_from)
@@ -75,6 +76,30 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
         _stored_types(plain, quantized),
         notes,
     )
+
+
+def _weights(plain: CheckpointWeights, config: ModelConfig, quantized: Quantization | None) -> Weights:
+    """The model's tensors under Qwen3's names, decoded as they are read."""
+    is_gpt_oss = config.architecture == "GptOssForCausalLM"
+    if quantized is not None and isinstance(quantized, Mxfp4Config) != is_gpt_oss:
+        raise CheckpointError(
+            f"config.json: a {config.architecture} with this quantization_config is not supported: mxfp4 is read of "
+            "GptOssForCausalLM, and nothing else of it; take the unquantised checkpoint"
+        )
+    if is_gpt_oss and config.experts is not None:
+        return GptOssWeights(plain, config.experts.num_experts)
+    weights: Weights = plain
+    packed: QuantizedWeights | None = None
+    if isinstance(quantized, Fp8Config):
+        weights = Fp8Weights(plain, quantized)
+    elif isinstance(quantized, QuantizationConfig):
+        weights = packed = QuantizedWeights(plain, quantized)
+    if config.architecture == "MixtralForCausalLM":
+        weights = MixtralWeights(weights)
+    if packed is not None:
+        check_shapes(weights, expected_shapes(config))
+        packed.check_biases(config)
+    return weights
 
 
 def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:
@@ -102,7 +127,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
     return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))
 
 
-def _quantization(directory: Path, found: object) -> QuantizationConfig | Fp8Config | None:
+def _quantization(directory: Path, found: object) -> Quantization | None:
     """The scheme that config.json names, or ModelOpt's own file, which came first."""
     if found:
         return parse_quantization_config(found)
@@ -114,10 +139,12 @@ def _quantization(directory: Path, found: object) -> QuantizationConfig | Fp8Con
     return parse_quantization_config(data | {"quant_method": "modelopt"}, _MODELOPT_FILE)
 
 
-def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | Fp8Config | None) -> tuple[str, ...]:
+def _stored_types(weights: CheckpointWeights, quantized: Quantization | None) -> tuple[str, ...]:
     types = {weights.dtype(name) for name in weights if len(weights.shape(name)) > 1 and name.endswith(".weight")}
     if isinstance(quantized, QuantizationConfig):
         types.add(f"{quantized.method.upper()} {quantized.bits}-bit")
+    elif isinstance(quantized, Mxfp4Config):
+        types.add("MXFP4")
     return tuple(sorted(types))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from faser_trtllm.errors import CheckpointError
 
-METHODS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
+METHODS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8", "mxfp4")
 _BITS = {"awq": (4,), "gptq": (4, 8)}
 _MODELOPT_BLOCKS = {"FP8": None, "FP8_PER_CHANNEL_PER_TOKEN": None, "FP8_PB_WO": (128, 128)}
 _MAX_BLOCK = 1 << 20
@@ -34,7 +34,15 @@ class Fp8Config:
     block: tuple[int, int] | None = None
 
 
-def parse_quantization_config(data: Any, source: str = "config.json") -> QuantizationConfig | Fp8Config:
+@dataclass(frozen=True, slots=True)
+class Mxfp4Config:
+    """Experts in MXFP4, of gpt-oss."""
+
+
+Quantization = QuantizationConfig | Fp8Config | Mxfp4Config
+
+
+def parse_quantization_config(data: Any, source: str = "config.json") -> Quantization:
     """Check and translate; CheckpointError names the field, the value and what is read."""
     if not isinstance(data, dict):
         raise CheckpointError(f"{source}: quantization_config is {data!r:.80}, it must be an object")
@@ -42,6 +50,8 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
     _check(source, "quant_method", method, METHODS)
     if method == "compressed-tensors":
         return _compressed_tensors(data, source)
+    if method == "mxfp4":
+        return Mxfp4Config()
     if method == "modelopt":
         algorithm: Any = data.get("quant_algo")
         algorithm = algorithm.upper() if isinstance(algorithm, str) else algorithm  # some versions write small letters

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.architectures import refusal
 from faser_trtllm.models.config import ModelConfig, parse_model_config
 from faser_trtllm.models.gguf.file import GgufFile
 from faser_trtllm.models.rope import RopeConfig
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""general.architecture -> ours. Mistral models are "llama" in GGUF."""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+}
+"""general.architecture -> ours. Mistral models are "llama" in GGUF, and so are Mixtral's, with expert_count."""
 ROPE_FREQS = "rope_freqs.weight"
 _MIN_TENSORS_PER_LAYER = 9
 _MISSING: Any = object()
@@ -32,20 +41,44 @@ _LAYER_NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_EXPERT = re.compile(r"(?<=\.mlp\.experts)\.(\d+)(?=\.)")
+# What other models' routers do; these values change nothing.
+_ROUTING = {
+    "expert_gating_func": (0, 1),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_group_count": (0, 1),
+    "leading_dense_block_count": (0,),
 }
 
 
-def gguf_name(name: str) -> str:
-    """A tensor's name in GGUF from its Hugging Face name; KeyError for one that no supported model has."""
-    module, _, kind = name.rpartition(".")
+def gguf_name(name: str, architecture: str) -> tuple[str, int | None]:
+    """A tensor's name in GGUF from its Hugging Face name, and an expert's place in that tensor, which holds all of a
+    layer's. KeyError for a name that no supported model has."""
+    expert = _EXPERT.search(name)
+    if expert is not None:
+        name = name[: expert.start()] + name[expert.end() :]
+    module, kind = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
     if module in _OUTER_NAMES:
-        return f"{_OUTER_NAMES[module]}.{kind}"
+        return f"{_OUTER_NAMES[module]}.{kind}", None
     _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
+    stored = _LAYER_NAMES[rest]
+    if architecture == "gpt-oss" and stored == "ffn_norm":
+        stored = "post_attention_norm"
+    return f"blk.{layer}.{stored}.{kind}", None if expert is None else int(expert[1])
 
 
 def model_config(file: GgufFile) -> ModelConfig:
@@ -54,11 +87,10 @@ def model_config(file: GgufFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
-            f"{source}: general.architecture is {architecture!r}, supported are {', '.join(ARCHITECTURES)}"
+            f"{source}: general.architecture {architecture!r} is not supported; "
+            f"{refusal(architecture, tuple(ARCHITECTURES))}"
         )
     keys = _Keys(file.metadata, architecture, source)
-    if keys.integer("expert_count", 0):
-        raise CheckpointError(f"{source}: {architecture}.expert_count is set, mixtures of experts are not supported")
     num_layers = keys.integer("block_count")
     if num_layers * _MIN_TENSORS_PER_LAYER > len(file.tensors):
         raise CheckpointError(
@@ -81,7 +113,6 @@ def model_config(file: GgufFile) -> ModelConfig:
         "architectures": [ARCHITECTURES[architecture]],
         "vocab_size": embedding.shape[0] if embedding else keys.integer("vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
@@ -92,13 +123,39 @@ def model_config(file: GgufFile) -> ModelConfig:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": "bfloat16",
     }
-    if architecture != "qwen2":
+    if architecture not in ("qwen2", "qwen2moe"):
         data["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if architecture == "llama":
         data["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    is_mixtral = architecture == "llama" and keys.integer("expert_count", 0) > 0
+    if is_mixtral or architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+        data |= _experts(keys)
+    else:
+        data["intermediate_size"] = keys.integer("feed_forward_length")
     config = parse_model_config(data, source)
     config = dataclasses.replace(config, sliding_window=window)
     return _with_rope_freqs(config, file)
+
+
+def _experts(keys: _Keys) -> dict[str, Any]:
+    """The keys of a mixture as config.json has them."""
+    for key, neutral in _ROUTING.items():
+        if keys.number(key, neutral[0]) not in neutral:
+            raise CheckpointError(
+                f"{keys.source}: {keys.architecture}.{key} is {keys.number(key)}, only {neutral[-1]} is supported"
+            )
+    data = {"num_local_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count")}
+    if keys.architecture == "llama":
+        width = keys.integer("feed_forward_length")
+        return data | {"architectures": ["MixtralForCausalLM"], "intermediate_size": width}
+    width = keys.integer("expert_feed_forward_length")
+    if keys.architecture == "gpt-oss":
+        return data | {"intermediate_size": width, "sliding_window": keys.integer("attention.sliding_window")}
+    data["moe_intermediate_size"] = width
+    if keys.architecture == "qwen2moe":
+        data["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
+    # No key says it: the runtimes that these files are made for normalise the weights of Qwen3's experts, not Qwen2's.
+    return data | {"norm_topk_prob": keys.architecture == "qwen3moe"}
 
 
 def _rope(keys: _Keys) -> dict[str, Any]:
@@ -118,6 +175,8 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             value = keys.number(f"rope.scaling.yarn_{key}", None)
             if value is not None:
                 rope[key] = value
+        # No key says it: gpt-oss's bounds between frequencies are not rounded.
+        rope["truncate"] = keys.architecture != "gpt-oss"
     if keys.number("rope.scaling.attn_factor", 1.0) == 1.0:
         known.add("attn_factor")
     prefix = f"{keys.architecture}.rope.scaling."

@@ -36,6 +36,7 @@ READ_TYPES = (
     TensorType.Q4_K,
     TensorType.Q5_K,
     TensorType.Q6_K,
+    TensorType.MXFP4,
 )
 """The types of tensors that are read."""
 

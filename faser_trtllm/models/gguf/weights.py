@@ -25,9 +25,11 @@ class GgufWeights(Weights):
         """CheckpointError for the first tensor that no model of this configuration has."""
         self._file = file
         self._heads = {}
-        if file.metadata["general.architecture"] == "llama":
+        self._architecture = file.metadata["general.architecture"]
+        if self._architecture == "llama":
             self._heads = {"self_attn.q_proj": config.num_heads, "self_attn.k_proj": config.num_kv_heads}
-        known = {gguf_name(name) for name in expected_shapes(config)} | {ROPE_FREQS}
+        self._num_experts = 0 if config.experts is None else config.experts.num_experts
+        known = {gguf_name(name, self._architecture)[0] for name in expected_shapes(config)} | {ROPE_FREQS}
         for name in file.tensors:
             if name not in known:
                 raise CheckpointError(
@@ -35,14 +37,27 @@ class GgufWeights(Weights):
                 )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensor(name).shape
+        stored, tensor, expert = self._tensor(name)
+        if expert is None:
+            # A matrix of one row is a vector in these files.
+            is_row = len(tensor.shape) == 1 and name.endswith(".shared_expert_gate.weight")
+            return (1, *tensor.shape) if is_row else tensor.shape
+        if tensor.shape[0] != self._num_experts:
+            raise CheckpointError(
+                f"{self._file.path.name}: tensor {stored} has shape {list(tensor.shape)}, the configuration asks for "
+                f"{self._num_experts} experts"
+            )
+        return tensor.shape[1:]
 
     def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
-        tensor = self._tensor(name)
-        rows = self._file.data(gguf_name(name)).reshape(math.prod(tensor.shape[:-1]), -1)
+        stored, tensor, expert = self._tensor(name)
+        shape, width = self.shape(name), tensor.shape[-1]
+        data = self._file.data(stored)
+        if expert is not None:
+            data = data.reshape(self._num_experts, -1)[expert]
+        rows = data.reshape(math.prod(shape[:-1]), -1)
         if tensor.type is TensorType.BF16 and dtype is np.uint16:
-            return self._in_halves(name, rows.view("<u2").reshape(tensor.shape))
-        width = tensor.shape[-1]
+            return self._in_halves(name, rows.view("<u2").reshape(shape))
         values = np.empty((len(rows), width), dtype)
         step = max(1, _VALUES_PER_PIECE // width)
         for start in range(0, len(rows), step):
@@ -50,17 +65,19 @@ class GgufWeights(Weights):
                 piece = dequantize(rows[start : start + step], tensor.type)
             if not np.isfinite(piece).all():
                 raise CheckpointError(
-                    f"{self._file.path.name}: tensor {gguf_name(name)} has values that are infinite or no numbers; "
-                    "the file is damaged"
+                    f"{self._file.path.name}: tensor {stored} has values that are infinite or no numbers; the file is "
+                    "damaged"
                 )
             values[start : start + step] = converted(piece, dtype)
-        return self._in_halves(name, values.reshape(tensor.shape))
+        return self._in_halves(name, values.reshape(shape))
 
-    def _tensor(self, name: str) -> GgufTensor:
-        tensor = self._file.tensors.get(gguf_name(name))
+    def _tensor(self, name: str) -> tuple[str, GgufTensor, int | None]:
+        """The tensor's name in the file, and where in it the expert is; None: it is all of it."""
+        stored, expert = gguf_name(name, self._architecture)
+        tensor = self._file.tensors.get(stored)
         if tensor is None:
-            raise CheckpointError(f"{self._file.path.name}: tensor {gguf_name(name)} is missing")
-        return tensor
+            raise CheckpointError(f"{self._file.path.name}: tensor {stored} is missing")
+        return stored, tensor, expert
 
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Undo the order of rows in files of the llama architecture.

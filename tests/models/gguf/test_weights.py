@@ -144,10 +144,14 @@ VECTOR = ((8,), TYPE_F32, np.zeros(8, "<f4").tobytes())
         (
             {"general.architecture": (STRING, "gemma3")},
             {},
-            "general.architecture is 'gemma3', supported are llama, qwen2",
+            "general.architecture 'gemma3' is not supported; supported are llama, qwen2",
         ),
-        ({"general.architecture": None}, {}, "general.architecture is None, supported are"),
-        ({"llama.expert_count": (U32, 8)}, {}, "llama.expert_count is set, mixtures of experts are not supported"),
+        ({"general.architecture": None}, {}, "general.architecture None is not supported; supported are"),
+        (
+            {"general.architecture": (STRING, "deepseek2")},
+            {},
+            r"general.architecture 'deepseek2' is not supported; its attention is latent \(MLA\)",
+        ),
         (
             {"llama.block_count": (U32, 4_000_000_000)},
             {},
