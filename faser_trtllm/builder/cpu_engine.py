@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.vocabulary import VocabularyMap
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
+_PARTS_OF_EXPERT = {"expert_gate_up": 2, "expert_down": 1}  # which are packed one expert at a time
 _QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
 
 
@@ -89,6 +91,8 @@ class CpuBackend:
             "num_attention_heads * head_dim": config.num_heads * config.head_dim,
             "intermediate_size": config.intermediate_size,
         }
+        if config.experts is not None and config.experts.shared_size:
+            inputs["shared_expert_intermediate_size"] = config.experts.shared_size
         for name, num_in in inputs.items():
             if scheme.group_size and num_in % scheme.group_size:
                 whole, small = ("W8A8", "W4A8:32") if scheme.activation_bits == 8 else ("int8", "int4:32")
@@ -155,7 +159,8 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     """The `model` object of an engine file's header."""
     _, factor = rope_frequencies(config.rope, config.head_dim)
     own = {"max_seq_len": max_seq_len, "rope_attention_factor": factor, "tied": config.tie_word_embeddings}
-    return {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS}
+    experts = {} if config.experts is None else {"experts": config.experts.sizes()}
+    return {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS} | experts
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:
@@ -197,34 +202,37 @@ def _sources(
     """The tensors of the file that one fused tensor becomes."""
     is_matrix = len(parts[0][1]) == 2
 
-    def read() -> npt.NDArray[Any]:
+    def read(parts: Sequence[Part] = parts) -> npt.NDArray[Any]:
         as_stored, dtype = (weights.bfloat16, np.uint16) if is_matrix else (weights.float32, np.float32)
         found = stacked(as_stored, parts, dtype, row_multiple(name))
         # The engine's rows begin with the normed embedding, the checkpoint's with the normed hidden row.
         return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
 
     if is_matrix and name not in ROW_MAJOR:
-        yield from _packed(name, read, scheme_for(name, scheme))
+        per_matrix = _PARTS_OF_EXPERT.get(name.rpartition(".")[2], len(parts))
+        matrices = [functools.partial(read, parts[i : i + per_matrix]) for i in range(0, len(parts), per_matrix)]
+        yield from _packed(name, matrices, scheme_for(name, scheme))
     else:
         yield name, read
 
 
 def _packed(
-    name: str, read: Callable[[], npt.NDArray[np.uint16]], scheme: Scheme | None
+    name: str, matrices: Sequence[Callable[[], npt.NDArray[np.uint16]]], scheme: Scheme | None
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors of one matrix: packed bf16, or packed integers and then their scales."""
+    """The tensors of matrices that follow each other: packed bf16, or packed integers and then their scales."""
     if scheme is None:
-        yield name, lambda: pack_matrix(read())
+        yield name, lambda: (pack_matrix(read()) for read in matrices)
         return
     scales: list[npt.NDArray[np.float32]] = []
 
-    def words() -> npt.NDArray[np.uint32]:
-        packed, its_scales = pack_quantized(_quantized(name, read(), scheme))
-        scales.append(its_scales)
-        return packed
+    def words() -> Iterator[npt.NDArray[np.uint32]]:
+        for read in matrices:
+            packed, its_scales = pack_quantized(_quantized(name, read(), scheme))
+            scales.append(its_scales)
+            yield packed
 
     yield name, words
-    yield f"{name}_scales", scales.pop
+    yield f"{name}_scales", lambda: (scales.pop(0) for _ in matrices)
 
 
 def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> QuantizedWeight:

@@ -14,9 +14,9 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
+from faser_trtllm.models.experts import experts_of
 from faser_trtllm.models.fused import fused_tensors
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
 
@@ -36,9 +37,11 @@ DATA_ALIGNMENT = 4096
 _PREFIX = struct.Struct("<8sII")
 MAX_SIZE = 2**31 - 1
 _MAX_HEADER_BYTES = 8 << 20  # of 70,000 tensors
+_MAX_EXPERTS = 1 << 17  # of all layers
 
 Array = npt.NDArray[Any]
-TensorSource = Array | Callable[[], Array]
+TensorSource = Array | Callable[[], Array | Iterator[Array]]
+"""An array, or a function that makes one, or parts of one that follow each other."""
 
 MODEL_FIELDS = (
     "num_layers",
@@ -56,6 +59,7 @@ MODEL_FIELDS = (
 )
 ROW_MAJOR = ("embedding", "block.markov_in", "block.predecessors", "block.successors")
 """Matrices in bf16 whose rows are looked up; all others are packed."""
+_OF_EXPERTS = (".router_bias", ".expert_gate_up_bias", ".expert_down_bias")  # there or not for the whole model
 FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are whole numbers
 
 
@@ -80,12 +84,6 @@ def pack_matrix(weight: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(pairs.transpose(0, 2, 1))
 
 
-def unpack_matrix(packed: npt.NDArray[np.uint32], num_out: int, num_in: int) -> npt.NDArray[np.uint16]:
-    """Undo pack_matrix -> bf16 bits [num_out, num_in]."""
-    rows = np.ascontiguousarray(packed.transpose(0, 2, 1)).reshape(-1, packed.shape[1])
-    return rows.view("<u2")[:num_out, :num_in]
-
-
 def pack_quantized(weight: QuantizedWeight) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     """Pack into panels: words [ceil(out / 64), in_padded * bits / 32, 64] and scales [ceil(out / 64), groups, 64].
 
@@ -108,15 +106,15 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size, norm_before_residual, feeds_normed and num_fc_norms
     (faser_cpu.h), and the target's layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter
-    (models/heads/head.py). "medusa": of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
-    num_outputs: of a draft model whose LM head is of fewer tokens.
+    (models/heads/head.py). "experts": of a mixture (models/experts.py). "medusa": of Medusa heads, num_heads and
+    num_layers (faser_cpu.h); then all else is theirs. num_outputs: of a draft model whose LM head is of fewer tokens.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
     sizes = {"rope_inv_freq": (model["head_dim"] // 2 * 4, True)}
     for name, parts in fused_tensors(model).items():
         num_rows = sum(round_up(shape[0], row_multiple(name)) for _, shape in parts)
-        is_optional = name.endswith(("_bias", ".q_norm", ".k_norm"))
+        is_optional = name.endswith(("_bias", ".q_norm", ".k_norm")) and not name.endswith(_OF_EXPERTS)
         num_in = math.prod(parts[0][1][1:])
         if len(parts[0][1]) != 2:
             sizes[name] = (num_rows * num_in * 4, not is_optional)
@@ -134,13 +132,15 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
 
 def row_multiple(name: str) -> int:
-    """The multiple of rows that each part of a fused tensor is padded to: gate and up to whole panels."""
-    return PANEL if name.endswith((".gate_up", ".gate_up_bias")) else 1
+    """The multiple of rows that each part of a fused tensor is padded to: gate and up to whole panels, and experts."""
+    return PANEL if name.endswith(("gate_up", "gate_up_bias", "expert_down", "expert_down_bias")) else 1
 
 
 def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
-    """How a matrix is quantised in a model of this scheme: layers are, LM heads if the scheme says so."""
-    is_quantized = name.startswith("layers.") or (name == "lm_head" and scheme is not None and scheme.lm_head)
+    """How a matrix is quantised in a model of this scheme: layers are, but not what chooses experts; LM heads if the
+    scheme says so."""
+    is_of_layer = name.startswith("layers.") and not name.endswith((".router", ".shared_gate"))
+    is_quantized = is_of_layer or (name == "lm_head" and scheme is not None and scheme.lm_head)
     return scheme if is_quantized else None
 
 
@@ -170,10 +170,10 @@ def write_engine_file(
     on_tensor: Callable[[str], None] | None = None,
     scheme: Scheme | None = None,
 ) -> None:
-    """Write an engine file tensor by tensor; a source is an array or a function that makes one, called once.
+    """Write an engine file tensor by tensor; a function that is a source is called once.
 
-    Memory holds one tensor at a time. on_tensor is called with each name once it is written. Raises ValueError for an
-    unexpected tensor name or size (a bug in the builder), OSError from the file system.
+    Memory holds one tensor at a time, or one part of it. on_tensor is called with each name once it is written. Raises
+    ValueError for an unexpected tensor name or size (a bug in the builder), OSError from the file system.
     """
     sizes = tensor_sizes(model, scheme)
     if scheme is not None:
@@ -186,14 +186,15 @@ def write_engine_file(
     with path.open("wb") as file:
         file.seek(data_start)
         for name, source in tensors:
-            array = source() if callable(source) else source
-            if name not in sizes or name in written or array.nbytes != sizes[name][0]:
-                raise ValueError(f"tensor {name} of {array.nbytes} bytes does not belong to this engine file")
+            if name not in sizes or name in written:
+                raise ValueError(f"tensor {name} does not belong to this engine file")
             offset = round_up(file.tell(), TENSOR_ALIGNMENT)
             file.seek(offset)
-            file.write(np.ascontiguousarray(array).data.cast("B"))
-            written[name] = {"offset": offset, "nbytes": array.nbytes}
-            del array
+            _write(file, source)
+            nbytes = file.tell() - offset
+            if nbytes != sizes[name][0]:
+                raise ValueError(f"tensor {name} of {nbytes} bytes does not belong to this engine file")
+            written[name] = {"offset": offset, "nbytes": nbytes}
             if on_tensor is not None:
                 on_tensor(name)
         missing = [name for name, (_, required) in sizes.items() if required and name not in written]
@@ -207,6 +208,12 @@ def write_engine_file(
         file.write(header.ljust(data_start - _PREFIX.size))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write(file: BinaryIO, source: TensorSource) -> None:
+    made = source() if callable(source) else source
+    for part in [made] if isinstance(made, np.ndarray) else made:
+        file.write(np.ascontiguousarray(part).data.cast("B"))
 
 
 def _header_json(
@@ -324,9 +331,9 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
-    """An error, as what is missing in a header is, where its model has more layers than the file has tensors, or its
-    head more norms than it reads layers: before the tensors of each are named. CPU engines stack all Medusa heads'
-    tensors."""
+    """An error, as what is missing in a header is, where its model has more layers than the file has tensors, its head
+    more norms than it reads layers, or its layers more experts than any model's: before the tensors of each are named.
+    CPU engines stack all Medusa heads' tensors."""
     medusa, head = model.get("medusa", {}), model.get("head", {})
     if "num_fc_norms" in head and head["num_fc_norms"] not in (0, 1, len(head["layers"])):
         raise ValueError(f"model.head is {head!r:.80}")
@@ -339,6 +346,11 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
         raise ValueError("model.num_outputs is of a model whose LM head is its own")
     if not isinstance(model["num_layers"], int) or not 0 <= model["num_layers"] <= num_tensors:
         raise ValueError(f"model.num_layers is {model['num_layers']!r:.80} in a file of {num_tensors} tensors")
+    if "experts" in model:
+        experts = experts_of(model["experts"])
+        is_own = experts.intermediate_size == model["intermediate_size"]
+        if not is_own or experts.num_experts * model["num_layers"] > _MAX_EXPERTS:
+            raise ValueError(f"model.experts is {model['experts']!r:.200}")
 
 
 def _check_head(head: dict[str, Any]) -> None:

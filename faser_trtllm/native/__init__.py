@@ -17,6 +17,7 @@ from faser_trtllm.native.structures import (
     FaserBlock,
     FaserConv,
     FaserDraftStop,
+    FaserExperts,
     FaserHead,
     FaserLayer,
     FaserMedusa,
@@ -36,6 +37,7 @@ __all__ = [
     "FaserBlock",
     "FaserConv",
     "FaserDraftStop",
+    "FaserExperts",
     "FaserHead",
     "FaserLayer",
     "FaserMedusa",
@@ -48,7 +50,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 22
+ABI_VERSION = 23
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1

@@ -21,6 +21,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "faser_engine_logits_stride": (c_int32, [c_void_p]),
     "faser_engine_num_layers": (c_int32, [c_void_p]),
     "faser_engine_vocab_size": (c_int32, [c_void_p]),
+    "faser_engine_distinct_experts": (c_double, [c_void_p]),
     "faser_engine_forward": (
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p],

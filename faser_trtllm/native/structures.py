@@ -28,6 +28,13 @@ class FaserLayer(Structure):
         ("o_scales", c_void_p),
         ("gate_up_scales", c_void_p),
         ("down_scales", c_void_p),
+        ("router", c_void_p),
+        ("router_bias", c_void_p),
+        ("shared_gate_up", c_void_p),
+        ("shared_down", c_void_p),
+        ("shared_gate", c_void_p),
+        ("shared_gate_up_scales", c_void_p),
+        ("shared_down_scales", c_void_p),
     ]
 
 
@@ -101,6 +108,19 @@ class FaserBlock(Structure):
     ]
 
 
+class FaserExperts(Structure):
+    """struct faser_experts: a mixture's sizes."""
+
+    _fields_ = [
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("scoring", c_int32),
+        ("norm_topk", c_int32),
+        ("activation", c_int32),
+        ("shared_size", c_int32),
+    ]
+
+
 class FaserModel(Structure):
     """struct faser_model."""
 
@@ -124,6 +144,7 @@ class FaserModel(Structure):
         ("head", POINTER(FaserHead)),
         ("medusa", POINTER(FaserMedusa)),
         ("block", POINTER(FaserBlock)),
+        ("experts", POINTER(FaserExperts)),
         ("lm_head_scales", c_void_p),
         ("weight_bits", c_int32),
         ("group_size", c_int32),

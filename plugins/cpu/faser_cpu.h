@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 22
+#define FASER_ABI_VERSION 23
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -61,7 +61,29 @@ typedef struct {
   const uint32_t* down;                                               // packed [hidden, intermediate]
   const float* down_bias;                                             // [hidden] or NULL
   const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
+  // Of a mixture's layer (faser_experts); its gate_up, down, their scales and biases are num_experts matrices' of one
+  // expert each, one after the other, all padded to whole panels. router, shared_gate: always bf16.
+  const uint32_t* router;                                   // packed [num_experts, hidden]
+  const float* router_bias;                                 // [num_experts] or NULL
+  const uint32_t *shared_gate_up, *shared_down;             // of an expert of shared_size
+  const uint32_t* shared_gate;                              // packed [1, hidden]
+  const float *shared_gate_up_scales, *shared_down_scales;  // NULL unless quantised
 } faser_layer;
+
+// A mixture's layers: a row goes through the top_k experts of the highest scores, of equal ones those of the lowest
+// index, and adds their outputs, weighted, in ascending order of index.
+typedef enum {
+  FASER_SOFTMAX = 0,        // scores and weights are a softmax over all experts
+  FASER_TOP_K_SOFTMAX = 1,  // scores are the router's logits, weights a softmax over those that are taken
+} faser_scoring;
+
+typedef struct {
+  int32_t num_experts, top_k;
+  int32_t scoring;      // a faser_scoring
+  int32_t norm_topk;    // 1: a row's weights are divided by their sum; of FASER_SOFTMAX
+  int32_t activation;   // 0: silu(gate) * up
+  int32_t shared_size;  // width of an expert that all rows take, times sigmoid(shared_gate x); 0: none
+} faser_experts;
 
 // What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has besides a decoder's layers. Its row of the token at
 // position t takes the target's hidden rows of position t - 1, or, where those are not there yet, its own output of
@@ -127,18 +149,19 @@ typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
   int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
   float rms_norm_eps;
-  float rope_attention_factor;  // scales cos and sin (YaRN); 1 otherwise
-  const float* rope_inv_freq;   // [head_dim / 2], scaling already applied
-  const uint16_t* embedding;    // bf16 [vocab_size, hidden_size] row-major, or NULL: rows are read from lm_head (tied)
-  const float* final_norm;      // [hidden]
-  const uint32_t* lm_head;      // packed [vocab_size, hidden]
-  const faser_layer* layers;    // [num_layers]
-  const faser_head* head;       // NULL: a decoder; else with an embedding, and one layer if it is an MTP layer's
-  const faser_medusa* medusa;   // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
-  const faser_block* block;     // NULL; else a block drafter, with an embedding unless lm_head is tied
-  const float* lm_head_scales;  // NULL: the LM head is bf16
-  int32_t weight_bits;          // of the layers' matrices: 16 (bf16), 8 or 4
-  int32_t group_size;           // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
+  float rope_attention_factor;   // scales cos and sin (YaRN); 1 otherwise
+  const float* rope_inv_freq;    // [head_dim / 2], scaling already applied
+  const uint16_t* embedding;     // bf16 [vocab_size, hidden_size] row-major, or NULL: rows are read from lm_head (tied)
+  const float* final_norm;       // [hidden]
+  const uint32_t* lm_head;       // packed [vocab_size, hidden]
+  const faser_layer* layers;     // [num_layers]
+  const faser_head* head;        // NULL: a decoder; else with an embedding, and one layer if it is an MTP layer's
+  const faser_medusa* medusa;    // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
+  const faser_block* block;      // NULL; else a block drafter, with an embedding unless lm_head is tied
+  const faser_experts* experts;  // NULL: all layers are dense; else a decoder, and intermediate_size is an expert's
+  const float* lm_head_scales;   // NULL: the LM head is bf16
+  int32_t weight_bits;           // of the layers' matrices: 16 (bf16), 8 or 4
+  int32_t group_size;  // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
   // Of the inputs of quantised matrices: 16 (bf16), or 8: integers, a scale for each row and group of group_size inputs
   // (128 where that is 0), the group's largest magnitude / 127. No head's.
   int32_t activation_bits;
@@ -163,6 +186,10 @@ int64_t faser_engine_memory_bytes(const faser_engine* engine);  // KV pool and w
 int32_t faser_engine_logits_stride(const faser_engine* engine);
 int32_t faser_engine_num_layers(const faser_engine* engine);
 int32_t faser_engine_vocab_size(const faser_engine* engine);
+
+// Experts that the last pass read, of a layer: the mean over the layers that ran, its segments together. 0: there are
+// none, or no row.
+double faser_engine_distinct_experts(const faser_engine* engine);
 
 // A ragged batch: rows of many requests, each request's rows at consecutive positions.
 typedef struct {

@@ -19,13 +19,14 @@ from tokenizers import Tokenizer as Backend
 from faser_trtllm.builder import build, engine_file, source
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
+from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.builder.options import DEFAULT_DRAFT_LEN
 from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.serving.launch.check import check_engine_dir
 from tests.support.checkpoints import make_checkpoint, make_pair, write_tokenizer
+from tests.support.packed_weights import unpack_matrix
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ from faser_trtllm.builder.engine_file import (
     EngineFile,
     pack_matrix,
     tensor_sizes,
-    unpack_matrix,
     write_engine_file,
 )
 from faser_trtllm.errors import EngineFileError
+from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
+from tests.support.packed_weights import unpack_matrix
 
+EXPERTS = ExpertsConfig(4, 2, 50, SOFTMAX, norm_topk=True).sizes()
 MODEL = {
     "num_layers": 2,
     "hidden_size": 40,
@@ -186,6 +188,14 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header["model"].update(vocab_size=10**4000),
         lambda header: header["model"].update(medusa={"num_heads": 10**9, "num_layers": 10**9}),
         lambda header: header["model"].update(head={"layers": [10**4000]}),
+        lambda header: header["model"].update(experts=EXPERTS | {"num_experts": 2**30}),
+        lambda header: header["model"].update(experts=EXPERTS | {"top_k": 5}),
+        lambda header: header["model"].update(experts=EXPERTS | {"top_k": 0}),
+        lambda header: header["model"].update(experts=EXPERTS | {"scoring": "hash"}),
+        lambda header: header["model"].update(experts=EXPERTS | {"norm_topk": 1}),
+        lambda header: header["model"].update(experts=EXPERTS | {"intermediate_size": 2**20}),
+        lambda header: header["model"].update(experts={"num_experts": 4}),
+        lambda header: header["model"].update(experts=EXPERTS),
     ],
 )
 def test_a_damaged_header_never_reaches_the_engine(path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:

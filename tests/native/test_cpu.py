@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.native_build import ROOT, NativeBuild
 from tests.support.tiny_model import TinyConfig, TinyModel
@@ -67,6 +68,9 @@ def test_engine_files_open_and_run_or_are_refused(tmp_path: Path) -> None:
     for number, scheme in enumerate(("none", "int8", "int4:32", "W8A8")):
         config = TinyConfig(num_layers=2, hidden_size=128, intermediate_size=128, quantization=scheme, seed=number)
         files.append(str(TinyModel(config).write(tmp_path / f"{number}.engine")))
+    experts = ExpertsConfig(6, 2, 64, SOFTMAX, norm_topk=True, shared_size=32)
+    config = TinyConfig(num_layers=2, hidden_size=64, intermediate_size=64, quantization="int4:32", experts=experts)
+    files.append(str(TinyModel(config).write(tmp_path / "experts.engine")))
     command = [sys.executable, "-m", "tests.native.cpu.mutated_files", str(library), str(pick(150, 3000)), *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-8000:]

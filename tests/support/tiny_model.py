@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 
 from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
+from faser_trtllm.models.experts import ExpertsConfig
 from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize, quantize_activations
+from faser_trtllm.models.reference import routes
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class TinyConfig:
     seed: int = 0
     quantization: str = "none"
     quantize_lm_head: bool = False
+    experts: ExpertsConfig | None = None  # each of intermediate_size
 
     @property
     def scheme(self) -> Scheme | None:
@@ -71,17 +75,33 @@ class TinyModel:
                 "qkv": matrix(qkv_size, c.hidden_size, 1.5),
                 "o": matrix(c.hidden_size, c.num_heads * c.head_dim),
                 "post_norm": vector(c.hidden_size, 1.0),
-                "gate": matrix(c.intermediate_size, c.hidden_size),
-                "up": matrix(c.intermediate_size, c.hidden_size),
-                "down": matrix(c.hidden_size, c.intermediate_size),
             }
+            for prefix, inner in self._mlps():
+                layer[f"{prefix}gate"] = matrix(inner, c.hidden_size)
+                layer[f"{prefix}up"] = matrix(inner, c.hidden_size)
+                layer[f"{prefix}down"] = matrix(c.hidden_size, inner)
+            if c.experts is not None:
+                layer["router"] = matrix(c.experts.num_experts, c.hidden_size, 2.0, None)
+                layer["shared_switch"] = matrix(1, c.hidden_size, 1.0, None)
+                if c.experts.has_bias:
+                    names = [f"{prefix}{name}" for prefix, _ in self._mlps() for name in ("gate", "up", "down")]
+                    layer |= {f"{name}_bias": vector(len(layer[name]), 0.0) for name in (*names, "router")}
             if c.biases:
-                sizes = {"qkv": qkv_size, "o": c.hidden_size, "down": c.hidden_size}
-                sizes |= {"gate": c.intermediate_size, "up": c.intermediate_size}
+                sizes = {"qkv": qkv_size, "o": c.hidden_size}
+                if c.experts is None:
+                    sizes |= {"down": c.hidden_size, "gate": c.intermediate_size, "up": c.intermediate_size}
                 layer |= {f"{name}_bias": vector(size, 0.0) for name, size in sizes.items()}
             if c.qk_norm:
                 layer |= {"q_norm": vector(c.head_dim, 1.0), "k_norm": vector(c.head_dim, 1.0)}
             self.layers.append(layer)
+
+    def _mlps(self) -> list[tuple[str, int]]:
+        """What comes before the names of each MLP's matrices in a layer, and its width."""
+        experts = self.config.experts
+        if experts is None:
+            return [("", self.config.intermediate_size)]
+        found = [(f"{i}_", self.config.intermediate_size) for i in range(experts.num_experts)]
+        return [*found, ("shared_", experts.shared_size)] if experts.shared_size else found
 
     def write(self, path: Path, segments: list[int] | None = None) -> Path:
         c = self.config
@@ -94,14 +114,6 @@ class TinyModel:
             "rope_attention_factor",
             "tied",
         )
-        padded = round_up(c.intermediate_size, 64)
-
-        def two_parts(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-            whole = torch.zeros(2 * padded, *gate.shape[1:])
-            whole[: c.intermediate_size] = gate
-            whole[padded : padded + c.intermediate_size] = up
-            return whole
-
         tensors = {
             "rope_inv_freq": self.inv_freq.numpy(),
             "final_norm": self.final_norm.numpy(),
@@ -109,21 +121,32 @@ class TinyModel:
         if not c.tied:
             tensors["embedding"] = _bf16_bits(self.embedding)
         for i, layer in enumerate(self.layers):
-            packed = _packed("gate_up", two_parts(layer["gate"], layer["up"]), c.scheme)
-            for name in ("qkv", "o", "down"):
+            packed = {name: layer[name].numpy() for name in _VECTORS if name in layer}
+            for name in ("qkv", "o"):
                 packed |= _packed(name, layer[name], c.scheme)
-            if c.biases:
-                packed["gate_up_bias"] = two_parts(layer["gate_bias"], layer["up_bias"]).numpy()
-            for name, value in layer.items():
-                if value.ndim == 1 and name not in ("gate_bias", "up_bias"):
-                    packed[name] = value.numpy()
+            if c.experts is None:
+                packed |= _packed_mlp(layer, "", c.scheme, c.biases)
+            else:
+                mlps = [_packed_mlp(layer, f"{e}_", c.scheme, c.experts.has_bias) for e in range(c.experts.num_experts)]
+                packed |= {f"expert_{name}": np.concatenate([mlp[name] for mlp in mlps]) for name in mlps[0]}
+                packed |= _packed("router", layer["router"], None)
+            if c.experts is not None and c.experts.shared_size:
+                shared = _packed_mlp(layer, "shared_", c.scheme, False)
+                packed |= {f"shared_{name}": array for name, array in shared.items()}
+                packed |= _packed("shared_gate", layer["shared_switch"], None)
             tensors |= {f"layers.{i}.{name}": array for name, array in packed.items()}
         model = {name: getattr(c, name) for name in names}
+        if c.experts is not None:
+            model["experts"] = c.experts.sizes()
         write_engine_file(path, model, segments or [0, c.num_layers], tensors.items(), scheme=c.scheme)
         return path
 
     def logits(self, token_ids: list[int], rounded: bool = False) -> torch.Tensor:
-        """Logits [num_tokens, vocab_size] of a whole sequence, in float32.
+        """Logits [num_tokens, vocab_size] of a whole sequence, in float32; rounded: as in run()."""
+        return self.run(token_ids, rounded)[0]
+
+    def run(self, token_ids: list[int], rounded: bool = True) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Logits [num_tokens, vocab_size] of a whole sequence, in fp32, and each layer's experts [num_tokens, top_k].
 
         rounded: round to bf16 where the engine does (inputs of matrices, keys, values and probabilities; the
         latter as the engine rounds them in contexts of up to 256 tokens), so that little is left to differ.
@@ -148,6 +171,7 @@ class TinyModel:
         mask = torch.zeros(num_tokens, num_tokens).masked_fill(unseen, -torch.inf)
         group = c.num_heads // c.num_kv_heads
         h = self.embedding[torch.tensor(token_ids)]
+        found: list[torch.Tensor] = []
         for layer in self.layers:
             x = inputs(self._norm(h, layer["input_norm"]))
             qkv = _linear(x, layer, "qkv").view(num_tokens, -1, c.head_dim)
@@ -161,14 +185,42 @@ class TinyModel:
             attended = torch.einsum("hqk,khd->hqd", cast(weights), v) / weights.sum(-1, keepdim=True)
             attended = attended.transpose(0, 1).reshape(num_tokens, -1)
             h = h + _linear(inputs(attended), layer, "o")
-            x = inputs(self._norm(h, layer["post_norm"]))
-            x = torch.nn.functional.silu(_linear(x, layer, "gate")) * _linear(x, layer, "up")
-            h = h + _linear(inputs(x), layer, "down")
+            x = self._norm(h, layer["post_norm"])
+            if c.experts is None:
+                h = h + _mlp(x, layer, "", inputs)
+                continue
+            chosen, weights = routes(c.experts, _linear(cast(x), layer, "router"))
+            found.append(chosen)
+            for expert in range(c.experts.num_experts):
+                rows, places = (chosen == expert).nonzero(as_tuple=True)
+                h[rows] += weights[rows, places, None] * _mlp(x[rows], layer, f"{expert}_", inputs)
+            if c.experts.shared_size:
+                h = h + _linear(cast(x), layer, "shared_switch").sigmoid() * _mlp(x, layer, "shared_", inputs)
         last = self._norm(h, self.final_norm)
-        return (inputs(last) if c.quantize_lm_head else cast(last)) @ self.lm_head.T
+        return (inputs(last) if c.quantize_lm_head else cast(last)) @ self.lm_head.T, found
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
+
+
+_VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "router_bias")
+
+
+def _packed_mlp(
+    layer: dict[str, torch.Tensor], prefix: str, scheme: Scheme | None, has_bias: bool
+) -> dict[str, np.ndarray]:
+    """gate_up and down, whose biases are padded to whole panels where an expert's follow each other."""
+
+    def padded(name: str) -> torch.Tensor:
+        value = layer[f"{prefix}{name}"]
+        return torch.cat([value, torch.zeros(round_up(len(value), 64) - len(value), *value.shape[1:])])
+
+    packed = _packed("gate_up", torch.cat([padded("gate"), padded("up")]), scheme)
+    packed |= _packed("down", layer[f"{prefix}down"], scheme)
+    if has_bias:
+        packed["gate_up_bias"] = torch.cat([padded("gate_bias"), padded("up_bias")]).numpy()
+        packed["down_bias"] = (padded("down_bias") if prefix else layer["down_bias"]).numpy()
+    return packed
 
 
 def _packed(name: str, weight: torch.Tensor, scheme: Scheme | None) -> dict[str, np.ndarray]:
@@ -176,6 +228,14 @@ def _packed(name: str, weight: torch.Tensor, scheme: Scheme | None) -> dict[str,
         return {name: pack_matrix(_bf16_bits(weight))}
     words, scales = pack_quantized(quantize(weight.numpy(), scheme))
     return {name: words, f"{name}_scales": scales}
+
+
+def _mlp(
+    x: torch.Tensor, layer: dict[str, torch.Tensor], prefix: str, inputs: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    x = inputs(x)
+    x = torch.nn.functional.silu(_linear(x, layer, f"{prefix}gate")) * _linear(x, layer, f"{prefix}up")
+    return _linear(inputs(x), layer, f"{prefix}down")
 
 
 def _linear(x: torch.Tensor, layer: dict[str, torch.Tensor], name: str) -> torch.Tensor:

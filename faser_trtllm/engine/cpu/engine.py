@@ -108,7 +108,8 @@ class CpuEngine(HostPruning, Closing):
 
     @property
     def distinct_experts(self) -> float:
-        return 0.0
+        found: float = self._library.faser_engine_distinct_experts(self._open_handle())
+        return found
 
     @property
     def memory_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile, scheme_of
 from faser_trtllm.errors import EngineFileError
+from faser_trtllm.models.experts import SILU, SOFTMAX, TOP_K_SOFTMAX
 from faser_trtllm.models.quantized_weight import Scheme
 
 _MODEL_SIZES = (
@@ -25,8 +26,12 @@ _MODEL_SIZES = (
 _LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
 _OPTIONAL_LAYER_TENSORS = frozenset(
     {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"}
-    | {name for name in _LAYER_TENSORS if name.endswith("_scales")},
+    | {name for name in _LAYER_TENSORS if name.endswith("_scales") or name.startswith(("router", "shared_"))},
 )
+_EXPERTS_TENSORS = frozenset(f"{name}{suffix}" for name in ("gate_up", "down") for suffix in ("", "_bias", "_scales"))
+"""Of a layer, which in a mixture hold its experts' and are named expert_gate_up and so on."""
+_SCORINGS = (SOFTMAX, TOP_K_SOFTMAX)  # by faser_scoring
+_ACTIVATIONS = (SILU,)
 
 _HEAD_TENSORS = ("fc", "fc_bias", "fc_norm", "hidden_norm", "target_ids", "input_proj", "token_norm")
 _BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
@@ -44,10 +49,11 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     layers = (native.FaserLayer * sizes["num_layers"])()
     for index, layer in enumerate([] if "medusa" in sizes else layers):
         for name in _LAYER_TENSORS:
-            address = file.address(f"layers.{index}.{name}")
+            prefix = "expert_" if "experts" in sizes and name in _EXPERTS_TENSORS else ""
+            address = file.address(f"layers.{index}.{prefix}{name}")
             if address is None and name not in _OPTIONAL_LAYER_TENSORS:
                 raise EngineFileError(
-                    f"{file.path.name} lacks the tensor layers.{index}.{name}, rebuild it with faser build"
+                    f"{file.path.name} lacks the tensor layers.{index}.{prefix}{name}, rebuild it with faser build"
                 )
             setattr(layer, name, address)
     model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
@@ -59,6 +65,8 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers
+    if "experts" in sizes:
+        model.experts = ctypes.pointer(_experts(file, sizes["experts"]))
     if "head" in sizes:
         head = native.FaserHead(
             **{name: file.address(f"head.{name}") for name in _HEAD_TENSORS},
@@ -90,3 +98,16 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
         )
         model.block = ctypes.pointer(block)
     return model
+
+
+def _experts(file: EngineFile, experts: dict[str, Any]) -> native.FaserExperts:
+    if experts["activation"] not in _ACTIVATIONS:
+        raise EngineFileError(
+            f"{file.path.name} has experts with the activation {experts['activation']}, and the CPU engine runs "
+            f"{' and '.join(_ACTIVATIONS)} only; use another backend"
+        )
+    return native.FaserExperts(
+        **{name: experts[name] for name in ("num_experts", "top_k", "norm_topk", "shared_size")},
+        scoring=_SCORINGS.index(experts["scoring"]),
+        activation=_ACTIVATIONS.index(experts["activation"]),
+    )

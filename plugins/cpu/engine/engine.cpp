@@ -94,14 +94,19 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   mlp_size_ = round_up(model.intermediate_size, kPanel);
   mlp_pairs_ = mlp_size_ / 2;
 
-  memory_.reserve(16 + 8 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
+  if (model.experts != nullptr) experts_ = *model.experts;
+  const bool is_mixture = experts_.num_experts > 0;  // whose experts' biases are read where they are
+  pairs_.shared_pairs = round_up(experts_.shared_size, kPanel) / 2;
+
+  memory_.reserve(32 + 9 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
   for (const faser_layer& layer : layers_) {
     vectors_.push_back(
         {padded_copy(layer.input_norm, model.hidden_size, kPanel), padded_copy(layer.qkv_bias, qkv_size, kPanel),
          padded_copy(layer.q_norm, model.head_dim, 32), padded_copy(layer.k_norm, model.head_dim, 32),
          padded_copy(layer.o_bias, model.hidden_size, kPanel), padded_copy(layer.post_norm, model.hidden_size, kPanel),
-         padded_copy(layer.gate_up_bias, 2 * mlp_size_, kPanel),
-         padded_copy(layer.down_bias, model.hidden_size, kPanel)});
+         padded_copy(is_mixture ? nullptr : layer.gate_up_bias, 2 * mlp_size_, kPanel),
+         padded_copy(is_mixture ? nullptr : layer.down_bias, model.hidden_size, kPanel),
+         padded_copy(layer.router_bias, experts_.num_experts, kPanel)});
   }
   final_norm_ = padded_copy(model.final_norm, model.hidden_size, kPanel);
   if (model.head != nullptr) {
@@ -152,13 +157,14 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   x_hidden_ = allocate<char>(num_rows * hidden_pairs_ * pair_bytes_);
   queries_ = allocate<char>(num_rows * query_pairs_ * pair_bytes_);
   x_attention_ = allocate<char>(num_rows * attention_pairs_ * pair_bytes_);
-  x_mlp_ = allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
+  x_mlp_ = is_mixture ? nullptr : allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
   if (model.activation_bits == 8) {
-    const int num_inputs = 2 * std::max({hidden_pairs_, attention_pairs_, mlp_pairs_});
+    const int num_inputs = 2 * std::max({hidden_pairs_, attention_pairs_, mlp_pairs_, pairs_.shared_pairs});
     const int words = num_inputs * static_cast<int>(kernels_.byte_size) / static_cast<int>(sizeof(uint32_t));
     bytes_stride_ = round_up(faser::byte_row_header(num_inputs) + words, 16);
     x_bytes_ = allocate<uint32_t>(num_rows * bytes_stride_);
   }
+  if (is_mixture) allocate_experts(num_rows);
   row_requests_ = allocate<int32_t>(num_rows);
   if (has_head_) {
     feature_pairs_ = round_up(head_.num_features, kPanel) / 2;
@@ -295,6 +301,8 @@ faser_engine* faser_engine_create(const faser_model* model, faser_pool* pool, in
 void faser_engine_destroy(faser_engine* engine) { delete engine; }
 
 int64_t faser_engine_memory_bytes(const faser_engine* engine) { return engine->memory_bytes(); }
+
+double faser_engine_distinct_experts(const faser_engine* engine) { return engine->distinct_experts(); }
 
 int32_t faser_engine_logits_stride(const faser_engine* engine) { return engine->logits_stride(); }
 

@@ -43,7 +43,7 @@ class Memory {
 
 // Norm weights and biases, zero-padded so that kernels need no tail handling.
 struct LayerVectors {
-  const float *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias;
+  const float *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias, *router_bias;
 };
 
 // Measurements of one pool.
@@ -75,6 +75,7 @@ struct BlockRows {
 };
 
 constexpr int kMaxSelected = 256;  // candidates of a draft
+constexpr int kMaxExperts = 4096;
 
 // The batch of a block pass. Its rows begin in blocks of the engine's own, from num_blocks on, blocks_per_request each.
 struct BlockMemory {
@@ -87,6 +88,33 @@ struct BlockMemory {
 // KV of a row that a branch of its request needs too.
 struct BranchRow {
   int row, block, offset;
+};
+
+// Rows of one expert: pairs first to first + count of the pass.
+struct ExpertGroup {
+  int expert, first, count;
+};
+
+// A pass's (row, expert) pairs in order of expert, then of row, and what they share. A chunk is the pairs that the
+// buffers hold: num_pairs of them, or fewer, from a multiple of that on.
+struct ExpertPairs {
+  int num_pairs = 0;
+  int32_t *experts = nullptr, *places = nullptr;  // [row, top_k]: ascending, and where they are in order
+  float* weights = nullptr;                       // [row, top_k]
+  int32_t* rows = nullptr;                        // in order
+  std::vector<int32_t> next;                      // by expert, while pairs are put in order
+  std::vector<ExpertGroup> groups;                // none is in two chunks
+  float* logits = nullptr;                        // of the router, by row
+  int logits_stride = 0;
+  char* x = nullptr;            // of a chunk: the rows' inputs (their activations are in x_mlp_)
+  uint32_t* x_bytes = nullptr;  // with activation_bits 8: of either what the next product takes
+  float* outputs = nullptr;     // of a chunk
+  char* x_shared = nullptr;     // of the shared expert, by row
+  float *shared_outputs = nullptr, *shared_gates = nullptr;
+  int shared_pairs = 0;
+  Counter counters[2];       // of gate_up and down
+  int64_t num_distinct = 0;  // experts read, and layers that ran, of the last pass
+  int num_layers = 0;
 };
 
 // A tile of attention before the layer is known.
@@ -124,6 +152,9 @@ struct faser_engine {
   int num_layers() const { return model_.num_layers; }
   int vocab_size() const { return model_.vocab_size; }
   int64_t memory_bytes() const { return num_bytes_; }
+  double distinct_experts() const {
+    return pairs_.num_layers > 0 ? static_cast<double>(pairs_.num_distinct) / pairs_.num_layers : 0.0;
+  }
   int logits_stride() const { return faser::round_up(model_.vocab_size, faser::kPanel); }
 
  private:
@@ -143,8 +174,14 @@ struct faser_engine {
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
   void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
-  void attend_rows(const faser::Team& team, const faser_batch& batch, int layer);   // of qkv_, to x_attention_
-  void append_rows(const faser::Team& team, const faser_batch& batch, int layer);   // queries, keys and values of qkv_
+  void run_experts(const faser::Team& team, int num_rows, int layer);               // in the place of gate_up and down
+  void allocate_experts(size_t num_rows);
+  void choose_experts(int row);
+  void sort_pairs(int num_rows);
+  void run_chunk(const faser::Team& team, int num_rows, int layer, const faser::ExpertGroup* groups, int num_groups);
+  void run_shared_expert(const faser::Team& team, int num_rows, int layer);
+  void attend_rows(const faser::Team& team, const faser_batch& batch, int layer);  // of qkv_, to x_attention_
+  void append_rows(const faser::Team& team, const faser_batch& batch, int layer);  // queries, keys and values of qkv_
   void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head_layers(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
   void keep_outputs(const faser::Team& team, const faser::HeadRows& kept);
@@ -258,6 +295,9 @@ struct faser_engine {
   float* selector_rows_ = nullptr;                                      // by row of logits
   float *values_ = nullptr, *deltas_ = nullptr, *convolved_ = nullptr;  // of convolutions, by row
   int delta_stride_ = 0, selector_stride_ = 0;
+
+  faser_experts experts_ = {};  // num_experts 0: all layers are dense
+  faser::ExpertPairs pairs_;
 
   // The hidden rows are the output of the layers before next_layer_; -1: there are none.
   int next_layer_ = -1;

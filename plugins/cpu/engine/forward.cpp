@@ -92,11 +92,15 @@ void faser_engine::plan_branches(const faser_batch& batch) {
 // Approximate multiply-adds. The first row counts more, because it loads the weights.
 int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) const {
   const int64_t hidden = model_.hidden_size;
-  const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
-                            3 * hidden * model_.intermediate_size;
+  const int64_t attention = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim;
+  const int64_t mlp = 3 * hidden * model_.intermediate_size;
   if (has_medusa_) return (num_logit_rows + 3) * hidden * (medusa_.num_layers * hidden + model_.vocab_size);
   const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * num_outputs_ : 0;
-  return (num_rows + 3) * per_layer * num_layers + head;
+  if (experts_.num_experts == 0) return (num_rows + 3) * (attention + mlp) * num_layers + head;
+  const int64_t num_pairs = static_cast<int64_t>(num_rows) * experts_.top_k;
+  const int64_t num_loaded = std::min<int64_t>(num_pairs, experts_.num_experts);
+  const int64_t dense = attention + hidden * (experts_.num_experts + 3 * experts_.shared_size);
+  return ((num_rows + 3) * dense + (num_pairs + 3 * num_loaded) * mlp) * num_layers + head;
 }
 
 void faser_engine::begin_rows(const Team& team, const faser_batch& batch, bool embed) {
@@ -233,6 +237,7 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
   const Gemm o = product(o_weights, vectors.o_bias, x_attention_, attention_pairs_, num_rows);
   kernels_.gemm_add(o, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
   team.sync();
+  if (experts_.num_experts > 0) return run_experts(team, num_rows, layer);
   const faser::Matrix gate_up_weights = layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size);
   norm_rows(team, num_rows, nullptr, vectors.post_norm, gate_up_weights);
   const int mlp_panels = mlp_size_ / kPanel;
@@ -270,6 +275,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
     if (num_logit_rows > max_num_requests_) return FASER_BAD_ARGUMENT;
     kept = &first_drafts;
   }
+  if (first_layer == 0) pairs_.num_distinct = pairs_.num_layers = 0;
   plan_tiles(batch);
   plan_branches(batch);
   if (has_medusa_) plan_medusa(*kept, num_logit_rows);

@@ -48,6 +48,25 @@ bool is_valid_block(const faser_model& model) {
   return true;
 }
 
+bool has_valid_experts(const faser_model& model) {
+  if (model.experts == nullptr) return true;
+  const faser_experts& experts = *model.experts;
+  if (model.head != nullptr || model.medusa != nullptr || model.block != nullptr || experts.top_k < 1 ||
+      experts.num_experts < experts.top_k || experts.num_experts > kMaxExperts || experts.shared_size < 0 ||
+      (experts.scoring != FASER_SOFTMAX && experts.scoring != FASER_TOP_K_SOFTMAX) || experts.activation != 0)
+    return false;
+  if (model.group_size != 0 && experts.shared_size % model.group_size != 0) return false;
+  const bool is_quantized = model.weight_bits != 16;
+  for (int i = 0; i < model.num_layers; i++) {
+    const faser_layer& layer = model.layers[i];
+    if (layer.router == nullptr) return false;
+    if (experts.shared_size == 0) continue;
+    if (layer.shared_gate_up == nullptr || layer.shared_down == nullptr || layer.shared_gate == nullptr) return false;
+    if (is_quantized && (layer.shared_gate_up_scales == nullptr || layer.shared_down_scales == nullptr)) return false;
+  }
+  return true;
+}
+
 // Of a decoder with an embedding, and no token twice.
 bool has_valid_outputs(const faser_model& model) {
   if (model.output_ids == nullptr) return true;
@@ -80,7 +99,9 @@ bool is_valid(const faser_model& model) {
       (!is_quantized || model.hidden_size % group_size != 0 || model.num_heads * model.head_dim % group_size != 0 ||
        model.intermediate_size % group_size != 0))
     return false;
-  if (!sizes || model.lm_head == nullptr || model.layers == nullptr || !has_valid_outputs(model)) return false;
+  if (!sizes || model.lm_head == nullptr || model.layers == nullptr || !has_valid_outputs(model) ||
+      !has_valid_experts(model))
+    return false;
   if (model.medusa != nullptr)
     return model.num_layers == 1 && model.head == nullptr && !is_quantized && model.medusa->residual != nullptr &&
            model.medusa->residual_bias != nullptr && model.medusa->num_heads > 0 && model.medusa->num_layers > 0;

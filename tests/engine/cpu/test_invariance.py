@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.engine.cpu.engine import CpuEngine
+from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
 from faser_trtllm.partition.core_set import CoreSet
 from tests.engine.conftest import MAX_BATCH_SIZE, OpenHarness
 from tests.support.core_sets import OversubscribedCoreSet
@@ -40,11 +41,16 @@ CONFIGS |= {
     "W4A8": replace(CONFIGS["window"], quantization="W4A8", num_heads=8, intermediate_size=320),
     "W8A8-window": replace(CONFIGS["window"], quantization="W8A8"),
     "W4A8-128": replace(CONFIGS["plain"], quantization="W4A8:128", hidden_size=256, quantize_lm_head=True),
+    "experts": replace(CONFIGS["window"], experts=ExpertsConfig(9, 3, 160, SOFTMAX, True, shared_size=70)),
+    "experts-W4A8": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="W4A8"),
+    "experts-int4": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="int4"),
     "int4-128": replace(CONFIGS["plain"], quantization="int4:128", hidden_size=256, quantize_lm_head=True),
 }
 
 
-@pytest.fixture(scope="module", params=pick(["plain", "window", "int8", "int4", "W8A8", "W4A8"], list(CONFIGS)))
+@pytest.fixture(
+    scope="module", params=pick(["plain", "window", "int8", "int4", "W8A8", "W4A8", "experts"], list(CONFIGS))
+)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Tokens of some requests, their logits computed one row at a time, and engines of many kinds."""
     model = TinyModel(CONFIGS[request.param])

@@ -32,6 +32,9 @@ def test_lower_instruction_sets(name: str) -> None:
     found = _run(name, "-c", "from faser_trtllm.native import isa; print(isa())").stdout.strip()
     if found != name or name == native.isa():
         pytest.skip(f"FASER_CPU_ISA={name} runs {found} here")
-    tests = [str(FOLDER / file) for file in ("test_reference.py", "test_invariance.py", "test_mechanisms.py")]
+    tests = [
+        str(FOLDER / file)
+        for file in ("test_reference.py", "test_invariance.py", "test_mechanisms.py", "test_experts.py")
+    ]
     result = _run(name, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert result.returncode == 0, result.stdout[-4000:]

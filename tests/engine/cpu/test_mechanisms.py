@@ -17,6 +17,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.conftest import MAX_BATCH_SIZE
@@ -35,11 +36,13 @@ CONFIGS = {
 CONFIGS |= {
     "int8": replace(CONFIGS["window"], quantization="int8"),
     "W8A8": replace(CONFIGS["window"], quantization="W8A8"),
+    "experts": replace(CONFIGS["window"], experts=ExpertsConfig(9, 3, 160, SOFTMAX, True)),
+    "experts-W8A8": replace(CONFIGS["plain"], experts=ExpertsConfig(9, 3, 768, SOFTMAX, True), quantization="W8A8"),
     "int4": replace(CONFIGS["plain"], quantization="int4", quantize_lm_head=True),
 }
 
 
-@pytest.fixture(scope="module", params=pick(["plain", "window", "int4"], list(CONFIGS)))
+@pytest.fixture(scope="module", params=pick(["plain", "window", "int4", "experts"], list(CONFIGS)))
 def rig(request, tmp_path_factory):
     """Tokens of some requests, logits and early-exit scores computed one row at a time, an engine, partitions."""
     config = CONFIGS[request.param]

@@ -70,6 +70,7 @@ class RandomModel {
       for (int i = 0; i < m.num_layers; ++i) add_layer(input, kind);
     }
     m.layers = layers_.data();
+    if (kind == ModelKind::kDecoder && input.flag()) make_experts(input);
     const bool is_foreign = kind == ModelKind::kDecoder && !is_tied && input.flag();
     if (is_foreign) {
       m.num_outputs = 1 + m.vocab_size / 2;
@@ -158,6 +159,41 @@ class RandomModel {
     layers_.push_back(layer);
   }
 
+  // Experts in the place of each layer's MLP.
+  void make_experts(FuzzInput& input) {
+    const faser_model& m = model;
+    faser_experts& experts = experts_;
+    experts.num_experts = input.in(1, 70);
+    experts.top_k = 1 + input.in(0, std::min(experts.num_experts, 9) - 1);
+    experts.scoring = input.flag() ? FASER_SOFTMAX : FASER_TOP_K_SOFTMAX;
+    experts.norm_topk = input.flag();
+    if (input.flag()) experts.shared_size = m.group_size != 0 ? m.group_size : input.in(1, 100);
+    const int count = experts.num_experts, mlp = padded(m.intermediate_size), hidden = padded(m.hidden_size);
+    const int shared = padded(experts.shared_size), bits = m.weight_bits;
+    for (faser_layer& layer : layers_) {
+      const bool has_bias = input.flag();
+      layer.router = packed(count, m.hidden_size, 16);
+      layer.router_bias = has_bias ? floats(count, 0.2f) : nullptr;
+      layer.gate_up = packed(count * 2 * mlp, m.hidden_size, bits);
+      layer.gate_up_bias = has_bias ? floats(static_cast<size_t>(count) * 2 * mlp, 0.2f) : nullptr;
+      layer.down = packed(count * hidden, m.intermediate_size, bits);
+      layer.down_bias = has_bias ? floats(static_cast<size_t>(count) * hidden, 0.2f) : nullptr;
+      if (bits != 16) {
+        layer.gate_up_scales = scales(count * 2 * mlp, m.hidden_size);
+        layer.down_scales = scales(count * hidden, m.intermediate_size);
+      }
+      if (experts.shared_size == 0) continue;
+      layer.shared_gate_up = packed(2 * shared, m.hidden_size, bits);
+      layer.shared_down = packed(m.hidden_size, experts.shared_size, bits);
+      layer.shared_gate = packed(1, m.hidden_size, 16);
+      if (bits != 16) {
+        layer.shared_gate_up_scales = scales(2 * shared, m.hidden_size);
+        layer.shared_down_scales = scales(m.hidden_size, experts.shared_size);
+      }
+    }
+    model.experts = &experts_;
+  }
+
   void make_head(FuzzInput& input, ModelKind kind, const faser_model& target) {
     faser_head& head = head_;
     const bool is_mtp = kind == ModelKind::kMtp;
@@ -240,6 +276,7 @@ class RandomModel {
   std::mt19937 random_;
   std::vector<std::unique_ptr<void, Free>> memory_;
   std::vector<faser_layer> layers_;
+  faser_experts experts_{};
   faser_head head_{};
   faser_medusa medusa_{};
   faser_block block_{};
