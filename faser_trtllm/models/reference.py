@@ -128,7 +128,7 @@ class ReferenceModel:
             return self._gated(f"{layer}.mlp", x)
         chosen, weights = routes(experts, self.linear(f"{layer}.mlp.gate", x))
         found = torch.zeros_like(x)
-        for i in chosen.unique().tolist():  # ascending, which is the order in which a row's terms are added
+        for i in sorted(set(chosen.flatten().tolist())):  # the order in which a row's terms are added
             rows, places = (chosen == i).nonzero(as_tuple=True)
             found[rows] += self._gated(f"{layer}.mlp.experts.{i}", x[rows]) * weights[rows, places, None]
         if experts.shared_size:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tests.support.gguf_writer import read_float32
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3")
 
 
 def int32_words(values: list[int], bits: int, order: tuple[int, ...]) -> int:

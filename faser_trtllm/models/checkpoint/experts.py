@@ -60,8 +60,9 @@ class GptOssWeights(Weights):
         if found is None:
             return self._weights.shape(_ROUTER.sub(".router", name))
         stored, rows = self._stored(found)
+        num_in: tuple[int, ...] = ()
         if found[4] == "bias":
-            (num_out,), num_in = self._sizes(f"{stored}_bias", 2), ()
+            (num_out,) = self._sizes(f"{stored}_bias", 2)
         elif f"{stored}_blocks" in self._weights:
             num_out, num_blocks, num_bytes = self._sizes(f"{stored}_blocks", 4)
             if num_bytes * 2 != BLOCK_SIZE or self._sizes(f"{stored}_scales", 3) != (num_out, num_blocks):

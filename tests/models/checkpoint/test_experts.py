@@ -1,0 +1,83 @@
+"""Experts of quantised checkpoints stand for the weights that were stored in them, under Qwen3's names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.mxfp4 import mxfp4_values
+from faser_trtllm.models.weights import Weights
+from tests.models.gguf.opened import opened
+from tests.support.fp8_writer import write_fp8
+from tests.support.moe_checkpoints import make_moe_checkpoint
+from tests.support.quantized_writer import write_quantized
+
+PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
+EXPERT = "model.layers.1.mlp.experts.2"
+
+
+def make(directory: Path, family: str) -> Path:
+    return make_moe_checkpoint(directory / "plain", family, num_experts=4, expert_size=48, dtype="float32")
+
+
+def check(weights: Weights, family: str, exact: dict[str, np.ndarray]) -> None:
+    module = "model.layers.1.mlp" if family == "qwen3_moe" else "model.layers.1.block_sparse_moe"
+    np.testing.assert_array_equal(
+        weights.float32("model.layers.1.mlp.gate.weight", (4, 64)), exact[f"{module}.gate.weight"]
+    )
+    for part, theirs in PARTS.items():
+        stored = f"{part}_proj" if family == "qwen3_moe" else theirs
+        values = exact[f"{module}.experts.2.{stored}.weight"]
+        np.testing.assert_array_equal(weights.float32(f"{EXPERT}.{part}_proj.weight", values.shape), values)
+
+
+@pytest.mark.parametrize("kind", ["compressed-tensors-channel", "modelopt", "qwen"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_fp8(tmp_path: Path, family: str, kind: str) -> None:
+    folder, exact = write_fp8(make(tmp_path, family), tmp_path / "q", kind)
+    name = f"{EXPERT}.down_proj"
+    with opened(folder) as found:
+        weights = found.checkpoint.weights
+        check(weights, family, exact)
+        assert (weights.fp8_matrix(f"{name}.weight") is None) == (kind == "qwen")
+        assert weights.input_scale(name) == (0.25 if kind == "modelopt" else None)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_awq_and_gptq(tmp_path: Path, family: str, method: str) -> None:
+    folder, exact = write_quantized(make(tmp_path, family), tmp_path / "q", method)
+    with opened(folder) as found:
+        check(found.checkpoint.weights, family, exact)
+
+
+def test_mxfp4_numbers_are_those_of_transformers() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = np.arange(256, dtype=np.uint8).reshape(1, 16, 1, 16).repeat(250, 0)
+    scales = np.arange(2, 252, dtype=np.uint8)[:, None, None].repeat(16, 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=dtype)
+        got = np.stack([mxfp4_values(*parts) for parts in zip(blocks, scales, strict=True)])
+        np.testing.assert_array_equal(got, expected.float().numpy().transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3_moe", {"quant_method": "mxfp4"})],
+)
+def test_quantisations_of_other_families_are_named(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
+    folder = make(tmp_path, family)
+    data = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(data))
+    with pytest.raises(
+        CheckpointError, match="with this quantization_config is not supported: mxfp4 is read of GptOss"
+    ):
+        with opened(folder):
+            pass
