@@ -76,13 +76,26 @@ class Pair:
         return ms + self.host.test_row_ms * num_rows
 
     def draft_rows_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A draft call's first step: the draft model's pass over rows it has not seen, with a draw for each request."""
-        ms = self.draft.ms(num_rows, num_requests, context_len, sm_share=sm_share)
+        """A draft call's first step: the draft model's pass over rows it has not seen, with a draw for each request; a
+        block drafter's, with the pass over its blocks."""
+        if self.draft.shape.block_size:
+            blocks = self.draft.shape.block_size * num_requests
+            ms = self.draft.ms(blocks, num_requests, context_len, sm_share=sm_share)
+            ms += self.draft.context_ms(num_rows, sm_share)
+        else:
+            ms = self.draft.ms(num_rows, num_requests, context_len, sm_share=sm_share)
         return ms + self.host.draft_step_ms + self.host.draft_call_ms
 
     def draft_step_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A later step of the same call, a row for each request."""
+        """A later step of the same call, a row for each request; of a block, whose pass is done, a draw."""
+        if self.draft.shape.block_size:
+            return self.host.draft_step_ms
         return self.draft.ms(num_requests, num_requests, context_len, sm_share=sm_share) + self.host.draft_step_ms
+
+    def drafting_gb(self, length: int, num_requests: float, context_len: float) -> float:
+        """What a draft call of so many steps reads."""
+        passes = min(1, length) if self.draft.shape.block_size else length
+        return passes * self.draft.pass_gb(num_requests, context_len)
 
     def drafting_ms(self, length: int, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
         """A draft call of so many steps."""

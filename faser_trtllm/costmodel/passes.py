@@ -1,10 +1,10 @@
 """The time of one pass of a model on a GPU, or on a share of its SMs.
 
-T = G(n) r + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matrices, elementwise kernels, all-reduces, attention,
-LM head and the launch of a graph, for n rows of b requests with c tokens of context each. g: the share of the bandwidth
-that a share of the SMs draws; a: what our attention takes at least; r: what fewer SMs do to a matrix product that takes
-(latency^4 + memory^4 + compute^4)^(1/4). What another pass next to it does is core/traffic.py's. docs/cost_model.md has
-the sources and the errors.
+T = G(n) r + X(n, D) + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matrices, experts of which D of a layer are
+distinct, elementwise kernels, all-reduces, attention, LM head and the launch of a graph, for n rows of b requests with
+c tokens of context each. g: the share of the bandwidth that a share of the SMs draws; a: what our attention takes at
+least; r: what fewer SMs do to a matrix product that takes (latency^4 + memory^4 + compute^4)^(1/4). What another pass
+next to it does is core/traffic.py's. docs/cost_model.md has the sources and the errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from faser_trtllm.costmodel.anchors import Anchors
+from faser_trtllm.costmodel.experts import expert_times
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import ModelShape
 from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
@@ -35,6 +36,7 @@ class PassModel:
             raise InvalidArgumentError(f"gpu is {gpu.name}, which has no fp8; leave fp8 out or take a newer one")
         self.gpu, self.shape = gpu, shape
         self._times = Anchors(gpu).times(shape)
+        self._experts = None if shape.experts is None else expert_times(gpu, shape)
         self._buckets = Buckets(MAX_GRAPH_ROWS) if is_ours else None
 
     def ms(
@@ -46,29 +48,66 @@ class PassModel:
         sm_share: float = 1.0,
         layer_share: float = 1.0,
         has_head: bool = True,
+        num_experts: float | None = None,
     ) -> float:
-        """A pass, or with layer_share a segment of one (which has_head if it is the last)."""
+        """A pass, or with layer_share a segment of one (which has_head if it is the last). num_experts: distinct ones
+        of a layer; None: as expected with the rows spread evenly over the requests."""
         times = self._times
         rows = self._padded(num_rows)
         ratio = self.product_ratio(rows, sm_share)
         layers = times.by_rows(times.gemm, rows) * ratio
         layers += times.by_rows(times.elementwise, rows) + times.by_rows(times.all_reduce, rows)
         layers += self._attention_ms(num_rows, num_requests, context_len, sm_share)
+        if num_experts is None:
+            num_experts = self.distinct_experts(num_rows, num_requests)
+        layers += self.experts_ms(rows, num_experts, sm_share)
         head = times.by_rows(times.head, rows) * ratio if has_head else 0.0
         return layer_share * layers + head + GRAPH_MS
+
+    @property
+    def is_assumed(self) -> bool:
+        """The times of its experts are another GPU's, scaled."""
+        return self._experts is not None and self._experts.is_assumed
+
+    @property
+    def per_expert_ms(self) -> float:
+        """One distinct expert more in each layer, on the whole GPU; 0 without experts."""
+        return 0.0 if self._experts is None else self.shape.num_layers * self._experts.expert_ms
+
+    def distinct_experts(self, num_rows: float, num_requests: float) -> float:
+        """Of a layer, expected with the rows spread evenly over the requests; 0 without experts."""
+        experts = self.shape.experts
+        return 0.0 if experts is None else float(experts.routing.distinct_of(num_rows, num_requests))
+
+    def experts_ms(self, num_rows: float, num_experts: float, sm_share: float = 1.0) -> float:
+        """Of all layers' experts; 0 without any."""
+        if self._experts is None:
+            return 0.0
+        bandwidth = self.gpu.bandwidth_share(sm_share)
+        return self.shape.num_layers * self._experts.ms(num_rows, num_experts, bandwidth=bandwidth, sm_share=sm_share)
 
     def head_ms(self, num_rows: float) -> float:
         """The LM head alone, on the whole GPU."""
         return self._times.by_rows(self._times.head, num_rows)
 
     def products_ms(self, num_rows: float) -> float:
-        """The matrices of all layers, without the LM head, on the whole GPU."""
+        """The matrices of all layers that every row takes, without the LM head, on the whole GPU."""
         return self._times.by_rows(self._times.gemm, num_rows)
 
     def attention_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
         """Of all layers, a row for each request."""
         reading = self._times.attention_ms(num_requests, context_len) / self.gpu.bandwidth_share(sm_share)
         return max(reading, self._least_attention_ms(context_len))
+
+    def context_ms(self, num_rows: float, sm_share: float = 1.0) -> float:
+        """A block drafter's keys and values of num_rows hidden rows of its target: one product, and one per layer."""
+        gb, gpu = self.shape.context_gb, self.gpu
+        gflop = gb * num_rows  # two operations for each weight of two bytes
+        return (
+            PRODUCT_MS * (1 + self.shape.num_layers)
+            + gb / gpu.gb_per_ms / gpu.bandwidth_share(sm_share)
+            + gflop / gpu.tflops / sm_share
+        )
 
     def prompt_ms(self, num_tokens: int) -> float:
         """A prompt alone; only its last row needs the LM head."""
@@ -77,13 +116,13 @@ class PassModel:
         return whole + attended * self._attended_ms()
 
     def pass_gb(self, num_requests: float, context_len: float) -> float:
-        """What a pass reads."""
+        """What a pass reads; of a mixture, with the experts of one row."""
         return self.shape.pass_gb + self.shape.token_gb * num_requests * context_len
 
     def product_ratio(self, rows: float, sm_share: float) -> float:
         """Of a matrix product's time on a share of the SMs, to that on the whole GPU."""
         latency_ms = PRODUCT_MS * PRODUCTS * self.shape.num_layers
-        memory_ms = self.shape.pass_gb / self.gpu.gb_per_ms
+        memory_ms = self.shape.dense_gb / self.gpu.gb_per_ms
         compute_ms = self.shape.gflop_per_row * rows / self.gpu.tflops * self.shape.weight_bytes / 2
         one_wave = ONE_WAVE * min(1.0, ONE_WAVE_ROWS / rows)
         slower = memory_ms / self.gpu.bandwidth_share(sm_share)

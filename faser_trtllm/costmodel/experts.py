@@ -1,0 +1,101 @@
+"""Times of a layer's experts on the whole of a GPU, from NVIDIA's measured tables (data/experts.json, data/NOTICE).
+
+ms = fixed + distinct experts x ms per expert + what rows beyond one per expert add. The anchors are the experts of a
+few models; those of other sizes are interpolated between the anchors of the same bytes per weight: the bandwidth that
+is reached and the fixed part over the logarithm of an expert's parameters, and what rows add from the nearest.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.core.nnls import FloatArray
+from faser_trtllm.costmodel.gpu import GPUS, Gpu
+from faser_trtllm.costmodel.shape import SHAPES, ModelShape
+
+ANCHORED = {
+    "qwen3-30b-a3b": SHAPES["qwen3-30b-a3b"],
+    "qwen3-30b-a3b-fp8": SHAPES["qwen3-30b-a3b"].in_fp8(),
+    "mixtral-8x7b": SHAPES["mixtral-8x7b"],
+    "mixtral-8x7b-fp8": SHAPES["mixtral-8x7b"].in_fp8(),
+    "gpt-oss-20b": SHAPES["gpt-oss-20b"],
+    "gpt-oss-120b": SHAPES["gpt-oss-120b"],
+}
+"""The anchors' models, by their names in the file."""
+REFERENCE = "h100"  # whose tables stand for a GPU that has none of its own
+
+
+@dataclass(frozen=True)
+class ExpertTimes:
+    """Of one layer. rows, more_ms: what rows beyond one per expert add, in straight lines. is_assumed: scaled from
+    another GPU's tables."""
+
+    fixed_ms: float
+    expert_ms: float
+    rows: FloatArray
+    more_ms: FloatArray
+    is_assumed: bool = False
+
+    def ms(self, num_rows: float, num_experts: float, *, bandwidth: float = 1.0, sm_share: float = 1.0) -> float:
+        """A pass of num_rows rows that take num_experts distinct experts, on shares of the bandwidth and of the SMs."""
+        rows, more_ms = self.rows, self.more_ms
+        slope = (more_ms[-1] - more_ms[-2]) / (rows[-1] - rows[-2])
+        more = np.interp(num_rows, rows, more_ms) + max(0.0, num_rows - rows[-1]) * slope
+        return float(self.fixed_ms + num_experts * self.expert_ms / bandwidth + more / sm_share)
+
+
+def expert_times(gpu: Gpu, shape: ModelShape) -> ExpertTimes:
+    """The experts of a mixture on a GPU; of one without tables those of REFERENCE, in proportion to bandwidth and
+    arithmetic."""
+    assert shape.experts is not None, "a dense model has no experts"
+    experts, found = shape.experts, load_experts()["gpus"].get(gpu.name, {})
+    anchors = {ANCHORED[name]: times for name, times in found.items() if _bytes(ANCHORED[name]) == experts.value_bytes}
+    if not anchors and gpu.name != REFERENCE:
+        like = expert_times(GPUS[REFERENCE], shape)
+        slower, weaker = GPUS[REFERENCE].gb_per_ms / gpu.gb_per_ms, GPUS[REFERENCE].tflops / gpu.tflops
+        return ExpertTimes(like.fixed_ms, like.expert_ms * slower, like.rows, like.more_ms * weaker, is_assumed=True)
+    ordered = sorted(anchors, key=lambda anchor: anchor.expert_params)
+    sizes = np.log([anchor.expert_params for anchor in ordered])
+    size, own_rows = np.log(shape.expert_params), _rows_per_expert(shape)
+    gb_per_ms = [1e-9 * a.expert_params * _bytes(a) / anchors[a]["expert_ms"] for a in ordered]
+    nearest = min(ordered, key=lambda a: (abs(np.log(a.expert_params) - size), abs(_rows_per_expert(a) - own_rows)))
+    rows, more_ms = np.array(anchors[nearest]["more"], np.float64).T
+    return ExpertTimes(
+        float(np.interp(size, sizes, [anchors[a]["fixed_ms"] for a in ordered])),
+        float(1e-9 * shape.expert_params * experts.value_bytes / np.interp(size, sizes, gb_per_ms)),
+        rows * own_rows / _rows_per_expert(nearest),
+        more_ms * _all_params(shape) / _all_params(nearest),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def load_experts() -> Mapping[str, Any]:
+    """The file: "source" in words, and by GPU and model "fixed_ms", "expert_ms" and "more", pairs of rows and ms."""
+    found: dict[str, Any] = json.loads(
+        resources.files("faser_trtllm.costmodel").joinpath("data/experts.json").read_text()
+    )
+    return found
+
+
+def _bytes(shape: ModelShape) -> float:
+    assert shape.experts is not None
+    return shape.experts.value_bytes
+
+
+def _rows_per_expert(shape: ModelShape) -> float:
+    """Rows that bring each expert one."""
+    assert shape.experts is not None
+    return shape.experts.routing.num_experts / shape.experts.routing.top_k
+
+
+def _all_params(shape: ModelShape) -> float:
+    """Of a layer's experts: what rows add at as many rows per expert is in proportion to it."""
+    assert shape.experts is not None
+    return shape.experts.routing.num_experts * shape.expert_params
