@@ -38,6 +38,7 @@ from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 from tests.support.eagle3 import make_deepspec_head, make_head, make_speculators_head
 from tests.support.fp8_writer import KINDS, write_fp8
 from tests.support.medusa import make_medusa
+from tests.support.moe_checkpoints import make_moe_checkpoint
 from tests.support.quantized_writer import write_quantized
 from tests.support.sentencepiece import sentencepiece_backend
 
@@ -49,7 +50,8 @@ SIZES: dict[str, Any] = {
     "num_kv_heads": 1,
     "intermediate_size": 8,
 }
-BASES = ["llama", "qwen2", "qwen3", "mistral", "mimo", "awq", "gptq", "sharded", *KINDS]
+MIXTURES = ["qwen3_moe", "mixtral"]
+BASES = ["llama", "qwen2", "qwen3", "mistral", "mimo", "awq", "gptq", "sharded", *KINDS, *MIXTURES]
 
 FILES = ("config.json", "generation_config.json", "model.safetensors.index.json", "hf_quant_config.json")
 FILES += ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json")
@@ -67,6 +69,8 @@ def base(name: str) -> Path:
         write_fp8(plain, path, name)
     elif name == "sharded":
         make_checkpoint(path, sharded=True, **SIZES)
+    elif name in MIXTURES:
+        make_moe_checkpoint(path, name, num_experts=2, top_k=1, expert_size=8, **SIZES)
     else:
         make_checkpoint(path, name, **SIZES)
     return path
