@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,9 @@ def publish(directory: Path, family: str, seed: int = 0, dtype: str = "float32",
             else:
                 values.normal_(std=1.0 if "sinks" in name else 0.2, generator=rng)
             values.copy_(values.bfloat16().float())
-    model.to(getattr(torch, dtype)).save_pretrained(directory)
+    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(directory)  # to() rounds rope's frequencies, too
     write_tokenizer(directory, config.vocab_size)
-    model.float().set_experts_implementation("eager")
+    model.set_experts_implementation("eager")
     model.set_attn_implementation("eager")
     return model
 
