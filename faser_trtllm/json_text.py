@@ -1,10 +1,12 @@
-"""The JSON parser of files and requests, under limits that json.loads lacks."""
+"""The JSON parser of files and requests, under limits that json.loads lacks, and the writer of files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_DEPTH = 128
@@ -28,6 +30,16 @@ def parse_json(text: str | bytes, *, unique_names: bool = False, finite: bool = 
     if is_too_deep:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} objects and arrays")
     return value
+
+
+def write_json(data: Mapping[str, object], path: Path) -> None:
+    """Write a JSON file atomically; OSError if its directory cannot be written."""
+    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        staged.write_text(json.dumps(data, indent=1) + "\n")
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,12 +11,14 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from faser_trtllm.core.cost.experts import Routing
+from faser_trtllm.core.cost.parts import ExitModel, Fingerprint, Interference
 from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_curve, read_samples
 from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leave_out
 from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import ConfigError, reason_of
-from faser_trtllm.json_text import parse_json
+from faser_trtllm.json_text import parse_json, write_json
 
 __all__ = [
     "ALL",
@@ -30,6 +30,7 @@ __all__ = [
     "ExitModel",
     "Fingerprint",
     "Interference",
+    "Routing",
 ]
 
 FORMAT = 1
@@ -38,55 +39,9 @@ CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
 
 
-def write_json(data: Mapping[str, object], path: Path) -> None:
-    """Write a JSON file atomically; OSError if its directory cannot be written."""
-    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        staged.write_text(json.dumps(data, indent=1) + "\n")
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
-
-
 def context_bucket(context_len: float) -> int:
     """The index of the multiple of CONTEXT_BUCKET that is nearest."""
     return max(0, round(context_len / CONTEXT_BUCKET))
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What a table is valid for."""
-
-    cpu_model: str
-    isa: str
-    num_threads: int
-    engine: str  # hash of the engine directory's manifest
-
-
-@dataclass(frozen=True)
-class ExitModel:
-    """Early exit at a boundary, calibrated by `faser profile`.
-
-    Log-odds that a draft passes its test: rank * min(place, 8) + gap * score gap + survival * logit(estimate before the
-    pass) + intercept. pays: whether dropping rows here was faster on the profile's prompts.
-    """
-
-    boundary: int
-    rank: float
-    gap: float
-    survival: float
-    intercept: float
-    pays: bool = False
-
-
-@dataclass(frozen=True)
-class Interference:
-    """Slowdown of each stream while the other is busy too, for a pair of partitions."""
-
-    draft_partition: str
-    verify_partition: str
-    draft_factor: float
-    verify_factor: float
 
 
 @dataclass(frozen=True)
@@ -97,6 +52,8 @@ class CostTable:
     source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
     the passes draw from memory, if known: then overlapped streams slow each other by it, else by `interference`.
     warning: one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
+    routing: of a mixture of experts, as it was measured or modelled. Where the experts of a pass are not told, they are
+    those that it says for as many rows, spread evenly over the requests.
     """
 
     fingerprint: Fingerprint
@@ -110,6 +67,7 @@ class CostTable:
     traffic: Traffic | None = None
     warning: str = ""
     quick: bool = False
+    routing: Routing | None = None
     _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
@@ -124,6 +82,7 @@ class CostTable:
         warning: str = "",
         quick: bool = False,
         sizes: tuple[int, ...] = (),
+        routing: Routing | None = None,
     ) -> CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
@@ -143,6 +102,7 @@ class CostTable:
             errors,
             warning=warning,
             quick=quick,
+            routing=routing,
         )
 
     @property
@@ -172,15 +132,22 @@ class CostTable:
     def has(self, kind: str, partition: str = ALL) -> bool:
         return f"{kind}@{partition}" in self.curves
 
-    def verify_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """A target pass over num_rows rows of num_requests requests."""
-        return self._curve("verify", partition).at(num_rows, num_requests, context_len)
+    def verify_ms(
+        self,
+        num_rows: int,
+        num_requests: int,
+        context_len: float,
+        partition: str = ALL,
+        num_experts: float | None = None,
+    ) -> float:
+        """A target pass over num_rows rows of num_requests requests, which reads so many experts of a layer."""
+        return self._ms(f"verify@{partition}", num_rows, num_requests, context_len, num_experts)
 
-    def decode_ms(self, num_requests: int, context_len: float) -> float:
+    def decode_ms(self, num_requests: int, context_len: float, num_experts: float | None = None) -> float:
         """A target pass of one row per request with no drafting between passes, when the target's weights are still in
         the caches; verify_ms if this was not measured."""
         kind = "decode" if self.has("decode") else "verify"
-        return self._curve(kind, ALL).at(num_requests, num_requests, context_len)
+        return self._ms(f"{kind}@{ALL}", num_requests, num_requests, context_len, num_experts)
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """One autoregressive step of the draft model."""
@@ -195,8 +162,17 @@ class CostTable:
         return next((kind for kind in ("draft_block", "draft_rows") if self.has(kind, partition)), "draft_step")
 
     def verify_ms_array(self, max_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """verify_ms for 0 to at least max_rows rows; cached, read-only, context rounded to CONTEXT_BUCKET."""
-        return self._array("verify", max_rows, num_requests, context_len, partition)
+        """verify_ms for 0 to at least max_rows rows; read-only, context rounded to CONTEXT_BUCKET."""
+        return self._with_experts("verify", max_rows, num_requests, context_len, partition)
+
+    def rows_ms_array(self, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
+        """The same on the partition "all" without what the experts take; cached."""
+        return self._array("verify", max_rows, num_requests, context_len, ALL)
+
+    @property
+    def per_expert_ms(self) -> float:
+        """Of a target pass on the partition "all", for each distinct expert of a layer."""
+        return self._curve("verify", ALL).per_expert_ms
 
     def draft_step_ms_array(self, max_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
         """draft_step_ms for 0 to at least max_requests requests; cached and read-only, as verify_ms_array."""
@@ -220,12 +196,14 @@ class CostTable:
     def remaining_ms_array(self, boundary: int, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
         """ms of the segments from boundary (an index into EngineSpec.segments) on, for 0 to at least max_rows rows."""
         kinds = [f"segment:{i}" for i in range(boundary, self.num_segments)]
-        arrays = [self._array(kind, max_rows, num_requests, context_len, ALL)[: max_rows + 1] for kind in kinds]
+        arrays = [self._with_experts(kind, max_rows, num_requests, context_len, ALL)[: max_rows + 1] for kind in kinds]
         return np.sum(arrays, axis=0)  # type: ignore[no-any-return]
 
-    def segment_ms(self, segment: int, num_rows: int, num_requests: int, context_len: float) -> float:
+    def segment_ms(
+        self, segment: int, num_rows: int, num_requests: int, context_len: float, num_experts: float | None = None
+    ) -> float:
         """One segment of the target (0 is the first) on the partition "all"."""
-        return self._curve(f"segment:{segment}", ALL).at(num_rows, num_requests, context_len)
+        return self._ms(f"segment:{segment}@{ALL}", num_rows, num_requests, context_len, num_experts)
 
     def exit_ms(self, boundary: int, num_rows: int) -> float:
         """Scoring the candidates of num_rows rows at a boundary; 0 if not measured."""
@@ -264,6 +242,7 @@ class CostTable:
             "traffic": None if self.traffic is None else asdict(self.traffic),
             "warning": self.warning,
             "quick": self.quick,
+            "routing": None if self.routing is None else asdict(self.routing),
         }
 
     @staticmethod
@@ -294,6 +273,7 @@ class CostTable:
                 found.warning,
                 # Before, held-out errors told a full one.
                 found.quick if found.quick is not None else not data.get("error"),
+                found.routing,
             )
             if found.errors is not None or table.source != MEASURED:
                 return table
@@ -349,6 +329,23 @@ class CostTable:
         except KeyError:
             raise ValueError(f"no {kind} was measured on the partition {partition!r}") from None
 
+    def _ms(self, key: str, num_rows: int, num_requests: int, context_len: float, num_experts: float | None) -> float:
+        curve = self._curve(*key.split("@"))
+        if num_experts is None:
+            routing = self.routing if curve.per_expert_ms else None
+            num_experts = 0.0 if routing is None else float(routing.distinct_of(num_rows, num_requests))
+        return curve.at(num_rows, num_requests, context_len, num_experts)
+
+    def _with_experts(
+        self, kind: str, max_rows: int, num_requests: int, context_len: float, partition: str
+    ) -> FloatArray:
+        array = self._array(kind, max_rows, num_requests, context_len, partition)
+        per_expert_ms = self._curve(kind, partition).per_expert_ms
+        if self.routing is None or not per_expert_ms:
+            return array
+        found: FloatArray = array + per_expert_ms * self.routing.distinct_of(np.arange(array.size), num_requests)
+        return found
+
     def _array(self, kind: str, max_rows: int, num_requests: int, context_len: float, partition: str) -> FloatArray:
         bucket = context_bucket(context_len)
         key = (f"{kind}@{partition}", num_requests, bucket)
@@ -371,7 +368,7 @@ class CostTable:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of to_json(), curves and samples as they are. None: a file from before these were written."""
+    """Curves and samples are as the file has them. None: a file from before these were written."""
 
     fingerprint: Fingerprint
     curves: dict[str, dict[str, Any]]
@@ -384,6 +381,7 @@ class _File:
     traffic: Traffic | None = None
     warning: str = ""
     quick: bool | None = None
+    routing: Routing | None = None
     samples: list[dict[str, Any]] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
 

@@ -49,9 +49,30 @@ def fit_curves(
     its best fit prices drafting better than nothing. sizes: as CostCurve has them.
     """
     groups, judges = by_curve(samples), by_curve(held_out)
-    fitted = {key: _fit(group, judges.get(key, ()), sizes) for key, group in groups.items()}
-    curves = {key: curve for key, (curve, _) in fitted.items()}
-    return leave_out(curves, {key: error for key, (_, error) in fitted.items()})
+    curves: dict[str, CostCurve] = {}
+    errors: dict[str, CurveError] = {}
+    for key in sorted(groups, key=lambda key: not key.startswith("verify@")):  # what an expert takes is known from it
+        per_expert_ms = _per_expert_ms(key, groups, curves)
+        curves[key], errors[key] = _fit(groups[key], judges.get(key, ()), sizes, per_expert_ms)
+    return leave_out({key: curves[key] for key in groups}, {key: errors[key] for key in groups})
+
+
+def _per_expert_ms(
+    key: str, groups: Mapping[str, Sequence[CostSample]], curves: Mapping[str, CostCurve]
+) -> float | None:
+    """Of curves whose samples cannot tell experts from rows, by that of whole passes; None: the samples have to tell.
+
+    Steps without drafts run one row of each request, and segments few passes. A segment has a share by its time.
+    """
+    kind, _, partition = key.partition("@")
+    whole = curves.get(f"verify@{partition}")
+    is_segment = kind.startswith("segment:")
+    if whole is None or not (is_segment or kind == "decode"):
+        return None
+    if not is_segment:
+        return whole.per_expert_ms
+    times_ms = {name: sum(s.ms for s in group) for name, group in groups.items() if name.startswith("segment:")}
+    return whole.per_expert_ms * times_ms[key] / sum(times_ms.values())
 
 
 def leave_out(
@@ -97,31 +118,43 @@ def describe(errors: Mapping[str, CurveError]) -> str:
 
 def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
     """Mean absolute relative error."""
-    predicted = (curve.at(s.num_rows, s.num_requests, s.context_len) for s in samples)
+    predicted = (curve.at(s.num_rows, s.num_requests, s.context_len, s.num_experts) for s in samples)
     return float(np.mean([abs(ms - s.ms) / s.ms for ms, s in zip(predicted, samples, strict=True)]))
 
 
-def leave_one_out(samples: Sequence[CostSample], *, slopes: bool, sizes: tuple[int, ...] = ()) -> float:
+def leave_one_out(
+    samples: Sequence[CostSample],
+    *,
+    slopes: bool,
+    sizes: tuple[int, ...] = (),
+    per_expert_ms: float | None = None,
+) -> float:
     """Mean absolute relative error of curves at the sample that each was fitted without; 0 for one sample. Of many
     samples, some are left out in their turn."""
     if len(samples) < 2:
         return 0.0
     errors = []
     for i in range(0, len(samples), 1 + len(samples) // MAX_LEFT_OUT):
-        curve = fit_curve([*samples[:i], *samples[i + 1 :]], slopes=slopes, sizes=sizes)
+        others = [*samples[:i], *samples[i + 1 :]]
+        curve = fit_curve(others, slopes=slopes, sizes=sizes, per_expert_ms=per_expert_ms)
         errors.append(mean_error(curve, samples[i : i + 1]))
     return float(np.mean(errors))
 
 
 def _fit(
-    samples: Sequence[CostSample], held_out: Sequence[CostSample], sizes: tuple[int, ...]
+    samples: Sequence[CostSample],
+    held_out: Sequence[CostSample],
+    sizes: tuple[int, ...],
+    per_expert_ms: float | None,
 ) -> tuple[CostCurve, CurveError]:
-    curve = fit_curve(samples, sizes=sizes)
+    curve = fit_curve(samples, sizes=sizes, per_expert_ms=per_expert_ms)
     error = _error_of(curve, samples, held_out)
     if error.worst > REFIT_ERROR:
-        without, with_slopes = (leave_one_out(samples, slopes=slopes, sizes=sizes) for slopes in (False, True))
+        without, with_slopes = (
+            leave_one_out(samples, slopes=slopes, sizes=sizes, per_expert_ms=per_expert_ms) for slopes in (False, True)
+        )
         if without < with_slopes:
-            curve = fit_curve(samples, slopes=False, sizes=sizes)
+            curve = fit_curve(samples, slopes=False, sizes=sizes, per_expert_ms=per_expert_ms)
             error = replace(_error_of(curve, samples, held_out), refitted=True)
     return curve, error
 

@@ -16,6 +16,7 @@ REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
 MANY_REQUESTS = 8  # more rows than this are measured up to the main context only
+SAME_TOKENS = (2, 4, 8, 16, 32)  # rows, one of each request, that also run with the same tokens
 CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
 QUICK_MIX = ((1, 1), (8, 1), (8, 8), (64, 8), (32, 32))  # rows and requests, at other contexts than the main one
@@ -28,7 +29,8 @@ class Point:
     """One pass. kind: verify (all rows give logits), decode (one row per request, pass after pass),
     draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits;
     draft_block: of a block drafter, whose draft_step is a further draft of a block).
-    context_len: cached tokens of each request."""
+    context_len: cached tokens of each request. same_tokens: all requests run those of the first, so that a mixture of
+    experts reads few of them."""
 
     kind: str
     partition: str
@@ -36,6 +38,7 @@ class Point:
     num_requests: int
     context_len: int
     held_out: bool = False
+    same_tokens: bool = False
 
     @property
     def curve(self) -> str:
@@ -82,6 +85,14 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
         for num_rows, num_requests in QUICK_MIX if quick else CONTEXT_MIX:
             if limits.fits(num_rows, num_requests) and context <= limits.longest(num_requests):
                 yield Point("verify", partition, num_rows, num_requests, context)
+
+
+def expert_points(limits: Limits, partition: str) -> Iterator[Point]:
+    """Passes that differ from others in the experts that they read, and in nothing else."""
+    for num_rows in SAME_TOKENS:
+        if limits.fits(num_rows, num_rows):
+            for same_tokens in (False, True):
+                yield Point("verify", partition, num_rows, num_rows, limits.main_context(), same_tokens=same_tokens)
 
 
 def decode_points(limits: Limits, quick: bool) -> Iterator[Point]:

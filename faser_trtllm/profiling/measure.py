@@ -171,7 +171,10 @@ def _measured(
 ) -> Measured:
     warning = disturbance.warning(list(times.values()))
     probe.use(ALL)
-    samples = [(point.held_out, sample_of(point, lower_quartile(ms))) for point, ms in times.items()]
+    experts = probe.num_experts
+    samples = [
+        (point.held_out, sample_of(point, lower_quartile(ms), experts.get(point, 0.0))) for point, ms in times.items()
+    ]
     return Measured(
         tuple(sample for held_out, sample in samples if not held_out),
         tuple(sample for held_out, sample in samples if held_out),
@@ -184,11 +187,11 @@ def lower_quartile(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-def sample_of(point: Point, ms: float) -> CostSample:
+def sample_of(point: Point, ms: float, num_experts: float = 0.0) -> CostSample:
     """A cost table's context is the mean number of tokens that a row attends to."""
     rows_each = DRAFTED if point.kind == "draft_step" else point.num_rows / point.num_requests
     context_len = point.context_len + round((rows_each + 1) / 2)
-    return CostSample(point.kind, point.num_rows, point.num_requests, context_len, ms, point.partition)
+    return CostSample(point.kind, point.num_rows, point.num_requests, context_len, ms, point.partition, num_experts)
 
 
 def measure_segments(
@@ -199,14 +202,16 @@ def measure_segments(
     if num_segments < 2:
         return []
     times: dict[tuple[int, int], list[list[float]]] = {pair: [] for pair in row_counts}
+    experts: dict[tuple[int, int], float] = {}
     for number in range(num_rounds + 1):
         for rows, requests in row_counts:
             seen = [probe.segment_ms(rows, requests, context_len) for _ in range(RUNS_PER_VISIT)]
+            experts[rows, requests] = probe.target.distinct_experts
             if number:
                 times[rows, requests] += seen[1:]
     return [
-        CostSample(f"segment:{segment}", rows, requests, context_len, statistics.median(column))
-        for (rows, requests), runs in times.items()
+        CostSample(f"segment:{segment}", *shape, context_len, statistics.median(column), num_experts=experts[shape])
+        for shape, runs in times.items()
         for segment, column in enumerate(zip(*runs, strict=True))
     ]
 

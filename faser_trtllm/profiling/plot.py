@@ -38,10 +38,8 @@ def _stairs(axis: Any, report: ProfileReport) -> None:
         contexts = sorted({s.context_len for s in samples if s.num_rows == s.num_requests == 1})
         context = min(contexts, key=lambda c: abs(c - 256), default=256)
         rows = np.arange(1, max(s.num_rows for s in samples) + 1)
-        curve = report.table.curves[f"verify@{partition}"]
-        axis.plot(
-            rows, [curve.at(n, max(1, n // 5), context) for n in rows.tolist()], color=f"C{number}", label=partition
-        )
+        ms = [report.table.verify_ms(n, max(1, n // 5), context, partition) for n in rows.tolist()]
+        axis.plot(rows, ms, color=f"C{number}", label=partition)
         axis.plot([s.num_rows for s in samples], [s.ms for s in samples], ".", color=f"C{number}", alpha=0.5)
     axis.set(title="target pass", xlabel="rows", ylabel="ms", ylim=(0, None))
     axis.legend(fontsize=8)

@@ -31,7 +31,9 @@ class Probe(Closing):
     threads when they are on different partitions.
 
     A backend's probe has what a stream's thread does first (pin), and when work is done (wait). num_units: cores or SMs
-    of "all".
+    of "all". num_experts: distinct experts that the target's pass of a point read, for those that were run.
+
+    A mixture of experts runs tokens of its own in each slot, since what it reads depends on them.
     """
 
     num_units: int
@@ -64,8 +66,11 @@ class Probe(Closing):
         for slot in range(num_filled_slots, num_slots):
             num_read = limits.main_context() // spec.tokens_per_block  # blocks after them are written to
             self._table[slot, :num_read] = self._table[slot % num_filled_slots, :num_read]
+        self.num_experts: dict[Point, float] = {}
         rng = np.random.default_rng(0)
-        self._tokens = rng.integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
+        num_texts = num_slots if spec.num_experts else 1
+        texts = rng.integers(1, spec.vocab_size, (num_texts, spec.max_seq_len), dtype=np.int32)
+        self._tokens = [texts[slot % num_texts] for slot in range(num_slots)]
         self._max_draft_len = probe_draft_len(limits.max_draft_len)
         self._num_steps = min(DRAFTED, max(1, limits.max_draft_len))  # Medusa heads have no more
         # One sampling table per stream, since streams may run in two threads.
@@ -114,7 +119,7 @@ class Probe(Closing):
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
         requests = [self._request(slot, end) for slot, _, end in rows]
         if point.kind in ("verify", "decode"):
-            return self._verify_runner(rows, requests)
+            return self._verify_runner(point, rows, requests)
         assert self.draft is not None
         draft, num_new = self.draft, self._num_steps if point.kind == "draft_step" else 1
         batch = self._batch(rows, logits=1)
@@ -141,9 +146,11 @@ class Probe(Closing):
             return run_places
         return lambda: run() / num_new
 
-    def _verify_runner(self, rows: list[tuple[int, int, int]], requests: list[Request]) -> Callable[[], float]:
+    def _verify_runner(
+        self, point: Point, rows: list[tuple[int, int, int]], requests: list[Request]
+    ) -> Callable[[], float]:
         """The pass followed by rejection sampling."""
-        batch, sampler = self._batch(rows, logits=None), self._sampler
+        batch, sampler = self._batch(rows, logits=None, same_tokens=point.same_tokens), self._sampler
 
         def work() -> None:
             logits = self.target.forward(batch)
@@ -153,7 +160,9 @@ class Probe(Closing):
 
         def run() -> float:
             self._bind(self._testing, requests)
-            return _milliseconds(work)
+            ms = _milliseconds(work)
+            self.num_experts[point] = self.target.distinct_experts
+            return ms
 
         return run
 
@@ -188,34 +197,35 @@ class Probe(Closing):
     def exit_ms(self, num_rows: int, num_runs: int) -> list[float]:
         """Candidate scores of num_rows rows at the first boundary, num_runs times -> ms of each."""
         spread = _split_evenly(num_rows, min(num_rows, self.limits.max_num_requests))
-        context = min(self.limits.main_context(), self._tokens.size - max(spread))
+        context = min(self.limits.main_context(), self._tokens[0].size - max(spread))
         batch = self._batch([(slot, context, context + n) for slot, n in enumerate(spread)], logits=0)
         self._run_segment(batch, 0)
         rows = np.arange(num_rows, dtype=np.int32)
-        candidates = np.resize(self._tokens, (num_rows, NUM_CANDIDATES))
+        candidates = np.resize(self._tokens[0], (num_rows, NUM_CANDIDATES))
         return [_milliseconds(lambda: self.target.early_exit(rows, candidates)) for _ in range(num_runs)]
 
     def close(self) -> None:
         self._stack.close()
 
-    def _batch(self, rows: list[tuple[int, int, int]], logits: int | None) -> RaggedBatch:
+    def _batch(self, rows: list[tuple[int, int, int]], logits: int | None, same_tokens: bool = False) -> RaggedBatch:
         """(slot, first, end) per request; logits: number of last rows with logits each, None for all."""
         builder = BatchBuilder(self._table)
         for slot, first, end in rows:
-            builder.add(slot, self._tokens, first, end, end - first if logits is None else logits)
+            tokens = self._tokens[0 if same_tokens else slot]
+            builder.add(slot, tokens, first, end, end - first if logits is None else logits)
         return builder.build()
 
     def _request(self, slot: int, num_tokens: int) -> Request:
         """Half of the requests are greedy; of the rest every other one is seeded, which makes draws more expensive."""
         return Request(
             "probe",
-            self._tokens[:num_tokens],
+            self._tokens[slot][:num_tokens],
             SamplingParams(
                 max_tokens=DRAFTED + 1,
                 temperature=TEMPERATURE if slot % 2 else 0.0,
                 seed=slot if slot % 4 == 3 else None,
             ),
-            max_seq_len=self._tokens.size,
+            max_seq_len=self._tokens[slot].size,
             max_draft_len=self._max_draft_len,
         )
 

@@ -10,11 +10,21 @@ from dataclasses import dataclass, replace
 
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference, write_json
+from faser_trtllm.core.cost.experts import Routing
+from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.json_text import write_json
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
-from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points
+from faser_trtllm.profiling.grid import (
+    Limits,
+    Point,
+    decode_points,
+    draft_points,
+    expert_points,
+    held_out_points,
+    verify_points,
+)
 from faser_trtllm.profiling.measure import (
     Measured,
     measure_again,
@@ -102,6 +112,7 @@ class Passes:
     warning: str = ""
     quick: bool = False
     sizes: tuple[int, ...] = ()  # that passes are padded to
+    routing: Routing | None = None  # of a mixture of experts, of the random tokens that were run
 
     def table(self, fingerprint: Fingerprint) -> CostTable:
         return CostTable.fit(
@@ -112,13 +123,14 @@ class Passes:
             warning=self.warning,
             quick=self.quick,
             sizes=self.sizes,
+            routing=self.routing,
         )
 
 
 def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda what, done, total: None) -> Passes:
     """Fill the caches of open engines and time their passes, segments and overlap."""
     probe.fill(lambda done, total: say("filling caches", done, total), QUICK_FILL_S if options.quick else math.inf)
-    points = grid(probe.limits, probe.partitions, options, probe.draft is not None)
+    points = grid(probe.limits, probe.partitions, options, probe.draft is not None, bool(probe.target.spec.num_experts))
     if probe.draft is not None and probe.draft.spec.block_size:
         points = [replace(p, kind="draft_block") if p.kind == "draft_rows" else p for p in points]
 
@@ -141,7 +153,18 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
         measured.warning,
         options.quick,
         probe.row_sizes,
+        measured_routing(probe),
     )
+
+
+def measured_routing(probe: Probe) -> Routing | None:
+    """How the tokens of the passes that were timed chose experts; None: there are none."""
+    spec = probe.target.spec
+    seen = {point: count for point, count in probe.num_experts.items() if count and not point.same_tokens}
+    if not spec.num_experts or not seen:
+        return None
+    counts = [(point.num_rows, point.num_requests, count) for point, count in seen.items()]
+    return Routing(spec.num_experts, spec.top_k).fitted(counts)
 
 
 def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
@@ -154,9 +177,16 @@ def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
     return open_gpu_probe(engines, options.quick, options.lanes)
 
 
-def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions, has_draft: bool = True) -> list[Point]:
+def grid(
+    limits: Limits,
+    partitions: tuple[str, ...],
+    options: ProfileOptions,
+    has_draft: bool = True,
+    has_experts: bool = False,
+) -> list[Point]:
     """All points to measure. The partitions of overlapped modes get the quick grid, and without a draft model none."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
+    points += expert_points(limits, ALL) if has_experts else []
     points += decode_points(limits, options.quick)
     if "verify" in partitions and (options.lanes or not options.quick):
         points += verify_points(limits, "verify", quick=True)

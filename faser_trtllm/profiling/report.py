@@ -46,6 +46,13 @@ class ProfileReport:
             f"{len(self.samples)} points, {self.num_rounds} rounds, {self.seconds:.0f} s"
         )
         yield from error_lines(self.table.errors)
+        routing = self.table.routing
+        if routing is not None:
+            yield (
+                f"{routing.top_k} of {routing.num_experts} experts, {self.table.per_expert_ms:.4f} ms for each that a "
+                f"pass reads; of random tokens, rows of one request share {100 * routing.overlap:.0f}% of theirs, of "
+                f"two requests {100 * max(routing.across, routing.chance):.0f}% (by chance {100 * routing.chance:.0f}%)"
+            )
         for rows in (1, 8, 64):
             yield f"target, {rows} rows: {self.table.verify_ms(rows, max(1, rows // 4), 256):.2f} ms"
         for requests in (1, 8):
@@ -108,4 +115,6 @@ def _percent(share: float | None) -> str:
 def predict(table: CostTable, sample: CostSample) -> float | None:
     """ms predicted by the curve of the sample's kind and partition; None if it was left out."""
     curve = table.curves.get(sample.curve)
-    return None if curve is None else curve.at(sample.num_rows, sample.num_requests, sample.context_len)
+    if curve is None:
+        return None
+    return curve.at(sample.num_rows, sample.num_requests, sample.context_len, sample.num_experts)

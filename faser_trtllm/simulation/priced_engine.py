@@ -65,8 +65,7 @@ class PricedEngine(DelegatingEngine):
         found = self._inner.run_segment(batch, segment)
         self._segment = segment
         rows, requests, context_len = batch.num_rows, batch.num_requests, _context_len(batch)
-        ms = self._costs.segment_ms(segment, rows, requests, context_len)
-        whole_ms = self._costs.verify_ms(rows, requests, context_len)
+        ms, whole_ms = self._segment_ms(segment, batch), self._verify_ms(batch, ALL)
         gb = self._gb(requests, context_len) * ms / whole_ms
         if self.partition != ALL:  # segments were measured on all cores only
             ms *= self._costs.verify_ms(rows, requests, context_len, self.partition) / whole_ms
@@ -77,9 +76,9 @@ class PricedEngine(DelegatingEngine):
         found = self._inner.forward(batch)
         context_len = _context_len(batch)
         if self._is_plain(batch):
-            ms = self._costs.decode_ms(batch.num_requests, context_len)
+            ms = self._decode_ms(batch)
         else:
-            ms = self._costs.verify_ms(batch.num_rows, batch.num_requests, context_len, self.partition)
+            ms = self._verify_ms(batch, self.partition)
         self._take(ms, self._gb(batch.num_requests, context_len))
         return found
 
@@ -99,6 +98,26 @@ class PricedEngine(DelegatingEngine):
             gb += self._gb(drafting, context_len)
         self._take(ms, gb)
         return drafted
+
+    def _verify_ms(self, batch: RaggedBatch, partition: str) -> float:
+        sizes = batch.num_rows, batch.num_requests, _context_len(batch), partition
+        counted = self._counted
+        return self._costs.verify_ms(*sizes) if counted is None else counted.verify_ms(*sizes, self.distinct_experts)
+
+    def _decode_ms(self, batch: RaggedBatch) -> float:
+        sizes = batch.num_requests, _context_len(batch)
+        counted = self._counted
+        return self._costs.decode_ms(*sizes) if counted is None else counted.decode_ms(*sizes, self.distinct_experts)
+
+    def _segment_ms(self, segment: int, batch: RaggedBatch) -> float:
+        sizes = segment, batch.num_rows, batch.num_requests, _context_len(batch)
+        counted = self._counted
+        return self._costs.segment_ms(*sizes) if counted is None else counted.segment_ms(*sizes, self.distinct_experts)
+
+    @property
+    def _counted(self) -> CostTable | None:
+        """The costs, where `inner` counts the experts of its passes."""
+        return self._costs if isinstance(self._costs, CostTable) and self.distinct_experts else None
 
     def _is_plain(self, batch: RaggedBatch) -> bool:
         """Whether there is one row per request and nothing was drafted since the last pass."""

@@ -29,6 +29,7 @@ class Caches:
     def __init__(self):
         self._num_passes = 0
         self._last = None
+        self.num_experts = {}
 
     def use(self, partition):
         self._last = None

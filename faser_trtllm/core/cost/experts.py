@@ -6,63 +6,159 @@ So one parameter is left, the overlap o: the share of a row's experts that anoth
 
     q(n) = prod_{j < n} (b + j) / (a + b + j)     a + b = (1 - o) / (o - m), a = m (a + b); o = m: q(n) = (1 - m)^n
     distinct experts = num_experts (1 - prod over requests q(n_i))
+
+Some experts are taken more often by all requests. Rows of two requests share s of their experts then, m <= s <= o: the
+mean of an expert is Beta distributed too, as above with s for o, and given it the probabilities of a request are, with
+(o - s) / (1 - s) for their correlation. The number is the mean over an expert's means, by Gauss's quadrature.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.nnls import FloatArray
-
+FloatArray = npt.NDArray[np.float64]
 OVERLAP = 0.2  # as long as nothing is known of the text: measured were 0.16 to 0.45
+MOST_OVERLAP = 0.95  # of what is found from counts
+NUM_NODES = 16  # of the quadrature
 _INDEPENDENT = 1e-6  # a correlation below which there is none
 _LEAST = 1e-12  # chance of an expert not to be taken, so that logarithms are finite
+_MOST_EXPERTS = 1 << 16
+_GRID, _FINER = 12, 3  # values of each overlap that a search begins with, and how often it goes on between the best
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How rows choose among a layer's experts. overlap: of two rows of a request; below top_k / num_experts, which is
-    chance, it is taken for that."""
+    """How rows choose among a layer's experts. overlap: of two rows of a request. across: of two rows of different
+    requests. Either, below top_k / num_experts, which is chance, is taken for that, and overlap below across for it.
+    ValueError for what no layer can have."""
 
     num_experts: int
     top_k: int
     overlap: float = OVERLAP
+    across: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts <= _MOST_EXPERTS:
+            raise ValueError(f"{self.top_k} of {self.num_experts} experts, it must be 1 to all of at most 65536")
+        if not (0.0 <= self.overlap <= 1.0 and 0.0 <= self.across <= 1.0):
+            raise ValueError(f"overlaps {self.overlap} and {self.across}, they must be 0 to 1")
+
+    @property
+    def chance(self) -> float:
+        """The overlap of rows that choose at random."""
+        return self.top_k / self.num_experts
 
     def distinct(self, rows: npt.ArrayLike) -> float:
         """Expected distinct experts of a pass with so many rows of each request [num_requests]."""
         counts = np.asarray(rows, np.int64)
-        return float(self.num_experts * -np.expm1(self._log_unused(int(counts.max(initial=0)))[counts].sum()))
+        weights, log_unused = self._log_unused(int(counts.max(initial=0)))
+        return float(self.num_experts * (weights @ -np.expm1(log_unused[:, counts].sum(1))))
 
     def distinct_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> FloatArray:
         """Expected distinct experts of passes of so many rows (fractions, too), spread evenly over the requests; of no
         more than a row each where there are fewer rows than requests. The two are broadcast."""
+        weights, log_unused = self._log_unused_of(num_rows, num_requests)
+        return np.asarray(self.num_experts * (-np.expm1(log_unused) @ weights))
+
+    def beside(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> Beside:
+        """The same next to prompts."""
+        weights, log_unused = self._log_unused_of(num_rows, num_requests)
+        return Beside(self, np.exp(log_unused) * weights)
+
+    def unused(self, num_rows: int) -> FloatArray:
+        """Chances that an expert is not taken by so many rows of one request, by an expert's mean [num_nodes]."""
+        return np.exp(self._log_unused(num_rows)[1][:, num_rows])
+
+    def _log_unused_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Weights [num_nodes] of an expert's means, and logs [..., num_nodes] of the chance that no row takes it."""
         rows, requests = np.broadcast_arrays(np.asarray(num_rows, np.float64), np.asarray(num_requests, np.float64))
         requests = np.maximum(1.0, np.minimum(rows, requests))
         each = rows / requests
         whole = np.floor(each).astype(np.int64)
-        log_unused = self._log_unused(int(whole.max(initial=0)) + 1)
-        unused = requests * (log_unused[whole] + (each - whole) * (log_unused[whole + 1] - log_unused[whole]))
-        return np.asarray(self.num_experts * -np.expm1(unused))
+        weights, log_unused = self._log_unused(int(whole.max(initial=0)) + 1)
+        share, by_rows = (each - whole)[..., None], log_unused.T
+        return weights, requests[..., None] * ((1.0 - share) * by_rows[whole] + share * by_rows[whole + 1])
 
-    def _log_unused(self, most_rows: int) -> FloatArray:
-        return _log_unused(self.num_experts, self.top_k, self.overlap, 1 << max(6, most_rows.bit_length()))
+    def _log_unused(self, most_rows: int) -> tuple[FloatArray, FloatArray]:
+        size = 1 << max(6, most_rows.bit_length())
+        return _log_unused(self.num_experts, self.top_k, self.overlap, self.across, size)
+
+    def fitted(self, counts: Sequence[tuple[float, float, float]]) -> Routing:
+        """The same with the overlaps that give the counts best: (rows, requests, distinct experts) of passes whose rows
+        are spread evenly over the requests. Least squares of logs, by a search on ever finer grids."""
+        rows, requests, found = np.array(counts, np.float64).reshape(-1, 3).T
+        logs, chance = np.log(found), min(self.chance, MOST_OVERLAP)
+
+        def error(overlaps: tuple[float, float]) -> float:
+            routing = replace(self, overlap=overlaps[0], across=overlaps[1])
+            return float(np.square(np.log(routing.distinct_of(rows, requests)) - logs).sum())
+
+        axes = [np.linspace(chance, MOST_OVERLAP, _GRID)] * 2
+        best = chance, chance
+        for _ in range(1 + _FINER):
+            pairs = [(float(o), float(s)) for o, s in itertools.product(*axes) if s <= o]
+            best = min([best, *pairs], key=error)
+            steps = [axis[1] - axis[0] for axis in axes]
+            axes = [
+                np.clip(np.linspace(centre - step, centre + step, 9), chance, MOST_OVERLAP)
+                for centre, step in zip(best, steps, strict=True)
+            ]
+        return replace(self, overlap=best[0], across=best[1])
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Passes of decoding requests next to prompts. unused [num_passes, num_nodes]: weighted chances that none of their
+    rows takes an expert."""
+
+    routing: Routing
+    unused: FloatArray
+
+    def distinct(self, num_prompt_rows: int) -> FloatArray:
+        """Expected distinct experts [num_passes] next to so many rows of a prompt, which is one request more."""
+        return np.asarray(self.routing.num_experts * (1.0 - self.unused @ self.routing.unused(num_prompt_rows)))
 
 
 @functools.lru_cache(maxsize=64)
-def _log_unused(num_experts: int, top_k: int, overlap: float, most_rows: int) -> FloatArray:
-    """log q(n) for n = 0 to most_rows, read-only."""
+def _log_unused(
+    num_experts: int, top_k: int, overlap: float, across: float, most_rows: int
+) -> tuple[FloatArray, FloatArray]:
+    """Weights [num_nodes] of an expert's means, and log q(n) for each and n = 0 to most_rows, read-only."""
     mean = min(top_k / num_experts, 1.0 - _LEAST)
-    correlation = min((overlap - mean) / (1.0 - mean), 1.0 - _LEAST)
-    n = np.arange(most_rows)
+    means, weights = _means(mean, min((across - mean) / (1.0 - mean), 1.0 - _LEAST))
+    across = min(max(across, mean), 1.0 - _LEAST)
+    correlation = min((overlap - across) / (1.0 - across), 1.0 - _LEAST)
+    n, others = np.arange(most_rows), np.maximum(1.0 - means, _LEAST)[:, None]
     if correlation < _INDEPENDENT:
-        steps = np.full(most_rows, np.log1p(-mean))
+        steps = np.broadcast_to(np.log(others), (means.size, most_rows))
     else:
         total = 1.0 / correlation - 1.0
-        steps = np.log(((1.0 - mean) * total + n) / (total + n))
-    found = np.concatenate([[0.0], np.cumsum(steps)])
-    found.setflags(write=False)
-    return found
+        steps = np.log((others * total + n) / (total + n))
+    found = np.concatenate([np.zeros((means.size, 1)), np.cumsum(steps, axis=1)], axis=1)
+    for array in (weights, found):
+        array.setflags(write=False)
+    return weights, found
+
+
+def _means(mean: float, correlation: float) -> tuple[FloatArray, FloatArray]:
+    """Nodes and weights of Gauss's quadrature for a Beta distribution of this mean, a + b = 1 / correlation - 1 (Golub
+    and Welsch: eigenvalues of the Jacobi polynomials' recurrence)."""
+    if correlation < _INDEPENDENT:
+        return np.array([mean]), np.ones(1)
+    total = 1.0 / correlation - 1.0
+    alpha, beta = (1.0 - mean) * total - 1.0, mean * total - 1.0
+    n = np.arange(1.0, NUM_NODES)
+    both = 2.0 * n + alpha + beta
+    diagonal = np.concatenate([[(beta - alpha) / total], (beta**2 - alpha**2) / (both * (both + 2.0))])
+    first = 4.0 * (1.0 + alpha) * (1.0 + beta) / (total**2 * (total + 1.0))
+    n, both = n[1:], both[1:]
+    squares = 4.0 * n * (n + alpha) * (n + beta) * (n + alpha + beta) / (both**2 * (both**2 - 1.0))
+    side = np.sqrt(np.concatenate([[first], squares]))
+    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(side, 1) + np.diag(side, -1))
+    return np.clip(0.5 * (1.0 + values), 0.0, 1.0), vectors[0] ** 2
