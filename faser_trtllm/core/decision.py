@@ -159,6 +159,8 @@ class PlanStats:
     of their first steps; num_draft_steps: all their steps; num_drafted: drafts made. num_context_rows: target rows of
     prompts, next to num_rows. A plan is made anew in a step that runs prompts, so either all of its steps do or none.
 
+    num_experts: distinct experts of a layer, summed over the passes; 0: none are counted.
+
     Fields with late are of the draft calls that made up for tokens which the draft model had missed, also of steps that
     are not counted otherwise: calls, rows of their first steps, all their steps, drafts made, and ms.
     """
@@ -183,3 +185,4 @@ class PlanStats:
     num_late_steps: int = 0
     num_late_drafted: int = 0
     late_ms: float = 0.0
+    num_experts: float = 0.0

@@ -221,6 +221,7 @@ class VerifyResult:
     num_branches: int = 0  # rows of the pass next to the chains of drafts
     num_followed: int = 0  # of these, those that yielded a token
     num_cut_drafts: int = 0  # drafts after the ends of outputs
+    num_experts: float = 0.0  # Engine.distinct_experts of the pass
 
     def up_to(self, places: Mapping[int, int], pending: Int32Array) -> VerifyResult:
         """The same without what follows the ends of outputs.

@@ -49,6 +49,7 @@ class Verifier:
         self._sampling = sampling
         self._clock = clock
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
+        self._engine = engine
         self._pruner = Pruner(engine, sampling)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
@@ -102,6 +103,7 @@ class Verifier:
             kept_rows=self._keep_rows(rows, num_verified, found, logits, kept),
             num_branches=0 if branches is None else branches.requests.size,
             num_followed=found.followed.size,
+            num_experts=self._engine.distinct_experts,
         )
 
     def _lengths(self, plan: SchedulerOutput, pending: Int32Array) -> Int32Array:

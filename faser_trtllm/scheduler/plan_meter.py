@@ -7,6 +7,7 @@ from faser_trtllm.core.plan import DraftResult, StepRecord
 
 SKIPPED_STEPS = 2  # after a change between drafting and not: what was missed is made up for, and caches are cold
 
+_MEASURES = {name for name in PlanStats.__dataclass_fields__ if name.endswith("ms")} | {"num_experts"}
 _COUNTED = [name for name in PlanStats.__dataclass_fields__ if "late" not in name]
 _LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
 
@@ -58,7 +59,7 @@ class PlanMeter:
             return PlanStats()
         sums = self._sums | self._late
         self._sums, self._late = dict.fromkeys(_COUNTED, 0.0), dict.fromkeys(_LATE, 0.0)
-        return PlanStats(**{name: sums[name] if name.endswith("ms") else int(sums[name]) for name in sums})  # type: ignore[arg-type]
+        return PlanStats(**{name: sums[name] if name in _MEASURES else int(sums[name]) for name in sums})  # type: ignore[arg-type]
 
     def _add(self, record: StepRecord, ms: float) -> None:
         sums, drafts, result = self._sums, record.drafts, record.result
@@ -75,6 +76,7 @@ class PlanMeter:
         sums["num_pruned"] += record.num_pruned
         sums["num_accepted"] += sum(result.num_accepted[:n].tolist())
         sums["num_context_rows"] += record.num_context_rows
+        sums["num_experts"] += result.num_experts
         if drafts.num_asked:
             num_steps, num_drafted = _of_model(drafts)
             sums["num_draft_calls"] += 1
