@@ -3,20 +3,26 @@
 Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which holds still. What all
 kinds that are known well have in common is the machine's speed, which is soon forgotten and which no choice
 depends on. All prices are in ms of the machine's usual speed.
+
+Of a mixture of experts, a pass that was run is held against the table at the experts that it read, and a pass that may
+be run is priced at those that its rows are expected to read. There 16 rows of one request are another pass than one row
+each of 16, so the table's error is kept by log2 of the requests, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from faser_trtllm.core.cost.experts import Beside
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
 from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
+from faser_trtllm.policy.cost.experts import RoutingEstimator
 from faser_trtllm.policy.draft_costs import DraftCosts
 
 SPEED_MS = 500.0  # of steps, after which the machine's speed is another
@@ -29,13 +35,21 @@ SETTLED_MS = 2_000.0  # of passes, that a known error counts as at least
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertCosts:
+    """ms [num_rows + 1]: of an expert that a pass over so many rows reads. reads: how many it reads by slots."""
+
+    ms: Float64Array
+    reads: Beside
+
+
+@dataclass(frozen=True, slots=True)
 class StepCosts:
     """Of a step for a number of requests, in ms.
 
-    rows [num_rows + 1]: a pass over so many rows. verify [num_slots + 1]: one with so many slots and no prompts.
-    draft_first [num_requests + 1]: the first step of a draft call for so many requests (0 for none), which also runs
-    what was committed since the last one. draft_step [num_requests + 1]: a further step. host_ms: of a step with
-    drafting, beside these; off_ms: all of a step without, prompts left out.
+    rows [num_rows + 1]: a pass over so many rows, without what `experts` take. verify [num_slots + 1]: one with so many
+    slots and no prompts. draft_first [num_requests + 1]: the first step of a draft call for so many requests (0 for
+    none), which also runs what was committed since the last one. draft_step [num_requests + 1]: a further step.
+    host_ms: of a step with drafting, beside these; off_ms: all of a step without, prompts left out.
     """
 
     num_requests: int
@@ -46,10 +60,11 @@ class StepCosts:
     host_ms: float
     off_ms: float
     off_host_ms: float
+    experts: ExpertCosts | None = None
 
     def off_beside(self, prompts: Mapping[int, float]) -> float:
         """`off_ms`, averaged over steps of which such shares run so many rows of prompts."""
-        extra = sum(share * float(self.rows[self.num_requests + rows]) for rows, share in prompts.items())
+        extra = sum(share * float(self._next_to(rows)[0]) for rows, share in prompts.items())
         share = sum(prompts.values())
         return (1.0 - share) * self.off_ms + share * self.off_host_ms + extra
 
@@ -57,9 +72,15 @@ class StepCosts:
         """`verify`, averaged over passes of which such shares run so many rows of prompts."""
         mean = (1.0 - sum(prompts.values())) * self.verify
         for num_rows, share in prompts.items():
-            first = self.num_requests + num_rows
-            mean += share * self.rows[first : first + mean.size]
+            mean += share * self._next_to(num_rows)
         return mean
+
+    def _next_to(self, num_prompt_rows: int) -> Float64Array:
+        """`verify` of passes that run so many rows of a prompt."""
+        passes = slice(self.num_requests + num_prompt_rows, self.num_requests + num_prompt_rows + self.verify.size)
+        if self.experts is None:
+            return self.rows[passes]
+        return self.rows[passes] + self.experts.ms[passes] * self.experts.reads.distinct(num_prompt_rows)
 
 
 class MeasuredCosts:
@@ -67,7 +88,9 @@ class MeasuredCosts:
         self.table = table
         self._max_draft_len = max_draft_len
         self._speed = Average(SPEED_MS)  # log
-        self._errors: dict[tuple[str, int], Average] = {}  # of target passes, by kind and log2(rows): logs
+        # Logs of target passes, by kind, log2(rows) and, of a mixture of experts, log2(requests).
+        self._errors: dict[tuple[str, int, int], Average] = {}
+        self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
         self._host: dict[tuple[bool, int], Average] = {}  # by drafting and log2(requests): ms of a step
         self.were_known = False  # the errors of the passes that were observed last, before they were
@@ -88,10 +111,14 @@ class MeasuredCosts:
         steps, n = stats.num_steps, stats.num_requests / stats.num_steps
         rows = (stats.num_rows + stats.num_context_rows) / steps
         kind = "verify" if stats.num_draft_calls or rows > n else "decode"
-        pass_ms = steps * self._pass_ms(kind, rows, n, context_len)
-        error = self._errors.get((kind, _octave(rows)))
+        num_experts = stats.num_experts / steps or None
+        if self._routing is not None and num_experts and not (stats.num_context_rows or stats.num_pruned):
+            self._observe_experts(self._routing, stats)
+        pass_ms = steps * self._pass_ms(kind, rows, n, context_len, num_experts)
+        key = kind, _octave(rows), self._size(n)
+        error = self._errors.get(key)
         if error is None:  # what the nearest sizes say is better than nothing
-            error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows))
+            error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows, n))
         seen: list[tuple[float, float]] = []  # log of ms over what was expected, and ms, of kinds whose error is known
         is_timed = stats.verify_ms > 0.0 and pass_ms > 0.0
         if is_timed and error.weight >= KNOWN_MS:
@@ -104,7 +131,7 @@ class MeasuredCosts:
             self._speed.add(_in_common(seen), stats.ms)
         slowness = self.slowness
         if is_timed:
-            self._errors[kind, _octave(rows)] = error
+            self._errors[key] = error
             wrong = math.log(stats.verify_ms / pass_ms) - self._speed.mean
             error.add(min(max(wrong, -MOST), MOST), stats.verify_ms)
             if error.weight >= KNOWN_MS:  # from now on what changes soon is the machine
@@ -117,38 +144,56 @@ class MeasuredCosts:
             num_rows = stats.num_rows / steps
             alone_ms = self._decode_ms(n, context_len)
             if stats.num_draft_calls:
-                alone_ms = self._pass_ms("verify", num_rows, n, context_len) * math.exp(self._error("verify", num_rows))
-            prompts_ms = pass_ms * math.exp(self._error(kind, rows)) - steps * alone_ms
+                alone_ms = self._pass_ms("verify", num_rows, n, context_len)
+                alone_ms *= math.exp(self._error("verify", num_rows, n))
+            prompts_ms = pass_ms * math.exp(self._error(kind, rows, n)) - steps * alone_ms
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))
         host_ms = max(0.0, stats.ms - stats.draft_ms - stats.verify_ms) / slowness / steps
         self._host.setdefault((bool(stats.num_draft_calls), _octave(n)), Average(ERROR_MS)).add(host_ms, stats.ms)
         return stats.ms / slowness - prompts_ms
 
-    def _pass_ms(self, kind: str, rows: float, num_requests: float, context_len: float) -> float:
+    def _observe_experts(self, routing: RoutingEstimator, stats: PlanStats) -> None:
+        steps = stats.num_steps
+        routing.observe(steps, stats.num_rows / steps, stats.num_requests / steps, stats.num_experts / steps)
+        if routing.routing is not self.table.routing:
+            self.table = replace(self.table, routing=routing.routing)
+
+    def _pass_ms(
+        self, kind: str, rows: float, num_requests: float, context_len: float, num_experts: float | None = None
+    ) -> float:
+        """num_experts: that it reads; None: what its rows are expected to."""
         if rows < 1:
             return self.table.verify_ms(1, 1, context_len)
         if kind == "decode":
-            return self.table.decode_ms(num_requests, context_len)  # type: ignore[arg-type]
-        return self.table.verify_ms(rows, num_requests, context_len)  # type: ignore[arg-type]
+            return self.table.decode_ms(num_requests, context_len, num_experts)  # type: ignore[arg-type]
+        return self.table.verify_ms(rows, num_requests, context_len, ALL, num_experts)  # type: ignore[arg-type]
+
+    def _size(self, num_requests: float) -> int:
+        """The class of batch sizes whose passes have errors of their own."""
+        return 0 if self._routing is None else _octave(num_requests)
 
     def _decode_ms(self, num_requests: float, context_len: float) -> float:
         """Time of a step without drafts: it takes no longer than a pass next to drafting, whatever the table says."""
         kinds = ("decode", "verify")
         ms = (
-            self._pass_ms(k, num_requests, num_requests, context_len) * math.exp(self._error(k, num_requests))
+            self._pass_ms(k, num_requests, num_requests, context_len)
+            * math.exp(self._error(k, num_requests, num_requests))
             for k in kinds
         )
         return min(ms)
 
-    def _error(self, kind: str, rows: float) -> float:
-        return float(self._error_curve(kind, np.array([rows]))[0])
+    def _error(self, kind: str, rows: float, num_requests: float) -> float:
+        return float(self._error_curve(kind, np.array([rows]), num_requests)[0])
 
-    def _error_curve(self, kind: str, rows: Float64Array) -> Float64Array:
-        """The log of the table's error by rows: between the numbers that were measured, and beyond as the nearest."""
-        known = sorted((octave, average.mean) for (name, octave), average in self._errors.items() if name == kind)
-        if not known:
+    def _error_curve(self, kind: str, rows: Float64Array, num_requests: float) -> Float64Array:
+        """The log of the table's error by rows: between the numbers that were measured, and beyond as the nearest, of
+        the nearest batch size."""
+        sizes = {size for name, _, size in self._errors if name == kind}
+        if not sizes:
             return np.zeros(rows.size)
+        size = min(sizes, key=lambda known: (abs(known - self._size(num_requests)), known))
+        known = sorted((octave, e.mean) for (name, octave, of), e in self._errors.items() if (name, of) == (kind, size))
         octaves, means = zip(*known, strict=True)
         found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), octaves, means)
         return found
@@ -163,13 +208,22 @@ class MeasuredCosts:
         """For a step of n decoding requests, beside up to so many rows of prompts."""
         num_slots = n * self._max_draft_len
         last = n + num_slots + num_prompt_rows
-        rows = self.table.verify_ms_array(last, n, context_len, ALL)[: last + 1]
-        rows = rows * np.exp(self._error_curve("verify", np.arange(last + 1.0)))
-        verify = rows[n : n + num_slots + 1]
+        errors = np.exp(self._error_curve("verify", np.arange(last + 1.0), n))
+        rows = self.table.rows_ms_array(last, n, context_len)[: last + 1]
+        rows = rows * errors
+        verify, experts = rows[n : n + num_slots + 1], self._expert_costs(n, num_slots, errors)
+        if experts is not None:
+            verify = verify + experts.ms[n : n + num_slots + 1] * experts.reads.distinct(0)
         first, step = self._drafts.arrays(n, context_len)
-        decode_ms = self._decode_ms(n, context_len)
         off_host_ms = self._host_ms(n, False)
-        return StepCosts(n, rows, verify, first, step, self._host_ms(n, True), decode_ms + off_host_ms, off_host_ms)
+        off_ms = self._decode_ms(n, context_len) + off_host_ms
+        return StepCosts(n, rows, verify, first, step, self._host_ms(n, True), off_ms, off_host_ms, experts)
+
+    def _expert_costs(self, n: int, num_slots: int, errors: Float64Array) -> ExpertCosts | None:
+        per_expert_ms, routing = self.table.per_expert_ms, self.table.routing
+        if routing is None or not per_expert_ms:
+            return None
+        return ExpertCosts(per_expert_ms * errors, routing.beside(np.arange(n, n + num_slots + 1), n))
 
 
 def _in_common(seen: Sequence[tuple[float, float]]) -> float:

@@ -54,22 +54,23 @@ class ExitPlanner:
     """prune: "on" (wherever a boundary is calibrated), "auto" (where the profile says it pays), "off"."""
 
     def __init__(self, costs: CostTable, acceptance: AcceptanceModel, prune: str) -> None:
-        self._costs = costs
         self._acceptance = acceptance
         models = [] if prune == "off" else [m for m in costs.exits if prune == "on" or m.pays]
         self._models: dict[int, ExitModel] = {m.boundary: m for m in models if 0 < m.boundary < costs.num_segments}
         self._is_forced = prune == "on"
         self._kept = FIRST_KEPT
 
-    def rule(self, num_rows: int, num_requests: int, context_len: float, price: float) -> ExitRule | None:
+    def rule(
+        self, costs: CostTable, num_rows: int, num_requests: int, context_len: float, price: float
+    ) -> ExitRule | None:
         """For passes of so many rows. The worth that a row must have is its share of the time that is left: which stair
-        is reached depends on all rows together."""
+        is reached, and which experts are read, depends on all rows together."""
         least = {}
         for boundary in self._models:
-            ms = self._costs.remaining_ms_array(boundary, num_rows, num_requests, context_len)
+            ms = costs.remaining_ms_array(boundary, num_rows, num_requests, context_len)
             droppable = num_rows - num_requests
             kept = num_rows - int((1.0 - self._kept) * droppable)
-            saving = float(ms[num_rows] - ms[kept]) - self._costs.exit_ms(boundary, droppable)
+            saving = float(ms[num_rows] - ms[kept]) - costs.exit_ms(boundary, droppable)
             if droppable and (self._is_forced or saving > MIN_SAVING * float(ms[num_rows])):
                 least[boundary] = price * float(ms[num_rows] - ms[num_requests]) / droppable
         return ExitRule(tuple(least), self._models, least, self._acceptance) if least else None

@@ -167,7 +167,7 @@ class PricePolicy:
             wanted,
             stop,
             VerificationRule(self.estimator.model, SlotCosts(smooth, price=price)),
-            self._exits.rule(num_rows, n, self._context_len, price),
+            self._exits.rule(self._costs.table, num_rows, n, self._context_len, price),
             self.estimator.tested,
             mode,
             held,
