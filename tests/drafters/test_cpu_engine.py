@@ -12,17 +12,21 @@ from tests.support.checkpoints import make_pair
 from tests.support.eagle3 import make_head
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector
+from tests.support.moe_checkpoints import make_moe_pair
 
 SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5}
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 40)), [9, 9, 9], [4, 8, 15, 4, 8]]
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"temperature": 1.2, "seed": 4}]
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory):
+@pytest.fixture(scope="module", params=["dense", "qwen3_moe", "mixtral"])
+def engines(request, tmp_path_factory):
     """ "pair", "head" and "alone": the same target with a draft model, with an EAGLE-3 head and without."""
     root = tmp_path_factory.mktemp("engines")
-    target, draft = make_pair(root / "checkpoints", num_layers=2)
+    if request.param == "dense":
+        target, draft = make_pair(root / "checkpoints", num_layers=2)
+    else:
+        target, draft = make_moe_pair(root / "checkpoints", request.param, num_layers=2)
     head = make_head(root / "eagle3", target, draft_vocab_size=None)
     return {
         name: build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **SIZES)).path

@@ -1,4 +1,5 @@
-"""A draft head drafts for a real target: the text is the target's own, whatever happens to requests meanwhile."""
+"""A draft head drafts for a real target, a mixture of experts too: the text is the target's own, whatever happens to
+requests meanwhile."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head, make_speculators_head
 from tests.support.executor_harness import Collector
 from tests.support.medusa import make_medusa
+from tests.support.moe_checkpoints import make_moe_checkpoint
 from tests.support.mtp import make_mimo
 from tests.support.networks import load_trt
 
@@ -29,12 +31,18 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], 
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "eagle31", "medusa", "mtp", "dflash", "dflash2", "dspark"])
+HEADS = ["eagle3", "eagle31", "medusa", "mtp", "dflash", "dflash2", "dspark"]
+OF_MIXTURES = ["eagle3 of a mixture", "eagle31 of a mixture", "medusa of a mixture", "dflash of a mixture"]
+
+
+@pytest.fixture(scope="module", params=[*HEADS, *OF_MIXTURES, "model of a mixture"])
 def built(request, tmp_path_factory):
-    """A target with a head, profiled, so that every policy can be opened."""
+    """A target with a draft, profiled, so that every policy can be opened."""
     root = tmp_path_factory.mktemp("engines")
-    is_mtp = request.param == "mtp"
-    target = make_mimo(root / "target", num_layers=4) if is_mtp else make_checkpoint(root / "target", num_layers=4)
+    kind, _, is_mixture = request.param.partition(" ")
+    is_mtp = kind == "mtp"
+    make_target = make_mimo if is_mtp else make_moe_checkpoint if is_mixture else make_checkpoint
+    target = make_target(root / "target", num_layers=4)
     heads = {
         "eagle3": lambda: make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200),
         "eagle31": lambda: make_speculators_head(
@@ -42,8 +50,9 @@ def built(request, tmp_path_factory):
         ),
         "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
         "mtp": lambda: None,
+        "model": lambda: make_checkpoint(root / "draft", "qwen3", num_layers=1),
     }
-    make = heads.get(request.param, lambda: make_block_drafter(root / "head", target, request.param, block_size=6))
+    make = heads.get(kind, lambda: make_block_drafter(root / "head", target, kind, block_size=6))
     options = BuildOptions(target, make(), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
     engines = build_engines(options)
     measure_once(engines.path, num_threads=1)
@@ -260,6 +269,7 @@ def test_the_row_that_an_mtp_layer_reads_is_another_build(tmp_path):
         assert build_engines(options).draft_config["faser"]["mtp"]["reads_normed"] == reads_normed
 
 
+@pytest.mark.parametrize("built", [*HEADS, *OF_MIXTURES], indirect=True)
 def test_it_drafts_for_no_other_system(built):
     engines = EngineDir.load(built)
     with ExitStack() as stack:
