@@ -1,0 +1,100 @@
+"""What `faser bench moe` measures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.moe.model import MoeSizes
+from faser_trtllm.errors import InvalidArgumentError
+
+MAX_DRAFT_LEN = 8
+OFF, PRICE, BY_ROWS = "off", "price", "price by rows"
+PRICE_SPELLING = "price:mode=serial,prune=off"
+
+
+@dataclass(frozen=True)
+class MoeBenchOptions:
+    """Options of `faser bench moe`.
+
+    models_dir: checkpoints, engines and their profiles are kept here and used again; default: a temporary folder.
+    embedding_scales: a model each; the larger, the less alike neighbouring rows are routed, which is measured.
+    acceptance: probabilities that a draft is accepted, where those before it were. batch_sizes: requests in flight.
+    fixed: draft lengths of the fixed policies; num_fixed_kept: so many of a cell's, the fastest of its first block, go
+    on. seconds: of a cell, for all systems together. blocks: of a cell after the first, which warms up; ratios are of
+    rates in the same block. quantization: of the target. sizes: of the target.
+    """
+
+    output_dir: Path
+    models_dir: Path | None = None
+    embedding_scales: tuple[float, ...] = (1.0, 0.35)
+    acceptance: tuple[float, ...] = (0.5, 0.7, 0.9)
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    fixed: tuple[int, ...] = tuple(range(1, MAX_DRAFT_LEN + 1))
+    num_fixed_kept: int = 3
+    seconds: float = 25.0
+    blocks: int = 5
+    slice_ms: float = 40.0
+    profile_s: float = 40.0
+    prompt_len: int = 16
+    max_tokens: int = 192
+    quantization: str = "W8A8"
+    sizes: MoeSizes = field(default_factory=MoeSizes)
+    cores: tuple[int, ...] | None = None
+    num_threads: int | None = None
+    seed: int = 0
+    command_line: tuple[str, ...] = ()
+
+    def quick(self) -> MoeBenchOptions:
+        """A tiny model that shows the same; not to be quoted."""
+        return replace(
+            self,
+            embedding_scales=self.embedding_scales[:1],
+            acceptance=self.acceptance[:1],
+            batch_sizes=self.batch_sizes[:2],
+            fixed=tuple(k for k in self.fixed if k in (2, 4)) or self.fixed[:1],
+            seconds=min(self.seconds, 2.0),
+            blocks=min(self.blocks, 2),
+            profile_s=min(self.profile_s, 1.0),
+            sizes=MoeSizes(num_layers=2, hidden_size=128, num_experts=16, top_k=2, expert_size=128),
+        )
+
+    def systems(self) -> dict[str, str]:
+        """Label -> spelling of the policy."""
+        fixed = {f"fixed:{k}": f"fixed:{k}" for k in self.fixed}
+        return {OFF: OFF} | fixed | {PRICE: PRICE_SPELLING, BY_ROWS: PRICE_SPELLING}
+
+    def pinned_cores(self) -> tuple[int, ...]:
+        return self.cores if self.cores is not None else tuple(sorted(os.sched_getaffinity(0)))
+
+    def threads(self) -> int:
+        return self.num_threads if self.num_threads is not None else len(self.pinned_cores())
+
+    @property
+    def max_seq_len(self) -> int:
+        """A multiple of 64 with room for a bonus token and drafts."""
+        return -(-(self.prompt_len + self.max_tokens + MAX_DRAFT_LEN + 2) // 64) * 64
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for what is empty or out of range."""
+        for name in ("embedding_scales", "acceptance", "batch_sizes", "fixed"):
+            if not getattr(self, name):
+                raise InvalidArgumentError(f"{name} is empty, give at least one")
+        for value in self.acceptance:
+            if not 0.0 <= value <= 1.0:
+                raise InvalidArgumentError(f"acceptance has {value}, it must be between 0 and 1")
+        for value in self.fixed:
+            if not 1 <= value <= MAX_DRAFT_LEN:
+                raise InvalidArgumentError(f"fixed has {value}, it must be between 1 and {MAX_DRAFT_LEN}")
+        for value in self.embedding_scales:
+            if not value > 0:
+                raise InvalidArgumentError(f"embedding_scales has {value}, it must be more than 0")
+        for name, low in (("num_fixed_kept", 1), ("blocks", 2), ("prompt_len", 1), ("max_tokens", 2)):
+            if getattr(self, name) < low:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be {low} or more")
+        if min(self.batch_sizes) < 1:
+            raise InvalidArgumentError(f"batch_sizes has {min(self.batch_sizes)}, it must be 1 or more")
+        for name in ("seconds", "slice_ms", "profile_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be more than 0")

@@ -1,0 +1,183 @@
+"""Results of the bench on mixtures, as values, JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.moe.options import BY_ROWS, OFF, PRICE
+from benchmarks.policies.best_rival import MeanRatio, ratio_to_best
+from faser_trtllm.bench.markdown import table
+from faser_trtllm.bench.stats import summarize
+
+WANTED = 0.99  # of the best of off and the fixed lengths
+NUM_COUNTS = 5  # kinds of passes of a cell that are shown
+
+
+@dataclass(frozen=True)
+class Count:
+    """Decode passes of one kind: distinct experts of a layer, measured, and by the closed form of the model's
+    overlap."""
+
+    num_requests: int
+    num_rows: int
+    num_passes: int
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """rates: tokens/s of each block by system, the first block left out. counts: of all systems' passes together."""
+
+    model: str
+    acceptance: float
+    batch_size: int
+    rates: dict[str, tuple[float, ...]]
+    counts: tuple[Count, ...]
+
+    @property
+    def rivals(self) -> list[str]:
+        return [name for name in self.rates if name == OFF or name.startswith("fixed:")]
+
+    @property
+    def best(self) -> str:
+        """Of off and the fixed lengths, picked by what was measured."""
+        return max(self.rivals, key=lambda name: summarize(self.rates[name]).median)
+
+    def to_best(self, system: str) -> MeanRatio:
+        """Against the rival that is best in the other blocks."""
+        return ratio_to_best(self.rates[system], [self.rates[name] for name in self.rivals])
+
+    def ratio(self, system: str, base: str) -> MeanRatio:
+        return ratio_to_best(self.rates[system], [self.rates[base]])
+
+    def prediction_error(self) -> float:
+        """Mean relative error of the predicted distinct experts, over passes."""
+        passes = sum(count.num_passes for count in self.counts)
+        apart = sum(count.num_passes * abs(count.predicted / count.measured - 1.0) for count in self.counts)
+        return apart / passes if passes else math.nan
+
+
+@dataclass(frozen=True)
+class MoeModel:
+    """overlap: share of a row's experts that the next row of its request takes too, measured on random tokens, mean
+    over layers. held_out: error of the cost table on points that it was not fitted to, by kind of pass."""
+
+    name: str
+    embedding_scale: float
+    overlap: float
+    num_weights: int
+    file_bytes: int
+    held_out: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MoeReport:
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    models: tuple[MoeModel, ...]
+    cells: tuple[Cell, ...]
+    minutes: float
+
+    def write(self, output_dir: Path) -> None:
+        """moe.json and moe.md."""
+        data = asdict(self) | {"ratios": [self._ratios(cell) for cell in self.cells]}
+        (output_dir / "moe.json").write_text(json.dumps(data, indent=1) + "\n")
+        (output_dir / "moe.md").write_text(self.markdown())
+
+    def _ratios(self, cell: Cell) -> dict[str, Any]:
+        key = {"model": cell.model, "acceptance": cell.acceptance, "batch_size": cell.batch_size, "best": cell.best}
+        return key | {
+            f"{system} over {base}": asdict(found)
+            for system in (PRICE, BY_ROWS)
+            for base, found in (("best", cell.to_best(system)), (OFF, cell.ratio(system, OFF)))
+        }
+
+    def markdown(self) -> str:
+        env, options = self.environment, self.options
+        commit = f", commit {env['git_commit'][:12]}" if env["git_commit"] else ""
+        lines = [
+            "# faser bench moe",
+            "",
+            f"{env['date']}, {env['cpu']}, {options['num_threads']} threads, {env['os']}{commit}.  ",
+            f"Other processes used {100 * env['other_share']:.0f} % of the cores' time, other machines "
+            f"{100 * env['steal_share']:.0f} %.  ",
+            f"Systems take turns of {options['slice_ms']:g} ms on endless requests, {options['seconds']:g} s of a cell "
+            f"for all of them; {options['blocks']} blocks of it are compared after one that warms up. Drafts are of a "
+            "tiny dense model and are accepted at random with the probability given (synthetic acceptance: the text "
+            "is not the target's).  ",
+            f"`{env['command_line']}`, {self.minutes:.1f} minutes.",
+        ]
+        for model in self.models:
+            lines += ["", *self._model(model)]
+        return "\n".join(lines) + "\n"
+
+    def _model(self, model: MoeModel) -> list[str]:
+        cells = [cell for cell in self.cells if cell.model == model.name]
+        errors = ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in sorted(model.held_out.items()))
+        return [
+            f"## {model.name}: overlap {model.overlap:.2f}",
+            "",
+            f"{model.num_weights / 1e9:.2f} billion weights, {self.options['quantization']}, a file of "
+            f"{model.file_bytes / 1e9:.2f} GB; embedding scale {model.embedding_scale:g}. Cost table's error on "
+            f"held-out points: {errors or 'not measured'}.",
+            "",
+            "Ratios are geometric means over blocks and their standard error; the best of off and the fixed lengths is "
+            f"picked for a block by the others. Wanted: {WANTED:g} of it at least.",
+            "",
+            table(
+                ("accepted", "batch", "off, tok/s", "best", "price / best", "price / off", "by rows / best", "wanted"),
+                [_ratio_row(cell) for cell in cells],
+            ),
+            "",
+            "Distinct experts of a layer per pass, measured and predicted by the closed form with the overlap above:",
+            "",
+            table(
+                ("accepted", "batch", "requests x rows: measured (predicted)", "mean error"),
+                [_count_row(cell) for cell in cells],
+            ),
+            "",
+            "Tokens/s, medians of blocks:",
+            "",
+            _rates(cells),
+        ]
+
+
+def _ratio_row(cell: Cell) -> Sequence[str]:
+    to_best = cell.to_best(PRICE)
+    return (
+        f"{cell.acceptance:g}",
+        str(cell.batch_size),
+        f"{summarize(cell.rates[OFF]).median:.0f}",
+        cell.best,
+        _words(to_best),
+        _words(cell.ratio(PRICE, OFF)),
+        _words(cell.to_best(BY_ROWS)),
+        "yes" if to_best.mean >= WANTED else "**no**",
+    )
+
+
+def _count_row(cell: Cell) -> Sequence[str]:
+    most = sorted(cell.counts, key=lambda count: -count.num_passes)[:NUM_COUNTS]
+    shown = sorted(most, key=lambda count: (count.num_requests, count.num_rows))
+    passes = ", ".join(f"{c.num_requests} x {c.num_rows}: {c.measured:.1f} ({c.predicted:.1f})" for c in shown)
+    return (f"{cell.acceptance:g}", str(cell.batch_size), passes, f"{100 * cell.prediction_error():.1f} %")
+
+
+def _rates(cells: Sequence[Cell]) -> str:
+    systems = list(dict.fromkeys(name for cell in cells for name in cell.rates))
+    header = ("system", *(f"{cell.acceptance:g}, batch {cell.batch_size}" for cell in cells))
+    rows = [
+        (name, *(f"{summarize(cell.rates[name]).median:.1f}" if name in cell.rates else "-" for cell in cells))
+        for name in systems
+    ]
+    return table(header, rows)
+
+
+def _words(ratio: MeanRatio) -> str:
+    return f"{ratio.mean:.3f} ± {ratio.error:.3f}"

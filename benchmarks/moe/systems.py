@@ -1,0 +1,152 @@
+"""A policy on an executor of its own, which works in turns on endless requests.
+
+Systems take turns because a machine's speed changes within seconds by more than policies differ. Acceptance is a
+function of a request's prompt and of the place in it, the same for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.moe.model import VOCAB_SIZE
+from benchmarks.moe.options import MAX_DRAFT_LEN, MoeBenchOptions
+from benchmarks.policies.stopwatch import Stopwatch
+from benchmarks.policies.systems import SETTLE_S
+from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.plan import RequestOutput, StepRecord
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.executor.stats import StepWatcher
+from faser_trtllm.policy.registry import make_policy
+
+
+class PassCounter(StepWatcher):
+    """counts: decode passes, and the sum of their distinct experts of a layer, by requests and rows."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, int], tuple[int, float]] = {}
+
+    def step(self, record: StepRecord) -> None:
+        if record.num_rows and not record.num_context_rows:
+            key = (record.plan.scheduled.num_decoding, record.num_rows)
+            number, total = self.counts.get(key, (0, 0.0))
+            self.counts[key] = (number + 1, total + record.result.num_experts)
+
+
+class _Stream:
+    """The sink of a client that asks again and again. requests: so many of its requests have ended."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_requests = 0
+        self.is_running = False
+
+    def __call__(self, output: RequestOutput) -> bool:
+        self.num_tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            self.num_requests += 1
+            self.is_running = False
+        return False
+
+
+class System:
+    """begin() opens streams, turns work on them, end() cancels what still runs."""
+
+    def __init__(self, name: str, options: MoeBenchOptions, executor: Executor, clock: Stopwatch) -> None:
+        """passes: of this executor since begin()."""
+        self.name = name
+        self.passes = PassCounter()
+        executor.watch(self.passes)
+        self._options = options
+        self._executor = executor
+        self._clock = clock
+        self._streams: list[_Stream] = []
+        self._ids = itertools.count()
+        self._cell = 0
+        self._open: dict[int, str] = {}
+
+    def begin(self, cell: int, batch_size: int) -> None:
+        """cell: another one has other requests; systems that begin the same one have the same."""
+        self._cell = cell
+        self._streams = [_Stream() for _ in range(batch_size)]
+        self.passes.counts.clear()
+        self._refill()
+
+    def turn(self, least_s: float) -> tuple[int, float]:
+        """Whole steps for at least so long -> tokens, and seconds that they took."""
+        time.sleep(SETTLE_S)  # the pool of the system that ran last stops spinning
+        before, start_s = self._num_tokens(), self._clock.now_s()
+        self._clock.start()
+        while self._clock.now_s() - start_s < least_s:
+            self._executor.step()
+            self._refill()
+        self._clock.stop()
+        return self._num_tokens() - before, self._clock.now_s() - start_s
+
+    def end(self) -> None:
+        for stream, request_id in self._open.items():
+            if self._streams[stream].is_running:
+                self._executor.cancel(request_id)
+        self._clock.start()
+        while self._executor.step():
+            pass
+        self._clock.stop()
+
+    def _num_tokens(self) -> int:
+        return sum(stream.num_tokens for stream in self._streams)
+
+    def _refill(self) -> None:
+        options = self._options
+        for number, stream in enumerate(self._streams):
+            if stream.is_running:
+                continue
+            rng = np.random.default_rng([options.seed, self._cell, number, stream.num_requests])
+            prompt = rng.integers(1, VOCAB_SIZE, options.prompt_len).tolist()
+            # Drawn at random, with a seed: tokens of a greedy random model go round in circles.
+            seed = int(rng.integers(1 << 32))
+            length = int(rng.integers(options.max_tokens // 2, options.max_tokens + 1))  # or all would end at once
+            params = SamplingParams(max_tokens=length, temperature=1.0, seed=seed, end_ids=())
+            self._open[number] = request_id = f"{self.name}-{next(self._ids)}"
+            self._executor.submit(request_id, prompt, params, stream)
+            stream.is_running = True
+
+
+def open_system(
+    name: str,
+    spelling: str,
+    engine_dir: Path,
+    acceptance: float,
+    options: MoeBenchOptions,
+    stack: ExitStack,
+    table: CostTable | None = None,
+) -> System:
+    """Open an executor; stack closes it. table: instead of the engine directory's."""
+    clock = Stopwatch()
+    max_batch_size = max(options.batch_sizes)
+    config = ExecutorConfig(
+        speculation=spelling,
+        cores=options.cores,
+        num_threads=options.num_threads,
+        synthetic_acceptance=(acceptance,) * MAX_DRAFT_LEN,
+        kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=max_batch_size * options.max_seq_len),
+    )
+    executor = stack.enter_context(
+        open_executor(
+            engine_dir,
+            config,
+            clock,
+            lambda policy: (
+                policy
+                if table is None
+                else make_policy(spelling, MAX_DRAFT_LEN, table, max_batch_size, (DrafterName.MODEL,))
+            ),
+        )
+    )
+    return System(name, options, executor, clock)
