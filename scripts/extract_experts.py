@@ -26,8 +26,12 @@ from faser_trtllm.costmodel.shape import ModelShape
 
 SOURCE = "aiconfigurator-core 0.12.0 (Apache-2.0), silicon tables"
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "a100": "a100_sxm", "l40s": "l40s"}
-DTYPES = {2.0: ("bfloat16", "trtllm", "sglang"), 1.0: ("fp8", "trtllm"), 0.53125: ("w4a16_mxfp4", "vllm")}
-"""By bytes of a weight: the tables' name of the type, and the engines, the first of which that has a table is taken."""
+TABLES = {
+    2.0: (("bfloat16", "trtllm"), ("bfloat16", "sglang")),
+    1.0: (("fp8", "trtllm"),),
+    0.53125: (("w4a8_mxfp4_mxfp8", "trtllm"), ("w4a16_mxfp4", "vllm")),
+}
+"""By bytes of a weight: the tables' names of the type, and the engine; the first that has the experts is taken."""
 MAX_ERROR, MIN_ROWS = 0.1, 3
 MAX_ROWS = 4096
 
@@ -52,14 +56,13 @@ def main() -> None:
 
 
 def newest(folder: Path, shape: ModelShape) -> tuple[str, dict[str, Any], float] | None:
-    """The newest table of the type's engines that has these experts, fitted, with the worst error of its fit."""
+    """The newest table that has these experts, fitted, with the worst error of its fit."""
     assert shape.experts is not None
-    dtype, *engines = DTYPES[shape.experts.value_bytes]
-    for engine in engines:
+    for dtype, engine in TABLES[shape.experts.value_bytes]:
         for path in sorted((folder / engine).glob("*/moe_perf.parquet"), reverse=True):
             found = fit(read(path, shape, dtype), shape)
             if found is not None:
-                return f"{engine} {path.parent.name}", *found
+                return f"{engine} {path.parent.name}, {dtype}", *found
     return None
 
 

@@ -24,6 +24,7 @@ SOURCES = {
     "SDB": "SpecDecode-Bench, arXiv 2601.11580, its linear fit of passes and its figures 1 and 4, read off",
     "V20780": "vLLM issue 20780",
     "SGL": "SGLang's documentation, 158 tokens/s",
+    "SF339": "SpecForge issue 339",
 }
 
 

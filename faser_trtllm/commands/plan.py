@@ -21,7 +21,13 @@ EXAMPLES = (
 def plan(
     gpu: Annotated[str, typer.Option("--gpu", help="h100, h200, b200, a100 or l40s")],
     target: Annotated[str, typer.Option("--target", help="a checkpoint's directory, or a built-in name")],
-    draft: Annotated[str, typer.Option("--draft", help="the same, of the draft model")],
+    draft: Annotated[
+        str,
+        typer.Option(
+            "--draft",
+            help="the same, of the draft model; or eagle3 or block, for a head or block drafter of the target",
+        ),
+    ],
     acceptance: Annotated[
         str,
         typer.Option(
@@ -43,6 +49,25 @@ def plan(
     eagle3_acceptance: Annotated[
         str | None, typer.Option("--eagle3_acceptance", help="of an EAGLE-3 head; default: as the draft model's")
     ] = None,
+    block_acceptance: Annotated[
+        str | None, typer.Option("--block_acceptance", help="of a block drafter; default: as the draft model's")
+    ] = None,
+    expert_overlap: Annotated[
+        float | None,
+        typer.Option(
+            "--expert_overlap",
+            help="of a mixture of experts: the share of a row's experts that another row of its request takes too; "
+            "default: 0.2",
+        ),
+    ] = None,
+    exit_signal: Annotated[
+        str,
+        typer.Option(
+            "--exit_signal",
+            help="for price+pruning: the shares of the drafts that will be rejected, and of the others, that an early "
+            "exit at a quarter of the layers doubts",
+        ),
+    ] = "0.4,0.03",
     systems: Annotated[
         str | None, typer.Option("--systems", help="to compare, as in price;fixed:3; default: all")
     ] = None,
@@ -66,7 +91,14 @@ def plan(
     from faser_trtllm.costmodel.pair import Pair
     from faser_trtllm.costmodel.shape import find_shape
     from faser_trtllm.costmodel.table import modelled_table
-    from faser_trtllm.planner.options import PlanOptions, parse_acceptance, parse_loads, parse_requests
+    from faser_trtllm.planner.options import (
+        PlanOptions,
+        find_draft,
+        parse_acceptance,
+        parse_exit_signal,
+        parse_loads,
+        parse_requests,
+    )
     from faser_trtllm.planner.page import render_page
     from faser_trtllm.planner.plan import make_plan
     from faser_trtllm.planner.systems import parse_systems
@@ -78,15 +110,19 @@ def plan(
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path} has no folder to go to; create {path.absolute().parent}")
     shape = find_shape(target).on(num_gpus)
+    shape = shape if expert_overlap is None else shape.with_overlap(expert_overlap)
+    shape = shape.in_fp8() if quantization == "fp8" else shape
+    heads = {"eagle3": eagle3_acceptance, "block": block_acceptance}
     options = PlanOptions(
         gpu=find_gpu(gpu),
-        target=shape.in_fp8() if quantization == "fp8" else shape,
-        draft=find_shape(draft),
+        target=shape,
+        draft=find_draft(draft, shape),
         acceptance=parse_acceptance(acceptance),
         loads=parse_loads(load, seed),
         requests=parse_requests(requests),
         systems=parse_systems(systems),
-        eagle3_acceptance=None if eagle3_acceptance is None else parse_acceptance(eagle3_acceptance),
+        exit_signal=parse_exit_signal(exit_signal),
+        head_acceptance={name: parse_acceptance(given) for name, given in heads.items() if given is not None},
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         table=table,

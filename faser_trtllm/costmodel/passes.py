@@ -96,8 +96,13 @@ class PassModel:
 
     def attention_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
         """Of all layers, a row for each request."""
-        reading = self._times.attention_ms(num_requests, context_len) / self.gpu.bandwidth_share(sm_share)
-        return max(reading, self._least_attention_ms(context_len))
+        shape, bandwidth = self.shape, self.gpu.bandwidth_share(sm_share)
+        contexts = (1.0 - shape.windowed_share, context_len), (shape.windowed_share, min(context_len, shape.window))
+        return sum(
+            share * max(self._times.attention_ms(num_requests, length) / bandwidth, self._least_attention_ms(length))
+            for share, length in contexts
+            if share
+        )
 
     def context_ms(self, num_rows: float, sm_share: float = 1.0) -> float:
         """A block drafter's keys and values of num_rows hidden rows of its target: one product, and one per layer."""

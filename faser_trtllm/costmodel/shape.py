@@ -35,7 +35,7 @@ class ModelShape:
     weight_bytes, kv_bytes: per value, 2 or (fp8) 1. tied: the embedding is the LM head. experts: of a mixture, whose
     intermediate_size is that of what every row takes next to them, 0 if there is nothing. block_size: rows of a block
     drafter's blocks, whose embedding and LM head are its target's; 0: it is none. is_head: it drafts from its target's
-    hidden rows.
+    hidden rows. windowed_share: of the layers, attends to the last `window` tokens only.
     """
 
     name: str
@@ -53,6 +53,8 @@ class ModelShape:
     experts: Experts | None = None
     block_size: int = 0
     is_head: bool = False
+    window: int = 0
+    windowed_share: float = 0.0
 
     @property
     def layer_params(self) -> float:
@@ -169,7 +171,8 @@ class ModelShape:
     def _drafter(self, kind: str, **sizes: Any) -> ModelShape:
         width = DENSE_WIDTH * self.hidden_size if self.experts is not None else self.intermediate_size
         dense = replace(self, name=f"{kind} of {self.name}", intermediate_size=width, experts=None, tied=False)
-        return replace(dense, num_gpus=1, weight_bytes=2, kv_bytes=2, is_head=True, **sizes)
+        plain = replace(dense, num_gpus=1, weight_bytes=2, kv_bytes=2, window=0, windowed_share=0.0)
+        return replace(plain, is_head=True, **sizes)
 
     @staticmethod
     def of(name: str, config: ModelConfig) -> ModelShape:
@@ -208,8 +211,13 @@ SHAPES = {
         ModelShape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936),
         ModelShape("qwen3-30b-a3b", 48, 2048, 0, 32, 4, 128, 151936, experts=Experts(Routing(128, 8), 768)),
         ModelShape("mixtral-8x7b", 32, 4096, 0, 32, 8, 128, 32000, experts=Experts(Routing(8, 2), 14336)),
-        ModelShape("gpt-oss-20b", 24, 2880, 0, 64, 8, 64, 201088, experts=Experts(Routing(32, 4), 2880, MXFP4)),
-        ModelShape("gpt-oss-120b", 36, 2880, 0, 64, 8, 64, 201088, experts=Experts(Routing(128, 4), 2880, MXFP4)),
+        *(
+            ModelShape(name, num_layers, 2880, 0, 64, 8, 64, 201088, experts=experts, window=128, windowed_share=0.5)
+            for name, num_layers, experts in (
+                ("gpt-oss-20b", 24, Experts(Routing(32, 4), 2880, MXFP4)),
+                ("gpt-oss-120b", 36, Experts(Routing(128, 4), 2880, MXFP4)),
+            )
+        ),
     )
 }
 

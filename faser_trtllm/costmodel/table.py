@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,19 +48,22 @@ def modelled_table(
     targets, drafts = list(_grid(max_batch_size, contexts)), list(_grid(max_batch_size, contexts))
     steps = [(n, n, c) for n in _rows() if n <= max_batch_size for c in contexts]
     verify_share, draft_share = 1.0 - pair.draft_share, pair.draft_share
+    first = "draft_block" if pair.draft.shape.block_size else "draft_rows"
+    experts = pair.target.distinct_experts
     samples = [
-        *_samples("verify", targets, pair.verify_ms),
-        *_samples("verify", targets, lambda n, b, c: pair.verify_ms(n, b, c, verify_share), "verify"),
+        *_samples("verify", targets, pair.verify_ms, experts=experts),
+        *_samples("verify", targets, lambda n, b, c: pair.verify_ms(n, b, c, verify_share), "verify", experts),
         *_samples("draft_step", steps, lambda n, b, c: pair.draft_step_ms(b, c)),
         *_samples("draft_step", steps, lambda n, b, c: pair.draft_step_ms(b, c, draft_share), "draft"),
-        *_samples("draft_rows", drafts, pair.draft_rows_ms),
-        *_samples("draft_rows", drafts, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
+        *_samples(first, drafts, pair.draft_rows_ms),
+        *_samples(first, drafts, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
     ]
     target, draft = pair.target.shape, pair.draft.shape
     if exit_signal is not None:
         depth = exit_signal.depth
-        samples += _samples("segment:0", targets, lambda n, b, c: _segment_ms(pair, n, b, c, depth, is_last=False))
-        samples += _samples("segment:1", targets, lambda n, b, c: _segment_ms(pair, n, b, c, 1.0 - depth, is_last=True))
+        for kind, share, is_last in (("segment:0", depth, False), ("segment:1", 1.0 - depth, True)):
+            ms = functools.partial(_segment_ms, pair, layer_share=share, is_last=is_last)
+            samples += _samples(kind, targets, ms, experts=experts)
     table = CostTable.fit(
         samples,
         Fingerprint(
@@ -68,6 +72,7 @@ def modelled_table(
         interference=[_usual_interference(pair)],
         exits=[] if exit_signal is None else [exit_signal.model(1)],
         overhead_ms=pair.host.step_ms,
+        routing=None if target.experts is None else target.experts.routing,
     )
     curves = dict(table.curves)
     if exit_signal is not None:
@@ -86,7 +91,9 @@ def modelled_table(
 
 def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
     """Errors of the fit to the model, with how far that is off."""
-    public = {f"{kind}@{ALL}": error for kind, error in error_by_kind(pair.gpu.name).items()}
+    is_mixture = pair.target.shape.experts is not None
+    by_kind = error_by_kind(pair.gpu.name, is_mixture=is_mixture)
+    public = {f"{kind}@{ALL}": error for kind, error in by_kind.items()}
     return {
         key: replace(table.errors.get(key, CurveError()), held_out=public.get(key))
         for key in dict.fromkeys((*table.errors, *public))
@@ -112,12 +119,13 @@ def _samples(
     points: Sequence[tuple[int, int, int]],
     ms: Callable[[float, float, float], float],
     partition: str = ALL,
+    experts: Callable[[float, float], float] = lambda num_rows, num_requests: 0.0,
 ) -> list[CostSample]:
-    return [CostSample(kind, n, b, c, ms(n, b, c), partition) for n, b, c in points]
+    return [CostSample(kind, n, b, c, ms(n, b, c), partition, experts(n, b)) for n, b, c in points]
 
 
 def _segment_ms(
-    pair: Pair, num_rows: float, num_requests: float, context_len: float, layer_share: float, *, is_last: bool
+    pair: Pair, num_rows: float, num_requests: float, context_len: float, *, layer_share: float, is_last: bool
 ) -> float:
     ms = pair.target.ms(num_rows, num_requests, context_len, layer_share=layer_share, has_head=is_last)
     return ms + (pair.host.test_row_ms * num_rows if is_last else 0.0)
@@ -128,7 +136,7 @@ def _usual_interference(pair: Pair) -> Interference:
     n, length, context = USUAL_REQUESTS / 2, USUAL_LENGTH, CONTEXTS[1]
     draft_ms = pair.drafting_ms(length, n, context, pair.draft_share)
     verify_ms = pair.verify_ms(n * (1 + length), n, context, 1.0 - pair.draft_share)
-    draft = Work(draft_ms, length * pair.draft.pass_gb(n, context))
+    draft = Work(draft_ms, pair.drafting_gb(length, n, context))
     verify = Work(verify_ms, pair.target.pass_gb(n, context))
     slowdowns = pair.traffic.slowdowns(draft, "draft", verify, "verify")
     return Interference("draft", "verify", *slowdowns)

@@ -11,14 +11,14 @@ from faser_trtllm.planner.systems import OFF, SYSTEMS
 def service_config(plan: Plan) -> str:
     """faser.yaml."""
     system = SYSTEMS[plan.recommended]
-    room = plan.memory["draft" if system.drafts else OFF]
+    room = plan.memory[system.drafter]
     lines = [
         f"# By `faser plan`: {_title(plan)}.",
         f"speculation: {system.speculation}",
         f"max_batch_size: {batch_size(plan)}",
         f"max_num_tokens: {plan.question['max_num_tokens']}",
     ]
-    lines += [f"max_draft_len: {MAX_DRAFT_LEN}"] if system.drafts else []
+    lines += [f"max_draft_len: {MAX_DRAFT_LEN}"] if system.drafter != OFF else []
     lines += ["kv_cache_config:", f"  max_tokens: {room.kv_tokens}"]
     lines += ["quantization: fp8"] if plan.question["quantization"] == "fp8" else []
     return "\n".join(lines) + "\n"
@@ -26,7 +26,7 @@ def service_config(plan: Plan) -> str:
 
 def batch_size(plan: Plan) -> int:
     """The largest load, as far as the memory holds it; where requests arrive as they like, what the memory holds."""
-    room = plan.memory["draft" if SYSTEMS[plan.recommended].drafts else OFF]
+    room = plan.memory[SYSTEMS[plan.recommended].drafter]
     in_flight = [run.concurrency for run in plan.runs]
     largest = max((c for c in in_flight if c is not None), default=256)
     return max(1, min(room.max_batch_size, 256 if None in in_flight else largest))
@@ -57,9 +57,34 @@ def notes(plan: Plan) -> list[str]:
         found.append(f"Not all requests fit into the memory at a time: {names}.")
     if any(run.overlapped_share > 0.05 for run in plan.runs):
         found.append("What overlap brings is known to 30 % at best: its bands are wider.")
-    if any(SYSTEMS[run.system].is_eagle3 for run in plan.runs):
-        found.append("The EAGLE-3 head is for comparison: its times are modelled, and it is not what is recommended.")
+    slower = [run for run in plan.runs if run.speed_up.value < 1.0]
+    if slower:
+        runs = ", ".join(f"{run.system} with {run.load} ({run.speed_up.value:.2f})" for run in slower)
+        found.append(f"Slower than without speculation: {runs}.")
+    if any(SYSTEMS[run.system].is_head for run in plan.runs):
+        found.append(
+            "The EAGLE-3 head and the block drafter are for comparison: their sizes are those of published ones, their "
+            "times are modelled, and they are not what is recommended."
+        )
+    if plan.question["expert_overlap"] is not None:
+        found.append(_experts_note(plan))
     return found
+
+
+def _experts_note(plan: Plan) -> str:
+    """The rows of a pass and the experts that they read."""
+    q = plan.question
+    reads = [
+        f"{few:.0f} with {n} in flight and one row each, {many:.0f} with {1 + MAX_DRAFT_LEN} rows each"
+        for n, (few, many) in plan.distinct_experts.items()
+    ]
+    of_layer = f", of {q['num_experts']} in a layer: {'; '.join(reads)}" if reads else ""
+    return (
+        f"{q['target']} is a mixture of experts, and a pass reads the experts that its rows take{of_layer}. Two rows "
+        f"of a request are taken to share {q['expert_overlap']:.0%} of their experts (--expert_overlap; 16 to 45 % "
+        "were measured of other models): the less they share, the less speculation brings. So it brings least with few "
+        "requests in flight, and more with many, whose rows read nearly all experts anyway."
+    )
 
 
 def _title(plan: Plan) -> str:

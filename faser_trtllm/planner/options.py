@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from faser_trtllm.costmodel.gpu import Gpu
-from faser_trtllm.costmodel.shape import ModelShape
+from faser_trtllm.costmodel.shape import ModelShape, find_shape
+from faser_trtllm.costmodel.table import ExitSignal
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.acceptance import Acceptance
 from faser_trtllm.planner.load.arrivals import TRACES, Arrival, Lengths, generated_arrivals, read_arrivals
@@ -32,7 +33,8 @@ class Load:
 class PlanOptions:
     """requests: tokens of the requests of closed loops. max_requests: of one run.
 
-    eagle3_acceptance: of the EAGLE-3 head; None: as that of the draft model. systems: labels of systems.py.
+    head_acceptance: of the EAGLE-3 head and of the block drafter, "eagle3" and "block", where it is not that of the
+    draft model. systems: labels of systems.py. exit_signal: of an early exit's judgements, for pruning.
     """
 
     gpu: Gpu
@@ -42,7 +44,8 @@ class PlanOptions:
     loads: tuple[Load, ...]
     requests: Lengths
     systems: tuple[str, ...]
-    eagle3_acceptance: Acceptance | None = None
+    exit_signal: ExitSignal = field(default_factory=ExitSignal)
+    head_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     table: Path | None = None
@@ -58,7 +61,7 @@ class PlanOptions:
         if self.max_requests < 1:
             raise InvalidArgumentError(f"max_requests is {self.max_requests}, it must be at least 1")
         vocab_sizes = self.target.vocab_size, self.draft.vocab_size
-        if abs(vocab_sizes[0] - vocab_sizes[1]) > MAX_PADDING:
+        if not self.draft.is_head and abs(vocab_sizes[0] - vocab_sizes[1]) > MAX_PADDING:
             raise InvalidArgumentError(
                 f"draft is {self.draft.name} with a vocabulary of {vocab_sizes[1]} tokens, {self.target.name} has "
                 f"{vocab_sizes[0]}, and they cannot speculate together; take a draft of the target's family"
@@ -130,6 +133,27 @@ def parse_acceptance(text: str) -> Acceptance:
         path = Path(text)
         return Acceptance.load(path) if path.suffix == ".json" or path.is_file() else Acceptance.published(text)
     return Acceptance.of(mean)
+
+
+def parse_exit_signal(text: str) -> ExitSignal:
+    """ "0.8,0.05": of the drafts that will be rejected, and of the others, the shares that an early exit doubts."""
+    try:
+        recall, false = map(float, text.split(","))
+    except ValueError:
+        recall = false = -1.0
+    if not 0.0 < false < recall < 1.0:
+        raise InvalidArgumentError(
+            f"exit_signal is {text!r}, it must be two shares between 0 and 1: of the drafts that will be rejected, and "
+            "of the others, fewer, those that an early exit doubts; as in 0.4,0.03"
+        )
+    return ExitSignal(recall=recall, false=false)
+
+
+def find_draft(name: str, target: ModelShape) -> ModelShape:
+    """A draft model as find_shape() has it, or "eagle3" or "block": the target's head or block drafter."""
+    if name in ("eagle3", "block"):
+        return target.eagle3() if name == "eagle3" else target.block_drafter()
+    return find_shape(name)
 
 
 def draw_lengths(options: PlanOptions) -> Iterator[tuple[int, int]]:

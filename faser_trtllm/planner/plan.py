@@ -11,17 +11,17 @@ from typing import Any
 
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY
+from faser_trtllm.costmodel.accuracy import MIXTURE_SPEED_UP, OVERLAP, SPEED_UP, error_by_kind
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
 from faser_trtllm.costmodel.pair import Pair
-from faser_trtllm.costmodel.table import ExitSignal, modelled_table
+from faser_trtllm.costmodel.table import modelled_table
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
 from faser_trtllm.planner.load.service import ServiceOptions, open_service
 from faser_trtllm.planner.memory import MemoryPlan, plan_memory
 from faser_trtllm.planner.options import MAX_OUTPUT, MAX_PROMPT, Load, PlanOptions, draw_lengths
-from faser_trtllm.planner.systems import EAGLE3, OFF, PREFERENCE, SYSTEMS, System
+from faser_trtllm.planner.systems import DRAFT_MODEL, OFF, PREFERENCE, SYSTEMS, System
 from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 MAX_DRAFT_LEN = 8
@@ -72,13 +72,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """memory: by "off", "draft" and "eagle3". recommended: a system's label."""
+    """memory: by System.drafter. distinct_experts: of a layer of a mixture, by requests in flight, in passes of a row
+    and of 1 + MAX_DRAFT_LEN rows of each request. recommended: a system's label."""
 
     question: dict[str, Any]
     source: str
     anchors: str
     error: dict[str, float]
     memory: dict[str, MemoryPlan]
+    distinct_experts: dict[int, tuple[float, float]]
     runs: tuple[Run, ...]
     recommended: str
 
@@ -89,26 +91,29 @@ class Plan:
 def make_plan(options: PlanOptions, progress: Progress = lambda what, done, total: None) -> Plan:
     """InvalidArgumentError if the models do not fit."""
     mean_len = math.ceil(options.requests.prompt_mean + options.requests.output_mean)
-    eagle3 = options.target.eagle3()
-    memory = {OFF: plan_memory(options.gpu, options.target, None, mean_len)}
-    memory["draft"] = plan_memory(options.gpu, options.target, options.draft, mean_len)
-    if EAGLE3 in options.systems:
-        memory["eagle3"] = plan_memory(options.gpu, options.target, eagle3, mean_len)
+    target = options.target
+    drafts = {DRAFT_MODEL: options.draft, "eagle3": target.eagle3(), "block": target.block_drafter()}
+    asked = dict.fromkeys([DRAFT_MODEL, *(SYSTEMS[label].drafter for label in options.systems)])
+    drafts = {name: drafts[name] for name in asked if name != OFF}
+    memory = {OFF: plan_memory(options.gpu, target, None, mean_len)}
+    memory |= {name: plan_memory(options.gpu, target, draft, mean_len) for name, draft in drafts.items()}
     largest = max(load.concurrency or MAX_BATCH_SIZE for load in options.loads)
-    pair = Pair(options.gpu, options.target, options.draft)
-    table = _read_table(options) or modelled_table(pair, max_batch_size=largest, exit_signal=ExitSignal())
-    tables = {"draft": table}
-    if EAGLE3 in options.systems:
-        tables["eagle3"] = modelled_table(Pair(options.gpu, options.target, eagle3), max_batch_size=largest)
+    tables = {}
+    for name, draft in drafts.items():
+        given = _read_table(options) if name == DRAFT_MODEL else None
+        signal = options.exit_signal if name == DRAFT_MODEL else None
+        pair = Pair(options.gpu, target, draft)
+        tables[name] = given or modelled_table(pair, max_batch_size=largest, exit_signal=signal)
+    table = tables[DRAFT_MODEL]
     runs: list[Run] = []
     for load in options.loads:
         off: LoadReport | None = None
         for label in options.systems:
             system = SYSTEMS[label]
-            kind = "eagle3" if system.is_eagle3 else "draft"
-            room = memory[kind if system.drafts else OFF]
+            costs = table if system.drafter == OFF else tables[system.drafter]
             what = f"{load.name}, {label}"
-            report, stats = _simulate(options, load, system, tables[kind], room, lambda *a, w=what: progress(w, *a))
+            room = memory[system.drafter]
+            report, stats = _simulate(options, load, system, costs, room, lambda *a, w=what: progress(w, *a))
             off = off or report
             runs.append(_run(options, load, label, report, stats, room, off, table))
     return Plan(
@@ -117,6 +122,7 @@ def make_plan(options: PlanOptions, progress: Progress = lambda what, done, tota
         table.anchors or "measured on the machine that the table names",
         dict(table.held_out_errors),
         memory,
+        _distinct_experts(options, table),
         tuple(runs),
         _recommended(options, runs),
     )
@@ -150,7 +156,6 @@ def _simulate(
     room: MemoryPlan,
     progress: Callable[[int, int], None],
 ) -> tuple[LoadReport, dict[str, float]]:
-    eagle3 = options.eagle3_acceptance if system.is_eagle3 else None
     batch = load.concurrency or MAX_BATCH_SIZE
     total = options.max_requests
     if load.concurrency is not None:
@@ -159,7 +164,7 @@ def _simulate(
     service = ServiceOptions(
         speculation=system.speculation,
         costs=table,
-        acceptance=eagle3 or options.acceptance,
+        acceptance=options.head_acceptance.get(system.drafter, options.acceptance),
         max_batch_size=batch,
         max_num_tokens=options.max_num_tokens,
         max_prompt_len=MAX_PROMPT,
@@ -190,7 +195,7 @@ def _simulate(
 
 def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
     """The error of times: the table's own, and more where drafting and verification overlap."""
-    by_kind = table.held_out_errors or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
+    by_kind = table.held_out_errors or error_by_kind(options.gpu.name, is_mixture=options.target.experts is not None)
     return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
 
 
@@ -209,12 +214,13 @@ def _run(
     error = _error(options, table, share)
     ratio = report.tokens_per_s / off.tokens_per_s
     low, high = report.goodput_band
+    speed_up_error = MIXTURE_SPEED_UP if options.target.experts is not None else SPEED_UP
     return Run(
         load.name,
         load.concurrency,
         label,
         Band.of(report.tokens_per_s, error),
-        Band.of(ratio, 0.0 if label == OFF else min(SPEED_UP, error) + share * OVERLAP),
+        Band.of(ratio, 0.0 if label == OFF else min(speed_up_error, error) + share * OVERLAP),
         {f"p{100 * q:g}": Band.of(report.ttft_ms.percentile(q), error) for q in QUANTILES},
         {f"p{100 * q:g}": Band.of(report.tpot_ms.percentile(q), error) for q in QUANTILES},
         Band(low, report.goodput, high),
@@ -228,12 +234,15 @@ def _run(
 
 def _question(options: PlanOptions) -> dict[str, Any]:
     gpu, requests = options.gpu, options.requests
+    routing = None if options.target.experts is None else options.target.experts.routing
     return {
         "gpu": gpu.name,
         "num_gpus": options.target.num_gpus,
         "target": options.target.name,
         "draft": options.draft.name,
         "quantization": "fp8" if options.target.weight_bytes == 1 else "none",
+        "num_experts": 0 if routing is None else routing.num_experts,
+        "expert_overlap": None if routing is None else routing.overlap,
         "acceptance_by_place": [round(rate, 3) for rate in options.acceptance.by_place],
         "acceptance_curves": [curve for curve in _curves(options) if curve is not None],
         "loads": [load.name for load in options.loads],
@@ -248,8 +257,15 @@ def _question(options: PlanOptions) -> dict[str, Any]:
 
 
 def _curves(options: PlanOptions) -> tuple[str | None, ...]:
-    eagle3 = options.eagle3_acceptance
-    return options.acceptance.curve, None if eagle3 is None else eagle3.curve
+    return options.acceptance.curve, *(acceptance.curve for acceptance in options.head_acceptance.values())
+
+
+def _distinct_experts(options: PlanOptions, table: CostTable) -> dict[int, tuple[float, float]]:
+    routing = table.routing
+    loads = sorted({load.concurrency for load in options.loads if load.concurrency is not None})
+    if routing is None:
+        return {}
+    return {n: (routing.distinct([1] * n), routing.distinct([1 + MAX_DRAFT_LEN] * n)) for n in loads}
 
 
 def _recommended(options: PlanOptions, runs: list[Run]) -> str:

@@ -6,37 +6,42 @@ from dataclasses import dataclass
 
 from faser_trtllm.errors import InvalidArgumentError
 
-OFF, PRICE, EAGLE3 = "off", "price", "EAGLE-3 head, price"
+OFF, PRICE, EAGLE3, BLOCK = "off", "price", "EAGLE-3 head, price", "block drafter, price"
+DRAFT_MODEL = "draft"
 FIXED = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True)
 class System:
-    """speculation: the policy's spelling in faser.yaml. drafts: whether there is a draft model."""
+    """speculation: the policy's spelling in faser.yaml. drafter: OFF, DRAFT_MODEL, "eagle3" or "block"; the last two
+    are the target's."""
 
     label: str
     speculation: str
-    is_eagle3: bool = False
+    drafter: str = DRAFT_MODEL
 
     @property
-    def drafts(self) -> bool:
-        return self.label != OFF
+    def is_head(self) -> bool:
+        """It drafts from the target's hidden rows."""
+        return self.drafter not in (OFF, DRAFT_MODEL)
 
 
 SYSTEMS = {
     system.label: system
     for system in (
-        System(OFF, "off"),
+        System(OFF, "off", OFF),
         *(System(f"fixed:{k}", f"fixed:{k}") for k in FIXED),
         System("schedule", "schedule"),
         System(PRICE, "price:mode=serial,prune=off"),
         System("price+pruning", "price:mode=serial,prune=auto"),
         System("price+overlap", "price:mode=auto,prune=off"),
-        System(EAGLE3, "price:mode=serial,prune=off", is_eagle3=True),
+        System(EAGLE3, "price:mode=serial,prune=off", "eagle3"),
+        System(BLOCK, "price:mode=serial,prune=off", "block"),
     )
 }
 PREFERENCE = (OFF, PRICE, "price+pruning", "price+overlap", "schedule", *(f"fixed:{k}" for k in FIXED))
-"""Which of equals is recommended: the simplest, then what learns. An EAGLE-3 head is none that this project runs."""
+"""Which of equals is recommended: the simplest, then what learns. Heads and block drafters are not, since a target has
+to have one."""
 
 
 def parse_systems(text: str | None) -> tuple[str, ...]:

@@ -72,6 +72,19 @@ def test_a_draft_call_costs_the_host_once():
     assert steps[1] > PAIR.draft_step_ms(8, 1024) + HostTimes().draft_call_ms
 
 
+def test_a_block_drafter_pays_for_a_block_at_once_and_draws_the_rest():
+    pair = Pair(GPUS["h100"], PAIR.target.shape, PAIR.target.shape.block_drafter())
+    one, four = pair.drafting_ms(1, 8, 1024), pair.drafting_ms(4, 8, 1024)
+    assert four - one == pytest.approx(3 * HostTimes().draft_step_ms)
+    assert one > 5 * 0.14 + pair.target.head_ms(1)  # five layers of 0.44 GB, and the target's LM head
+    table = modelled_table(pair, max_batch_size=64)
+    assert table.has("draft_block")
+    assert not table.has("draft_rows")
+    for requests in (1, 8, 64):
+        modelled = pair.draft_rows_ms(2 * requests, requests, 1024)
+        assert table.draft_rows_ms(2 * requests, requests, 1024) == pytest.approx(modelled, rel=0.25)
+
+
 def test_a_split_that_no_green_context_has_is_refused():
     with pytest.raises(InvalidArgumentError, match="draft_sms is 30"):
         Pair(GPUS["h100"], PAIR.target.shape, PAIR.draft.shape, draft_sms=30)

@@ -9,7 +9,13 @@ from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.acceptance import AcceptanceProcess
 from faser_trtllm.planner.memory import plan_memory
-from faser_trtllm.planner.options import parse_acceptance, parse_loads, parse_requests
+from faser_trtllm.planner.options import (
+    find_draft,
+    parse_acceptance,
+    parse_exit_signal,
+    parse_loads,
+    parse_requests,
+)
 from faser_trtllm.planner.systems import PREFERENCE, SYSTEMS, parse_systems
 from tests.planner.questions import B1, B8, H100, make
 
@@ -33,7 +39,16 @@ def test_requests_have_a_traces_lengths_or_fixed_ones():
 def test_off_is_always_there_to_compare_with():
     assert parse_systems("price;fixed:2") == ("off", "price", "fixed:2")
     assert parse_systems(None) == tuple(SYSTEMS)
-    assert set(PREFERENCE) == {label for label, system in SYSTEMS.items() if not system.is_eagle3}
+    assert set(PREFERENCE) == {label for label, system in SYSTEMS.items() if not system.is_head}
+
+
+def test_a_draft_is_a_model_or_a_head_or_a_block_drafter_of_the_target():
+    assert find_draft("llama-3.2-1b", B8) is B1
+    head, block = find_draft("eagle3", B8), find_draft("block", B8)
+    assert (head.num_layers, head.vocab_size, head.block_size) == (1, 32000, 0)
+    assert (block.num_layers, block.vocab_size, block.block_size) == (5, 128256, 16)
+    assert block.resident_gb == pytest.approx(5 * 0.436 + 0.168 + 0.084, rel=0.01)  # without an LM head of its own
+    assert find_draft("eagle3", SHAPES["qwen3-30b-a3b"]).experts is None
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dspark", "mtp", "deepseek-v4-pro-mtp/thinking_on"])
@@ -68,6 +83,8 @@ def test_a_file_cannot_claim_to_be_a_published_curve(tmp_path):
         (lambda: parse_loads("nothing.csv", 0), "no CSV file"),
         (lambda: parse_requests("1024"), "requests is '1024'"),
         (lambda: parse_requests("99999,1"), "at most 8192,2048"),
+        (lambda: parse_exit_signal("0.8"), "exit_signal is '0.8'"),
+        (lambda: parse_exit_signal("0.1,0.2"), "the others, fewer"),
         (lambda: parse_systems("prize"), "system is 'prize'"),
         (lambda: parse_acceptance("nothing.json"), "acceptance file nothing.json"),
         (

@@ -109,7 +109,9 @@ def test_json_is_all_of_it(plan):
 def test_text_has_no_bare_figure(plan):
     """Every time and rate in the tables is followed by its band."""
     text = render_text(plan)
-    rows = [line for line in text.splitlines() if re.match(r"  (off|fixed|sched|price|EAGLE)", line) and "%" in line]
+    rows = [
+        line for line in text.splitlines() if re.match(r"  (off|fixed|sched|price|EAGLE|block)", line) and "%" in line
+    ]
     assert len(rows) == 2 * len(SYSTEMS)
     for row in rows:
         assert len(re.findall(r"[\d,.]+%? \([\d,.%]+-[\d,.%]+\)", row)) == (6 if row.startswith("  off") else 7)

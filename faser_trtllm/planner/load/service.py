@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.clock import ManualClock
@@ -71,19 +71,20 @@ def open_service(
         max_batch_size=options.max_batch_size,
         segments=segments,
     )
+    draft_spec = replace(spec, block_size=1 + max_draft_len) if options.costs.has("draft_block") else spec
     process = AcceptanceProcess(
         options.acceptance, options.max_batch_size, options.max_output_len, max_draft_len, options.seed
     )
     drafts = PendingDrafts(process, options.max_batch_size, max_draft_len)
     costs = options.costs
     doubts = DoubtRates.of(costs.exits[0]) if costs.exits else None
-    target = PricedEngine(SyntheticTarget(spec, drafts, doubts, options.seed), costs, clock, "target")
+    target = PricedEngine(SyntheticTarget(spec, drafts, doubts, options.seed, costs.routing), costs, clock, "target")
     policy = wrap_policy(
         make_policy(options.speculation, max_draft_len, options.believed or costs, options.max_batch_size)
     )
     engines = {"target": target}
     if policy.name != "off":
-        engines["draft"] = target.draft_engine = PricedEngine(SyntheticDraft(spec, drafts), costs, clock, "draft")
+        engines["draft"] = target.draft_engine = PricedEngine(SyntheticDraft(draft_spec, drafts), costs, clock, "draft")
 
     def host_ms(plan: SchedulerOutput) -> float:
         """Also begins the acceptance of the requests that got a slot."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.closing import Closing
+from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import ExitModel
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
@@ -81,8 +82,6 @@ class SyntheticSampler:
 
 
 class _SyntheticEngine(Closing):
-    distinct_experts = 0.0  # no layer has any
-
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
 
@@ -96,10 +95,20 @@ class _SyntheticEngine(Closing):
 
 
 class SyntheticTarget(_SyntheticEngine):
-    """exit: what its early exit knows of the drafts, as rank 1 (doubt) or 0 among two candidates."""
+    """exit: what its early exit knows of the drafts, as rank 1 (doubt) or 0 among two candidates. routing: of a
+    mixture, whose passes read the experts that it expects of their rows."""
 
-    def __init__(self, spec: EngineSpec, drafts: PendingDrafts, exit_signal: DoubtRates | None, seed: int) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        drafts: PendingDrafts,
+        exit_signal: DoubtRates | None,
+        seed: int,
+        routing: Routing | None = None,
+    ) -> None:
         super().__init__(spec)
+        self._routing = routing
+        self._counts: list[float] = []  # of distinct experts, by the pass's segments so far
         self._drafts = drafts
         self._exit = exit_signal
         self._random = np.random.default_rng(seed)
@@ -107,11 +116,24 @@ class SyntheticTarget(_SyntheticEngine):
         self._batch: RaggedBatch | None = None
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        self._counts = []
+        self._count(batch)
         return self._logits[: batch.logit_rows.size]
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         self._batch = batch
-        return self.forward(batch) if segment == len(self.spec.segments) - 2 else None
+        self._counts = self._counts[:segment]
+        self._count(batch)
+        return self._logits[: batch.logit_rows.size] if segment == len(self.spec.segments) - 2 else None
+
+    @property
+    def distinct_experts(self) -> float:
+        counts, layers = self._counts, np.diff(self.spec.segments)[: len(self._counts)]
+        return float(np.average(counts, weights=layers)) if counts else 0.0
+
+    def _count(self, batch: RaggedBatch) -> None:
+        if self._routing is not None:
+            self._counts.append(self._routing.distinct(np.diff(batch.cu_rows)))
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """The second candidate is better where the exit doubts the draft, which is taken for the first."""
@@ -148,6 +170,8 @@ class DoubtRates:
 
 class SyntheticDraft(_SyntheticEngine):
     """Drafts what the process says, until the policy's rule ends it."""
+
+    distinct_experts = 0.0  # no layer has any
 
     def __init__(self, spec: EngineSpec, drafts: PendingDrafts) -> None:
         super().__init__(spec)

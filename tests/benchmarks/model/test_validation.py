@@ -8,7 +8,15 @@ import pytest
 from benchmarks.model.own_points import own_groups, read_own_points
 from benchmarks.model.report import render_own, render_validation
 from benchmarks.model.validation import by_group, compare_all, mean_error
-from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY, error_by_kind
+from faser_trtllm.costmodel.accuracy import (
+    DECODE,
+    MIXTURE_DECODE,
+    MIXTURE_SPEED_UP,
+    OVERLAP,
+    SPEED_UP,
+    VERIFY,
+    error_by_kind,
+)
 from faser_trtllm.costmodel.gpu import GPUS
 
 LIMITS = {
@@ -23,6 +31,13 @@ LIMITS = {
     "speed-up over that of one request, H100, 70B TP4 + 1B, vLLM 0.10": 0.04,
     "time per token, H100, 8B + EAGLE-3, vLLM of mid-2025": 0.16,
     "time per token, H100, 8B, SGLang": 0.05,
+    "decode of a mixture, H200, gpt-oss-120b, vLLM": 0.06,
+    "decode of a mixture, H200, gpt-oss-120b, TensorRT-LLM": 0.18,
+    "decode of a mixture, B200, gpt-oss-120b, vLLM": 0.15,
+    "decode of a mixture, B200, gpt-oss-120b, TensorRT-LLM": 0.18,
+    "mixtures of experts, H100, against the operator tables": 0.10,
+    "time per token, Qwen3-30B-A3B on two H100s, SGLang, the model of one": 0.10,
+    "speed-up, Qwen3-30B-A3B with EAGLE-3 on two H100s, SGLang, the model of one": 0.26,
 } | {f"models without anchors, {gpu.upper()}, against the operator tables": 0.05 for gpu in GPUS}
 
 OWN_LIMITS = {
@@ -61,6 +76,15 @@ def test_the_stated_errors_cover_the_points(groups):
         assert max(found) <= DECODE[gpu]
     assert mean_error(groups["verification by rows, H100, 8B, vLLM 0.10"]) <= VERIFY
     assert max(abs(c.error) for c in groups["speed-up, H100, 8B + EAGLE, vLLM 0.10"]) <= SPEED_UP
+    for gpu in ("h200", "b200"):
+        mixtures = [
+            mean_error(c) for group, c in groups.items() if group.startswith(f"decode of a mixture, {gpu.upper()}")
+        ]
+        assert max(mixtures) <= MIXTURE_DECODE[gpu]
+    sglang = [mean_error(c) for group, c in groups.items() if "two H100s" in group]
+    assert sglang[0] <= MIXTURE_DECODE["h100"]
+    assert sglang[1] <= MIXTURE_SPEED_UP
+    assert error_by_kind("h200", is_mixture=True)["decode"] == MIXTURE_DECODE["h200"]
     assert error_by_kind("b200")["verify"] == DECODE["b200"]
     assert error_by_kind("h100")["overlap"] == OVERLAP
 
