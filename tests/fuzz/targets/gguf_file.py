@@ -12,6 +12,8 @@ from tests.fuzz.scratch import folder
 from tests.fuzz.target import Codec
 from tests.support import gguf_writer as writer
 from tests.support.checkpoints import make_checkpoint
+from tests.support.moe_checkpoints import make_moe_checkpoint
+from tests.support.published_mixtures import write_mixture
 
 _LAYOUTS = {
     writer.U8: "B",
@@ -149,7 +151,15 @@ def gguf_seeds() -> list[bytes]:
     found.append(writer.gguf_bytes(metadata | pre, tensors | factors))
     metadata, tensors = writer.gguf_of(_checkpoint("llama", hidden_size=32, intermediate_size=32), writer.TYPE_Q8_0)
     found.append(writer.gguf_bytes(metadata | {"tokenizer.ggml.pre": (writer.STRING, "smollm")}, tensors))
+    found += [_mixture("qwen3"), _mixture("mixtral")]
     return found + _damaged(found[0])
+
+
+def _mixture(family: str) -> bytes:
+    name = {"qwen3": "qwen3_moe"}.get(family, family)
+    sizes = {"vocab_size": 280, "hidden_size": 4, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+    path = make_moe_checkpoint(folder(f"gguf-base/{name}"), name, num_experts=2, top_k=1, expert_size=4, **sizes)
+    return write_mixture(folder("gguf-base") / f"{name}.gguf", path, family, "F16").read_bytes()
 
 
 def _damaged(good: bytes) -> list[bytes]:
