@@ -62,13 +62,15 @@ class PricedEngine(DelegatingEngine):
         self.taken = Work(0.0, 0.0)
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        before = self.distinct_experts if segment else 0.0
         found = self._inner.run_segment(batch, segment)
         self._segment = segment
-        rows, requests, context_len = batch.num_rows, batch.num_requests, _context_len(batch)
-        ms, whole_ms = self._segment_ms(segment, batch), self._verify_ms(batch, ALL)
-        gb = self._gb(requests, context_len) * ms / whole_ms
+        layers = np.diff(self.spec.segments)[: segment + 1]
+        experts = float((layers.sum() * self.distinct_experts - layers[:-1].sum() * before) / layers[-1])
+        ms, whole_ms = self._segment_ms(segment, batch, experts), self._verify_ms(batch, ALL, experts)
+        gb = self._gb(batch.num_requests, _context_len(batch)) * ms / whole_ms
         if self.partition != ALL:  # segments were measured on all cores only
-            ms *= self._costs.verify_ms(rows, requests, context_len, self.partition) / whole_ms
+            ms *= self._verify_ms(batch, self.partition, experts) / whole_ms
         self._take(ms, gb)
         return found
 
@@ -78,7 +80,7 @@ class PricedEngine(DelegatingEngine):
         if self._is_plain(batch):
             ms = self._decode_ms(batch)
         else:
-            ms = self._verify_ms(batch, self.partition)
+            ms = self._verify_ms(batch, self.partition, self.distinct_experts)
         self._take(ms, self._gb(batch.num_requests, context_len))
         return found
 
@@ -99,20 +101,21 @@ class PricedEngine(DelegatingEngine):
         self._take(ms, gb)
         return drafted
 
-    def _verify_ms(self, batch: RaggedBatch, partition: str) -> float:
+    def _verify_ms(self, batch: RaggedBatch, partition: str, num_experts: float) -> float:
         sizes = batch.num_rows, batch.num_requests, _context_len(batch), partition
         counted = self._counted
-        return self._costs.verify_ms(*sizes) if counted is None else counted.verify_ms(*sizes, self.distinct_experts)
+        return self._costs.verify_ms(*sizes) if counted is None else counted.verify_ms(*sizes, num_experts)
 
     def _decode_ms(self, batch: RaggedBatch) -> float:
         sizes = batch.num_requests, _context_len(batch)
         counted = self._counted
         return self._costs.decode_ms(*sizes) if counted is None else counted.decode_ms(*sizes, self.distinct_experts)
 
-    def _segment_ms(self, segment: int, batch: RaggedBatch) -> float:
+    def _segment_ms(self, segment: int, batch: RaggedBatch, num_experts: float) -> float:
+        """num_experts: of the segment, where `inner` counts those of the pass so far."""
         sizes = segment, batch.num_rows, batch.num_requests, _context_len(batch)
         counted = self._counted
-        return self._costs.segment_ms(*sizes) if counted is None else counted.segment_ms(*sizes, self.distinct_experts)
+        return self._costs.segment_ms(*sizes) if counted is None else counted.segment_ms(*sizes, num_experts)
 
     @property
     def _counted(self) -> CostTable | None:

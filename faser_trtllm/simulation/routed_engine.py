@@ -21,7 +21,7 @@ class RoutedEngine(DelegatingEngine):
 
     @property
     def distinct_experts(self) -> float:
-        return sum(self._counts) / len(self._counts)
+        return float(np.average(self._counts, weights=np.diff(self.spec.segments)[: len(self._counts)]))
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
         self._counts = [self._count(batch)]

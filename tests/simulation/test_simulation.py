@@ -10,6 +10,7 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.core.decision import Decision, Mode
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
@@ -19,6 +20,8 @@ from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine, RunningDraft
+from faser_trtllm.simulation.routed_engine import RoutedEngine
+from faser_trtllm.simulation.router import SyntheticRouter
 from tests.support.checkpoints import make_pair
 from tests.support.columns import columns
 from tests.support.executor_harness import Collector, Setup, toy_costs
@@ -92,6 +95,28 @@ def test_segments_take_their_own_time_and_a_pruned_row_stops_costing(priced):
     engine.compact_rows(np.array([0, 1, 2], np.int32))
     engine.run_segment(toy_batch(block_table(), [3]), 1)
     assert 1e3 * (clock.now_s() - first) == pytest.approx(toy_costs().segment_ms(1, 3, 1, 2.0))
+
+
+def test_the_experts_of_rows_that_were_dropped_stop_costing():
+    """An engine's count is the mean over the layers of the pass so far; each segment costs its own."""
+    setup = Setup(policy="fixed:2")
+    setup.open()
+    curves = {key: replace(curve, per_expert_ms=0.01) for key, curve in toy_costs().curves.items()}
+    routing = Routing(64, 4)
+    router, clock = SyntheticRouter(routing, 8, 16), ManualClock()
+    costs = replace(toy_costs(), curves=curves, routing=routing)
+    engine = PricedEngine(RoutedEngine(setup.target, router), costs, clock)
+    before, after = toy_batch(block_table(), [3, 5]), toy_batch(block_table(), [3])
+    many, few = (
+        router.distinct(np.repeat(batch.slots, np.diff(batch.cu_rows)), batch.positions) for batch in (before, after)
+    )
+    assert few < 0.6 * many
+    engine.run_segment(before, 0)
+    first = clock.now_s()
+    assert 1e3 * first == pytest.approx(toy_costs().segment_ms(0, 8, 2, 3.0) + 0.01 * many)
+    engine.compact_rows(np.array([0, 1, 2], np.int32))
+    engine.run_segment(after, 1)
+    assert 1e3 * (clock.now_s() - first) == pytest.approx(toy_costs().segment_ms(1, 3, 1, 2.0) + 0.01 * few)
 
 
 @pytest.fixture(scope="module")
