@@ -17,7 +17,7 @@ from faser_trtllm.trtllm.convert.verdict import (
     whole,
 )
 
-DENSE = ignored("only dense models are served")
+EXPERTS = ignored("each backend has one implementation of experts")
 METRICS = ignored("metrics are always on, at the metrics port")
 _OWN_CACHE = ignored("the KV cache manager is our own")
 _NO_EVENTS = ignored("KV cache events are not sent")
@@ -78,7 +78,7 @@ KV_CACHE: Rules = {
             *("mamba_ssm_cache_dtype", "mamba_ssm_stochastic_rounding", "mamba_ssm_philox_rounds"),
             *("mamba_state_config", "mamba_state_cache_interval"),
         ),
-        DENSE,
+        ignored("models with a recurrent state are not served"),
     ),
     "tokens_per_block": became(whole(1), build="tokens_per_block"),
     **dict.fromkeys(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from faser_trtllm.trtllm.convert.kv_cache import DENSE, KV_CACHE, MEMORY, METRICS
+from faser_trtllm.trtllm.convert.kv_cache import EXPERTS, KV_CACHE, MEMORY, METRICS
 from faser_trtllm.trtllm.convert.speculation import judge_decoding_mode, judge_speculation
 from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE, parse_forced
 from faser_trtllm.trtllm.convert.verdict import (
@@ -310,8 +310,8 @@ LLM_API: Rules = {
         False, otherwise="scales of activations in fp8 are static in the TensorRT backends; leave it out"
     ),
     "enable_sleep": only(False, otherwise="sleep mode is not supported; stop the server and start it again"),
-    "moe_config": DENSE,
-    "dwdp_config": DENSE,
+    "moe_config": EXPERTS,
+    "dwdp_config": EXPERTS,
     **dict.fromkeys(
         (
             "garbage_collection_gen0_threshold",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from faser_trtllm.models.heads.unsupported import UNSUPPORTED
+from faser_trtllm.trtllm.convert.kv_cache import EXPERTS
 from faser_trtllm.trtllm.convert.verdict import (
     BOOLEAN,
     TEXT,
@@ -76,7 +77,7 @@ _RULES: dict[str, Rule] = {
         ("allow_advanced_sampling", "advanced_sampling_mode", "use_rejection_sampling", "enable_penalty"),
         ignored("sampled requests always speculate, with the target's exact distribution"),
     ),
-    **dict.fromkeys(("moe_backend", "moe_tactic"), ignored("only dense models are served")),
+    **dict.fromkeys(("moe_backend", "moe_tactic"), EXPERTS),
     "speculative_model_subfolder": refused("name that folder in speculative_model"),
     "spec_dec_variant": ignored("the checkpoint says which variant it is"),
 }
