@@ -167,6 +167,12 @@ def test_a_row_that_is_no_number_spoils_no_other(open_harness: OpenHarness) -> N
     assert np.isnan(spoilt[1:]).all()
 
 
+def test_a_router_with_too_few_scores_gives_no_numbers(open_harness: OpenHarness) -> None:
+    model = tiny(replace(EXPERTS, scoring=TOP_K_SOFTMAX, norm_topk=False, has_bias=True))
+    model.layers[1]["router_bias"][1:] = -torch.inf
+    assert np.isnan(open_harness(model).run([(0, [3, 7, 4], 0, 3)])[0]).all()
+
+
 def test_memory_does_not_grow_with_what_rows_give_their_experts(open_harness: OpenHarness) -> None:
     """Buffers of pairs end at some size; what is left is of dense rows, and the routes."""
     model = tiny(ExpertsConfig(32, 16, 512, SOFTMAX, norm_topk=True))
