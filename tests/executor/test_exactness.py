@@ -97,6 +97,7 @@ SOME = [  # every drafter and every kind of policy
     ("fixed:4", "medusa", 1),
     ("erratic", "suffix,model", 2),
     ("price:prune=on", "model", 0),
+    ("price:prune=on", "model of a mixture", 0),
     ("erratic", "head", 0),
     ("fixed:3:draft_ahead", "medusa", 0),
     ("fixed:3:ping_pong", "suffix,head", 0),
@@ -117,6 +118,7 @@ CHAINS = [
             "price:prune=on",
         )
     ),
+    ("price:prune=on", "model of a mixture"),
     *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
     *((policy, "foreign") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
     *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
@@ -146,12 +148,14 @@ def test_unseeded_sampling_has_the_targets_distribution(policy, drafters, num_br
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(SEED)
     monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
+    drafters, _, is_mixture = drafters.partition(" of ")
     setup = Setup(
         vocab_size=3,
         table_seed=11,
         noise=1.5,
         policy=policy,
         drafters=drafters,
+        is_mixture=bool(is_mixture),
         num_branches=num_branches,
         max_batch_size=2 if policy.startswith("price") else 64,  # where drafting pays
         max_num_tokens=400,
@@ -199,8 +203,9 @@ def test_preemption_happens_and_changes_nothing(drafters):
 
 
 @pytest.mark.parametrize("policy", ["erratic", "price:prune=on", "price:mode=ping_pong,prune=on"])
-def test_rows_are_pruned_inside_a_pass_and_nothing_changes(policy):
-    setup = Setup(policy=policy, noise=1.5, max_num_tokens=64, max_seq_len=64)
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_rows_are_pruned_inside_a_pass_and_nothing_changes(policy, is_mixture):
+    setup = Setup(policy=policy, noise=1.5, max_num_tokens=64, max_seq_len=64, is_mixture=is_mixture)
     requests = [([i % VOCAB, 1, 2], SamplingParams(max_tokens=50)) for i in range(8)]
     result = run(setup, requests)
     pruned = sum(r.stats.num_pruned_rows for r in result.requests.values())

@@ -18,7 +18,7 @@ from faser_trtllm.config import (
     SchedulerKind,
 )
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
+from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference, Routing
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.opening import stay
@@ -36,10 +36,21 @@ from tests.support.toy_engine import ToyBlock, ToyEngine, ToyHead, ToyMedusa, bl
 STEP_S = 0.001
 
 
-def toy_costs() -> CostTable:
-    """A staircase of 4 rows, a draft at a tenth of the target, two lanes, and an exit model that says it pays."""
+ROUTING = Routing(8, ToyEngine.TOP_K, 0.4)
+
+
+def toy_costs(routing: Routing | None = None) -> CostTable:
+    """A staircase of 4 rows, a draft at a tenth of the target, two lanes, and an exit model that says it pays. routing:
+    of a target whose experts take as long as two rows each."""
+
+    def sample(kind: str, rows: int, scale: float, partition: str) -> CostSample:
+        is_target = kind.startswith(("verify", "segment"))
+        experts = float(routing.distinct_of(rows, min(rows, 8))) if routing and is_target else 0.0
+        ms = scale * (1.0 + 0.5 * ((rows - 1) // 4) + 0.25 * experts)
+        return CostSample(kind, rows, min(rows, 8), 16, ms, partition, experts)
+
     samples = [
-        CostSample(kind, rows, min(rows, 8), 16, scale * (1.0 + 0.5 * ((rows - 1) // 4)), partition)
+        sample(kind, rows, scale, partition)
         for kind, scale, partition in (
             ("verify", 1.0, "all"),
             ("draft_step", 0.1, "all"),
@@ -57,6 +68,7 @@ def toy_costs() -> CostTable:
         Fingerprint("toy", "toy", 2, "toy"),
         interference=(Interference("draft", "verify", 1.0, 1.0),),
         exits=(ExitModel(1, -1.5, -0.5, 1.0, 0.5, pays=True),),
+        routing=routing,
     )
 
 
@@ -148,6 +160,7 @@ class Setup:
     drafters: str = "model"
     num_branches: int = 0
     draft_window: int | None = None
+    is_mixture: bool = False  # the target has experts
     doubtful: bool = True  # as support/doubtful.py has it
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
     make_clock: type = ManualClock
@@ -182,6 +195,7 @@ class Setup:
             segmented=self.segmented,
             max_num_branches=max_num_branches,
             max_logit_rows=self.max_logit_rows,
+            num_experts=ROUTING.num_experts if self.is_mixture else 0,
         )
         self.draft = None
         if self.policy != "off" and "head" in self.drafters:
@@ -228,7 +242,8 @@ class Setup:
         if self.policy.startswith("free"):
             return FreeRowsPolicy(int(self.policy.removeprefix("free:")), self.max_draft_len)
         if not self.policy.startswith("fixed"):
-            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, self.drafter_names())
+            costs = toy_costs(ROUTING if self.is_mixture else None)
+            return make_policy(self.policy, self.max_draft_len, costs, self.max_batch_size, self.drafter_names())
         _, length, *mode = self.policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
 

@@ -37,7 +37,7 @@ def greedy_reference(table, prompt, max_tokens, end_ids=()):
 
 @st.composite
 def setups(draw):
-    """Batch sizes, policies, chunk sizes, block sizes, tight caches: everything that must not matter."""
+    """Batch sizes, policies, chunk sizes, block sizes, tight caches, experts: everything that must not matter."""
     max_batch_size = draw(st.sampled_from([1, 2, 3, 8]))
     capacity = draw(st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]))
     tokens_per_block = draw(st.sampled_from([2, 4, 16]))
@@ -61,6 +61,7 @@ def setups(draw):
         drafters=drafters,
         num_branches=0 if drafters == "suffix" else draw(st.sampled_from([0, 1, 3])),
         draft_window=draw(st.sampled_from([None, 7, 20])) if "model" in drafters else None,
+        is_mixture=draw(st.booleans()),
     )
 
 

@@ -49,9 +49,11 @@ def context_row(tokens, position: int, vocab_size: int) -> int:
 
 class ToyEngine(HostPruning):
     """Two segments: the first remembers the tokens, the second remembers them again and gives logits, so that rows that
-    are dropped between the two leave a hole that a later pass must fill."""
+    are dropped between the two leave a hole that a later pass must fill. With num_experts, tokens name the experts of
+    their rows, which are counted and change nothing else."""
 
-    distinct_experts = 0.0  # no layer has any
+    TOP_K = 2  # experts of a row
+    distinct_experts = 0.0  # of the last pass
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class ToyEngine(HostPruning):
         max_num_branches=0,
         max_logit_rows=None,
         longest=None,
+        num_experts=0,
     ):
         """longest: positions that it knows, fewer than max_seq_len for a draft model with a window."""
         vocab_size = table.shape[1]
@@ -81,7 +84,10 @@ class ToyEngine(HostPruning):
             segments,
             max_num_branches,
             max_logit_rows,
+            num_experts=num_experts,
+            top_k=self.TOP_K if num_experts else 0,
         )
+        self._num_distinct = [0, 0]  # by segment
         self._longest = longest or max_seq_len
         self.table = table
         self.kv = np.full((2, num_blocks + max_num_branches, tokens_per_block), -1, np.int64)
@@ -129,10 +135,17 @@ class ToyEngine(HostPruning):
         assert len(set(batch.slots.tolist())) == batch.num_requests
         self.num_forwards += segment
         self._block_table = batch.block_table
+        self._count_experts(segment, batch.token_ids)
         for token, (slot, position) in zip(batch.token_ids, self._rows(batch), strict=True):
             self.kv[(segment, *self._place(slot, position))] = token
         for branch, parent in enumerate(parents, batch.num_requests - len(parents)):
             self._write_chain(segment, batch, branch, parent)
+
+    def _count_experts(self, segment, tokens):
+        if number := self.spec.num_experts:
+            taken = {(k * number // self.TOP_K + segment + int(t)) % number for t in tokens for k in range(self.TOP_K)}
+            self._num_distinct[segment] = len(taken)
+            self.distinct_experts = sum(self._num_distinct[: segment + 1]) / (segment + 1)
 
     def _write_chain(self, segment, batch, branch, parent):
         """The rows of a branch's request before its place, in its own block."""
