@@ -289,3 +289,20 @@ def test_last_tokens_decide_nothing():
     ending, fresh = request("ending", max_draft_len=0), request("fresh")
     assert policy.plan(StepView([ending], 0, 0, 100.0)).lengths == [0]
     assert policy.plan(StepView([fresh], 0, 0, 100.1)).lengths[0] > 3
+
+
+@pytest.mark.parametrize(
+    ("spelling", "num_requests", "acceptance", "expected"),
+    [
+        ("price", 1, logistic(1.0, -1.0), (1154, 1151, 6, 739)),
+        ("price", 4, logistic(0.8, -0.5), (2814, 2462, 9, 2601)),
+        ("price", 16, constant(0.7), (704, 640, 12, 5187)),
+        ("schedule", 4, logistic(0.8, -0.5), (2464, 2464, 19, 2526)),
+    ],
+)
+def test_a_model_without_experts_is_drafted_for_as_before_there_were_any(spelling, num_requests, acceptance, expected):
+    """Drafts, verified drafts, plans and tokens of the code before mixtures of experts were priced."""
+    world = World(make_policy(spelling, 8, cost_table(), 32), num_requests, acceptance, noise=0.03)
+    world.run(300)
+    drafted, verified = (sum(map(sum, lengths)) for lengths in (world.drafted_lengths, world.verified_lengths))
+    assert (drafted, verified, world.num_plans, world.num_tokens) == expected
