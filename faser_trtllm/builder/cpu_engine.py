@@ -35,7 +35,6 @@ from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.vocabulary import VocabularyMap
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
-_PARTS_OF_EXPERT = {"expert_gate_up": 2, "expert_down": 1}  # which are packed one expert at a time
 _QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
 
 
@@ -209,8 +208,9 @@ def _sources(
         return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
 
     if is_matrix and name not in ROW_MAJOR:
-        per_matrix = _PARTS_OF_EXPERT.get(name.rpartition(".")[2], len(parts))
-        matrices = [functools.partial(read, parts[i : i + per_matrix]) for i in range(0, len(parts), per_matrix)]
+        # What is padded to whole panels is packed part by part: experts take more memory than other matrices.
+        count = 1 if ".expert_" in name else len(parts)
+        matrices = [functools.partial(read, parts[i : i + count]) for i in range(0, len(parts), count)]
         yield from _packed(name, matrices, scheme_for(name, scheme))
     else:
         yield name, read

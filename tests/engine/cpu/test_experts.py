@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from faser_trtllm.builder.cpu_engine import engine_model, engine_tensors
+from faser_trtllm.builder.engine_file import write_engine_file
 from faser_trtllm.core.batch import keep_rows
+from faser_trtllm.engine.cpu.engine import CpuEngine
+from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.experts import SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
+from faser_trtllm.models.reference import ReferenceModel
+from faser_trtllm.models.weights import Dtype, Weights, converted, expected_shapes
+from faser_trtllm.partition.core_set import CoreSet
 from tests.engine.conftest import OpenHarness
 from tests.support.effort import pick
+from tests.support.engine_harness import Harness
+from tests.support.moe_checkpoints import make_moe_checkpoint
 from tests.support.tiny_model import TinyConfig, TinyModel
 
 SCHEMES = ("none", "int8", "int4:32", "int4:128", "W8A8", "W4A8:32", "W4A8:128")
@@ -59,6 +70,40 @@ def test_logits_are_the_references(open_harness: OpenHarness, kind: str, scheme:
     errors = np.sqrt(np.square(found - wanted).mean(-1)) / wanted.std()
     assert np.median(errors) < (0.03 if "A8" in scheme else 0.01)
     assert (errors > 0.1).mean() < 0.1
+
+
+class DrawnWeights(Weights):
+    """Noise by a tensor's name."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._shapes = expected_shapes(config)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str, dtype: Dtype) -> np.ndarray:
+        shape = self._shapes[name]
+        noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+        scale = 2 * shape[-1] ** -0.5 if len(shape) == 2 else 0.3
+        return converted(noise * np.float32(scale) + np.float32("norm" in name), dtype)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_builder_packs_is_the_checkpoint(tmp_path: Path, kind: str, family: str) -> None:
+    sizes = {"num_experts": KINDS[kind].num_experts, "expert_size": 50, "hidden_size": 72, "num_heads": 2}
+    loaded = load_model_config(make_moe_checkpoint(tmp_path / "checkpoint", family, num_layers=1, **sizes))
+    config = replace(loaded, intermediate_size=50, experts=replace(KINDS[kind], intermediate_size=50))
+    weights, tokens = DrawnWeights(config), list(range(3, 43))
+    path = tmp_path / "rank0.engine"
+    write_engine_file(path, engine_model(config, 64), [0, 1], engine_tensors(config, weights))
+    limits = {"num_blocks": 4, "tokens_per_block": 16, "max_batch_size": 1, "max_num_tokens": 64}
+    with CoreSet() as core_set, CpuEngine.open(path, core_set, **limits) as engine:
+        assert (engine.spec.num_experts, engine.spec.top_k) == (KINDS[kind].num_experts, KINDS[kind].top_k)
+        found = Harness(engine).run([(0, tokens, 0, 40)])[0]
+    wanted = ReferenceModel(config, weights, round_to_bf16=True).logits(tokens).numpy()
+    errors = np.sqrt(np.square(found - wanted).mean(-1)) / wanted.std()
+    assert np.median(errors) < 0.02
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
