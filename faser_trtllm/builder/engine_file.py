@@ -40,8 +40,8 @@ _MAX_HEADER_BYTES = 8 << 20  # of 70,000 tensors
 _MAX_EXPERTS = 1 << 17  # of all layers
 
 Array = npt.NDArray[Any]
-TensorSource = Array | Callable[[], Array | Iterator[Array]]
-"""An array, or a function that makes one, or parts of one that follow each other."""
+TensorSource = Array | Iterator[Array] | Callable[[], Array | Iterator[Array]]
+"""An array, or parts of one that follow each other, or a function that makes either."""
 
 MODEL_FIELDS = (
     "num_layers",
