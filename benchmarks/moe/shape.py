@@ -80,7 +80,8 @@ def repeated(config: ModelConfig, scheme: Scheme | None) -> Iterator[tuple[str, 
     layer: list[tuple[str, TensorSource]] = []
     after: list[tuple[str, TensorSource]] = []
     for name, source in engine_tensors(one, MoeWeights(EMBEDDING_SCALE), scheme):
-        found = source() if callable(source) else source
+        made = source() if callable(source) else source
+        found = made if isinstance(made, np.ndarray) else list(made)  # which every layer's tensor is made of
         (layer if name.startswith("layers.0.") else after if layer else before).append((name, found))
     yield from before
     for i in range(config.num_layers):

@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,7 @@ _MAX_HEADER_BYTES = 8 << 20  # of 70,000 tensors
 _MAX_EXPERTS = 1 << 17  # of all layers
 
 Array = npt.NDArray[Any]
-TensorSource = Array | Iterator[Array] | Callable[[], Array | Iterator[Array]]
+TensorSource = Array | Iterable[Array] | Callable[[], Array | Iterable[Array]]
 """An array, or parts of one that follow each other, or a function that makes either."""
 
 MODEL_FIELDS = (
