@@ -19,6 +19,7 @@ from faser_trtllm.policy.base import Decision
 from faser_trtllm.scheduler.plan_meter import SKIPPED_STEPS, PlanMeter
 from tests.support.columns import columns
 from tests.support.executor_harness import Setup, run
+from tests.support.toy_engine import ToyEngine
 
 
 class Listener:
@@ -86,6 +87,17 @@ def test_without_a_draft_call_there_are_no_draft_steps():
     stats = stats_of(DraftResult(*columns([5, 3], [2, 2]), num_free=np.array([5, 3], np.int32)), model_lengths={})
     assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (0, 0, 0)
     assert stats.num_rows == 10
+
+
+@pytest.mark.parametrize("is_mixture", [True, False])
+def test_the_experts_of_all_passes_are_summed(is_mixture):
+    setup, listener = Setup(is_mixture=is_mixture, reuse=False), Listener()
+    setup.policy, setup.make_policy = "listener", lambda: listener
+    run(setup, [([1] * 3, SamplingParams(max_tokens=30)), ([2] * 5, SamplingParams(max_tokens=30))])
+    for stats in listener.stats:
+        rows = stats.num_rows + stats.num_context_rows
+        top_k = ToyEngine.TOP_K
+        assert (top_k * stats.num_steps <= stats.num_experts <= top_k * rows) if is_mixture else not stats.num_experts
 
 
 @pytest.mark.parametrize("drafters", ["model", "head", "medusa", "block"])
