@@ -65,11 +65,6 @@ class PassModel:
         return layer_share * layers + head + GRAPH_MS
 
     @property
-    def is_assumed(self) -> bool:
-        """The times of its experts are another GPU's, scaled."""
-        return self._experts is not None and self._experts.is_assumed
-
-    @property
     def per_expert_ms(self) -> float:
         """One distinct expert more in each layer, on the whole GPU; 0 without experts."""
         return 0.0 if self._experts is None else self.shape.num_layers * self._experts.expert_ms

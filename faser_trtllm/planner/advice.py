@@ -68,6 +68,8 @@ def notes(plan: Plan) -> list[str]:
         )
     if plan.question["expert_overlap"] is not None:
         found.append(_experts_note(plan))
+    if plan.question["is_expert_time_assumed"] and plan.source == MODELLED:
+        found.append(f"Times of experts are an H100's, scaled: of a {plan.question['gpu']} there are no such tables.")
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.costmodel.accuracy import MIXTURE_SPEED_UP, OVERLAP, SPEED_UP, error_by_kind
+from faser_trtllm.costmodel.experts import expert_times
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
 from faser_trtllm.costmodel.pair import Pair
@@ -241,6 +242,7 @@ def _question(options: PlanOptions) -> dict[str, Any]:
         "target": options.target.name,
         "draft": options.draft.name,
         "quantization": "fp8" if options.target.weight_bytes == 1 else "none",
+        "is_expert_time_assumed": routing is not None and expert_times(gpu, options.target).is_assumed,
         "num_experts": 0 if routing is None else routing.num_experts,
         "expert_overlap": None if routing is None else routing.overlap,
         "acceptance_by_place": [round(rate, 3) for rate in options.acceptance.by_place],

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.planner.advice import notes
 from faser_trtllm.planner.options import parse_acceptance, parse_loads, parse_requests
@@ -56,6 +57,13 @@ def test_rows_that_share_more_experts_make_drafts_cheaper():
         for o in (0.1, 0.45)
     )
     assert many[8, "fixed:5"] > 1.1 * few[8, "fixed:5"]
+
+
+def test_a_gpu_without_tables_of_such_experts_is_said():
+    small = replace(SHAPES["gpt-oss-20b"], num_layers=2)
+    for gpu, words in (("l40s", True), ("h100", False)):
+        asked = replace(ASKED, gpu=GPUS[gpu], target=small, draft=small.eagle3(), systems=("off",), max_requests=9)
+        assert any(f"of a {gpu} there are no such tables" in said for said in notes(make_plan(asked))) is words
 
 
 def test_a_dense_target_has_no_sentence_about_experts():
