@@ -97,7 +97,8 @@ class PricedEngine(DelegatingEngine):
         for step in range(1, int(drafted.max(initial=0))):
             drafting = int(np.count_nonzero(drafted > step))
             ms += costs.draft_step_ms(drafting, context_len, self.partition)
-            gb += self._gb(drafting, context_len)
+            if not self.spec.block_size:  # whose further drafts are draws
+                gb += self._gb(drafting, context_len)
         self._take(ms, gb)
         return drafted
 

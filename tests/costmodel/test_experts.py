@@ -96,6 +96,14 @@ def test_the_table_says_what_the_model_says_with_its_experts():
     assert ahead / (ahead + behind) == pytest.approx(0.25, abs=0.05)
 
 
+def test_the_closed_form_has_public_counts_with_one_overlap():
+    """Of drafts of one request: Laguna XS 2.1, 8 of 256 experts, at 8 and 15 rows (lucebox 501)."""
+    routing = Routing(256, 8, 0.17)
+    assert routing.distinct([8]) == pytest.approx(39.4, rel=0.05)
+    assert routing.distinct([15]) == pytest.approx(58.9, rel=0.05)
+    assert Routing(64, 4, 0.257).distinct([2]) / 4 == pytest.approx(1.74, rel=0.01)  # GLM-4.7-Flash (mlx-lm 1485)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
