@@ -77,6 +77,7 @@ def test_a_block_drafter_pays_for_a_block_at_once_and_draws_the_rest():
     one, four = pair.drafting_ms(1, 8, 1024), pair.drafting_ms(4, 8, 1024)
     assert four - one == pytest.approx(3 * HostTimes().draft_step_ms)
     assert one > 5 * 0.14 + pair.target.head_ms(1)  # five layers of 0.44 GB, and the target's LM head
+    assert pair.drafting_ms(1, 64, 1024) > 2.5 * one  # 16 rows of each request
     table = modelled_table(pair, max_batch_size=64)
     assert table.has("draft_block")
     assert not table.has("draft_rows")
