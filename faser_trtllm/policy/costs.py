@@ -75,12 +75,26 @@ class StepCosts:
             mean += share * self._next_to(num_rows)
         return mean
 
+    def experts_beside(self, prompts: Mapping[int, float]) -> Float64Array | None:
+        """What of beside() experts take; None: there are none."""
+        experts = self.experts
+        if experts is None:
+            return None
+        shares = {0: 1.0 - sum(prompts.values())} | dict(prompts)
+        reads = {rows: experts.ms[self._passes(rows)] * experts.reads.distinct(rows) for rows in shares}
+        return np.asarray(sum(share * reads[rows] for rows, share in shares.items()))
+
     def _next_to(self, num_prompt_rows: int) -> Float64Array:
         """`verify` of passes that run so many rows of a prompt."""
-        passes = slice(self.num_requests + num_prompt_rows, self.num_requests + num_prompt_rows + self.verify.size)
+        passes = self._passes(num_prompt_rows)
         if self.experts is None:
             return self.rows[passes]
         return self.rows[passes] + self.experts.ms[passes] * self.experts.reads.distinct(num_prompt_rows)
+
+    def _passes(self, num_prompt_rows: int) -> slice:
+        """The rows of passes by their slots."""
+        first = self.num_requests + num_prompt_rows
+        return slice(first, first + self.verify.size)
 
 
 class MeasuredCosts:

@@ -64,7 +64,7 @@ class ExitPlanner:
         self, costs: CostTable, num_rows: int, num_requests: int, context_len: float, price: float
     ) -> ExitRule | None:
         """For passes of so many rows. The worth that a row must have is its share of the time that is left: which stair
-        is reached, and which experts are read, depends on all rows together."""
+        is reached depends on all rows together. Experts of a mixture are those that only the dropped rows read."""
         least = {}
         for boundary in self._models:
             ms = costs.remaining_ms_array(boundary, num_rows, num_requests, context_len)
@@ -72,7 +72,8 @@ class ExitPlanner:
             kept = num_rows - int((1.0 - self._kept) * droppable)
             saving = float(ms[num_rows] - ms[kept]) - costs.exit_ms(boundary, droppable)
             if droppable and (self._is_forced or saving > MIN_SAVING * float(ms[num_rows])):
-                least[boundary] = price * float(ms[num_rows] - ms[num_requests]) / droppable
+                first = num_requests if costs.routing is None else min(kept, num_rows - 1)
+                least[boundary] = price * float(ms[num_rows] - ms[first]) / (num_rows - first)
         return ExitRule(tuple(least), self._models, least, self._acceptance) if least else None
 
     def observe(self, stats: PlanStats) -> None:

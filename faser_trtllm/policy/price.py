@@ -154,15 +154,16 @@ class PricePolicy:
         price = 1.0 / (1.0 / goodput - prompt_ms)
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._running) if self._running in OVERLAPPED else self._mode or Mode.SERIAL
-        smooth = costs.beside(self._prompts.shares(tokens[slots])) + displaced_ms
+        shares = self._prompts.shares(tokens[slots])
+        smooth, experts = costs.beside(shares) + displaced_ms, costs.experts_beside(shares)
         stop = None
         if self._is_block:
             modes = [request.sampling_mode for request in decoding]
-            wanted = block_lengths(lengths, limits, modes, price, smooth, costs, self.estimator)
+            wanted = block_lengths(lengths, limits, modes, price, smooth, costs, self.estimator, experts)
         else:
             wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
             wanted = wanted if n > 1 else [self._max_draft_len]  # one request alone is drafted for as far as it pays
-            stop = draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size)
+            stop = draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size, experts)
         decision = Decision(
             wanted,
             stop,

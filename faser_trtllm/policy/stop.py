@@ -23,16 +23,20 @@ def draft_stop(
     costs: StepCosts,
     estimator: AcceptanceEstimator,
     max_batch_size: int,
+    experts: Float64Array | None = None,
 ) -> DraftStop:
-    """Drafting on must pay for the draft step and for the rows that it adds.
+    """Drafting on must pay for the draft step and for the rows that it adds. verify: ms by slots; experts: what of it
+    experts take.
 
     A row of the plan costs the mean of the plan's rows (over a stair, not on it); a row beyond the plan what the
-    next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it. Of a
-    draft whose margin turns out bad no row is run: what that is worth hangs on how far probabilities spread.
+    next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it. The
+    experts of a mixture have no stairs, and a request's later rows read fewer new ones: they cost what those at their
+    place do. Of a draft whose margin turns out bad no row is run: what that is worth hangs on how far probabilities
+    spread.
     """
     n = len(lengths)
     model = estimator.model
-    row_price = price * _row_ms(lengths, verify, model.max_draft_len)
+    row_price = price * _row_ms(lengths, verify, model.max_draft_len, experts)
     step_price = np.full(max_batch_size + 1, costs.draft_step[n], np.float32)  # a few may join while the plan holds
     step_price[: n + 1] = costs.draft_step
     step_price *= price
@@ -48,6 +52,7 @@ def block_lengths(
     verify: Float64Array,
     costs: StepCosts,
     estimator: AcceptanceEstimator,
+    experts: Float64Array | None = None,
 ) -> list[int]:
     """Drafts of a block for each request, at least `lengths`: further ones while those of a place are worth its step.
 
@@ -58,7 +63,7 @@ def block_lengths(
     prior, spread = (values[list(modes)].astype(np.float64) for values in (estimator.prior, estimator.spread))
     mean = np.cumprod(prior, axis=1)
     deviation = np.sqrt(np.maximum(0.0, np.cumprod(prior**2 + spread**2, axis=1) - mean**2))
-    over = mean - price * _row_ms(lengths, verify, mean.shape[1])
+    over = mean - price * _row_ms(lengths, verify, mean.shape[1], experts)
     worth = 0.5 * (np.maximum(0.0, over + deviation) + np.maximum(0.0, over - deviation))
     wanted = np.array(lengths)
     for place in range(int(wanted.min()), mean.shape[1]):
@@ -70,11 +75,18 @@ def block_lengths(
     return wanted.tolist()  # type: ignore[no-any-return]
 
 
-def _row_ms(lengths: Sequence[int], verify: Float64Array, num_places: int) -> Float64Array:
+def _row_ms(
+    lengths: Sequence[int], verify: Float64Array, num_places: int, experts: Float64Array | None
+) -> Float64Array:
     """ms of a row at each place [num_places], as draft_stop has it."""
     n, slots = len(lengths), sum(lengths)
     last = min(slots + n, len(verify) - 1)
-    planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
     further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)
-    reach = np.bincount(lengths, minlength=num_places + 1)[::-1].cumsum()[::-1][1:] / n
-    return np.asarray(further_ms + reach * (planned_ms - further_ms))
+    num_reaching = np.bincount(lengths, minlength=num_places + 1)[::-1].cumsum()[::-1][1:]
+    planned_ms: Float64Array | float
+    if experts is None:
+        planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
+    else:
+        planned_ms = float(verify[slots] - experts[slots] - verify[0] + experts[0]) / max(1, slots)
+        planned_ms += np.diff(experts[np.cumsum([0, *num_reaching])]) / np.maximum(1, num_reaching)
+    return np.asarray(further_ms + num_reaching / n * (planned_ms - further_ms))

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from faser_trtllm.core.cost.experts import Routing
-from faser_trtllm.core.cost_table import ALL
+from faser_trtllm.core.cost_table import ALL, ExitModel
+from faser_trtllm.ops.acceptance import AcceptanceModel
+from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.base import PlanStats
 from faser_trtllm.policy.cost.experts import RoutingEstimator
 from faser_trtllm.policy.costs import MeasuredCosts
-from tests.policy.world import cost_table
+from faser_trtllm.policy.exits import ExitPlanner
+from faser_trtllm.policy.stop import draft_stop
+from tests.policy.world import ROWS, cost_table
 
 TABLE = Routing(128, 8, 0.15, 0.1)
 TRUE = [Routing(128, 8, 0.2), Routing(128, 8, 0.45), Routing(128, 8, 0.4, 0.3)]
@@ -135,3 +139,53 @@ def test_the_time_left_at_a_boundary_counts_the_experts_of_the_rows_that_stay():
     rows = np.arange(4, 37)
     dense = replace(table, routing=None).remaining_ms_array(1, 36, 4, 64)
     assert (left - dense)[4:37] == pytest.approx(0.5 * PER_EXPERT_MS * TABLE.distinct_of(rows, 4))
+
+
+def test_drafting_goes_on_at_what_the_rows_of_a_place_cost():
+    """The mean of all rows of a plan would end it where later rows, which are the cheapest, still pay."""
+    costs, estimator = MeasuredCosts(mixture_table(), 8).step(4, 64), AcceptanceEstimator(8)
+    experts, lengths = costs.experts_beside({}), [5, 5, 5, 3]
+    assert costs.verify - experts == pytest.approx(costs.rows[4:37])
+    row_price = draft_stop(lengths, 1.0, costs.verify, costs, estimator, 4, experts).row_price
+    dense_ms = (costs.rows[22] - costs.rows[4]) / 18
+    assert row_price[0] == pytest.approx(dense_ms + (experts[4] - experts[0]) / 4)
+    assert row_price[2] == pytest.approx(dense_ms + (experts[12] - experts[8]) / 4)
+    assert (np.diff(row_price[:3]) < 0.0).all()
+    beyond_ms = (costs.verify[22] - costs.verify[18]) / 4
+    at_four = dense_ms + (experts[15] - experts[12]) / 3
+    assert row_price[3] == pytest.approx(0.75 * at_four + 0.25 * beyond_ms)
+
+
+def test_experts_beside_prompts_are_averaged_by_their_shares():
+    costs = MeasuredCosts(mixture_table(), 8).step(4, 64, 64)
+    shares = {32: 0.5, 64: 0.25}
+    dense = MeasuredCosts(cost_table(), 8).step(4, 64, 64)
+    assert costs.beside(shares) - costs.experts_beside(shares) == pytest.approx(dense.beside(shares))
+    assert dense.experts_beside(shares) is None
+
+
+def with_exit(per_expert_ms, routing=TABLE):
+    """Two segments of half the layers each, and an exit between them that is known to pay."""
+    table = mixture_table(routing)
+    flat = replace(table.curves[f"verify@{ALL}"], ms=(5.0,) * len(ROWS), per_expert_ms=per_expert_ms)
+    curves = dict(table.curves) | {f"segment:{i}@{ALL}": flat for i in range(2)}
+    return replace(table, curves=curves, exits=(ExitModel(1, 0.0, 0.0, 1.0, 0.0, pays=True),))
+
+
+def least_worth(table, num_rows, num_requests):
+    found = ExitPlanner(table, AcceptanceModel(8), "auto").rule(table, num_rows, num_requests, 64.0, 1.0)
+    return None if found is None else found.least[1]
+
+
+def test_rows_are_dropped_where_experts_are_dropped_with_them():
+    assert least_worth(with_exit(0.1), 36, 4) is not None
+    assert least_worth(with_exit(0.1), 1152, 128) is None, "all experts are read, whatever is dropped"
+    assert least_worth(with_exit(0.0), 36, 4) is None, "no row costs anything"
+
+
+def test_a_row_must_bring_what_the_experts_of_dropped_rows_cost():
+    """A request's last rows read fewer new ones than its first."""
+    table = with_exit(0.1)
+    all_rows = 0.1 * float(TABLE.distinct_of(36, 4) - TABLE.distinct_of(4, 4)) / 32
+    last = 0.1 * float(TABLE.distinct_of(36, 4) - TABLE.distinct_of(32, 4)) / 4
+    assert last < least_worth(table, 36, 4) < 0.7 * all_rows
