@@ -11,7 +11,9 @@ from faser_trtllm.builder.source import open_sources
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from tests.support.block_drafter import LAYOUTS, make_block_drafter
 from tests.support.checkpoints import make_checkpoint, make_pair
-from tests.support.eagle3 import make_head
+from tests.support.eagle3 import make_deepspec_head, make_head, make_speculators_head
+from tests.support.medusa import make_medusa
+from tests.support.moe_checkpoints import make_moe_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +21,15 @@ def target(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("target"), num_layers=4)
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return make_moe_checkpoint(tmp_path_factory.mktemp("mixture"), num_layers=4)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_block_drafter_is_opened_with_the_layers_that_it_reads(tmp_path, target, layout):
+@pytest.mark.parametrize("kind", ["target", "mixture"])
+def test_a_block_drafter_is_opened_with_the_layers_that_it_reads(tmp_path, request, kind, layout):
+    target = request.getfixturevalue(kind)
     drafter = make_block_drafter(tmp_path / "d", target, layout, layers=(0, 3, 4), num_layers=2)
     slots = "anchor" if layout == "specforge_dspark" else ""
     with ExitStack() as stack:
@@ -32,6 +41,23 @@ def test_a_block_drafter_is_opened_with_the_layers_that_it_reads(tmp_path, targe
         assert draft.checkpoint.tokenizer is of_target.checkpoint.tokenizer
         assert set(draft.stats()) == {"config.json", "model.safetensors"}
         assert draft.draft_window is None
+
+
+HEADS = {
+    "published": make_head,
+    "speculators": make_speculators_head,
+    "deepspec": lambda directory, target: make_deepspec_head(directory, target, layers=(0, 1, 2)),
+    "medusa": make_medusa,
+}
+
+
+@pytest.mark.parametrize("layout", HEADS)
+def test_heads_of_a_mixture_are_dense(tmp_path, mixture, layout):
+    with ExitStack() as stack:
+        of_target, draft = open_sources(mixture, HEADS[layout](tmp_path / "d", mixture), 1, (), stack)
+        assert of_target.config.experts is not None
+        assert draft.head is not None
+        assert draft.config.experts is None
 
 
 def test_an_expanded_target_is_read_at_the_same_places(tmp_path, target):
