@@ -10,6 +10,7 @@ from benchmarks.moe.model import MoeSizes
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_DRAFT_LEN = 8
+BATCH_SIZES = (1, 4, 16)
 OFF, PRICE, BY_ROWS = "off", "price", "price by rows"
 PRICE_SPELLING = "price:mode=serial,prune=off"
 
@@ -30,7 +31,7 @@ class MoeBenchOptions:
     models_dir: Path | None = None
     embedding_scales: tuple[float, ...] = (1.0, 0.35)
     acceptance: tuple[float, ...] = (0.5, 0.7, 0.9)
-    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
     fixed: tuple[int, ...] = tuple(range(1, MAX_DRAFT_LEN + 1))
     num_fixed_kept: int = 3
     seconds: float = 25.0
@@ -70,6 +71,11 @@ class MoeBenchOptions:
 
     def threads(self) -> int:
         return self.num_threads if self.num_threads is not None else len(self.pinned_cores())
+
+    @property
+    def max_batch_size(self) -> int:
+        """Of the engines, which runs of fewer requests find again."""
+        return max(BATCH_SIZES + self.batch_sizes)
 
     @property
     def max_seq_len(self) -> int:

@@ -20,8 +20,8 @@ NUM_COUNTS = 5  # kinds of passes of a cell that are shown
 
 @dataclass(frozen=True)
 class Count:
-    """Decode passes of one kind: distinct experts of a layer, measured, and by the closed form of the model's
-    overlap."""
+    """Decode passes of one kind: distinct experts of a layer, measured, and by the closed form with the profile's
+    overlaps."""
 
     num_requests: int
     num_rows: int
@@ -66,11 +66,13 @@ class Cell:
 @dataclass(frozen=True)
 class MoeModel:
     """overlap: share of a row's experts that the next row of its request takes too, measured on random tokens, mean
-    over layers. held_out: error of the cost table on points that it was not fitted to, by kind of pass."""
+    over layers. profiled: the same of any two rows of a request, and of two of different requests, as the profile found
+    them. held_out: error of the cost table on points that it was not fitted to, by kind of pass."""
 
     name: str
     embedding_scale: float
     overlap: float
+    profiled: tuple[float, float]
     num_weights: int
     file_bytes: int
     held_out: dict[str, float]
@@ -135,7 +137,8 @@ class MoeReport:
                 [_ratio_row(cell) for cell in cells],
             ),
             "",
-            "Distinct experts of a layer per pass, measured and predicted by the closed form with the overlap above:",
+            "Distinct experts of a layer per pass, measured and predicted by the closed form with the profile's "
+            f"overlaps ({model.profiled[0]:.2f} of rows of a request, {model.profiled[1]:.2f} of two requests' rows):",
             "",
             table(
                 ("accepted", "batch", "requests x rows: measured (predicted)", "mean error"),

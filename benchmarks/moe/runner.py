@@ -96,8 +96,8 @@ def prepare(options: MoeBenchOptions, folder: Path, embedding_scale: float, say:
             target,
             draft,
             folder / f"{name}-{options.quantization.replace(':', '-')}",
-            max_batch_size=max(options.batch_sizes),
-            max_num_tokens=max(256, max(options.batch_sizes) * (1 + MAX_DRAFT_LEN)),
+            max_batch_size=options.max_batch_size,
+            max_num_tokens=max(256, options.max_batch_size * (1 + MAX_DRAFT_LEN)),
             max_seq_len=options.max_seq_len,
             max_draft_len=MAX_DRAFT_LEN,
             quantization=options.quantization,
@@ -106,12 +106,14 @@ def prepare(options: MoeBenchOptions, folder: Path, embedding_scale: float, say:
     )
     assert engines is not None
     table = _profile(options, engines.path, say)
-    routing = Routing(sizes.num_experts, sizes.top_k, measure_overlap(engines.path, options))
-    say(f"{name}: overlap {routing.overlap:.3f}")
+    overlap = measure_overlap(engines.path, options)
+    routing = table.routing or Routing(sizes.num_experts, sizes.top_k, overlap)
+    say(f"{name}: overlap {overlap:.3f}, by the profile {routing.overlap:.3f} and {routing.across:.3f}")
     model = MoeModel(
         name,
         embedding_scale,
-        routing.overlap,
+        overlap,
+        (routing.overlap, routing.across),
         Model(name, target).num_weights(),
         (engines.path / "target" / ENGINE_FILE).stat().st_size,
         dict(table.held_out_errors),

@@ -129,7 +129,7 @@ def open_system(
 ) -> System:
     """Open an executor; stack closes it. table: instead of the engine directory's."""
     clock = Stopwatch()
-    max_batch_size = max(options.batch_sizes)
+    max_batch_size = options.max_batch_size
     config = ExecutorConfig(
         speculation=spelling,
         cores=options.cores,
