@@ -16,13 +16,15 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.base import Engine, EngineSpec
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PassTimes, PricedEngine
+from faser_trtllm.simulation.routed_engine import RoutedEngine
+from faser_trtllm.simulation.router import SyntheticRouter
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default
@@ -38,11 +40,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Machine:
-    """times: those that the clock follows. host_ms: of a step, besides. believed: the policy's cost table."""
+    """times: those that the clock follows. host_ms: of a step, besides. believed: the policy's cost table. router:
+    chooses the experts of a mixture's rows."""
 
     times: PassTimes
     host_ms: Callable[[SchedulerOutput], float]
     believed: CostTable
+    router: SyntheticRouter | None = None
 
     @staticmethod
     def of_table(table: CostTable) -> Machine:
@@ -76,7 +80,10 @@ def open_replay(recording: Recording, machine: Machine, spelling: str, load: int
     num_blocks = load * -(-max_seq_len // TOKENS_PER_BLOCK) + load
     spec = EngineSpec(VOCAB_SIZE, max_seq_len, 1, num_blocks, TOKENS_PER_BLOCK, MAX_NUM_TOKENS, load, (0, 1))
     policy = make_policy(spelling, recording.max_draft_len, machine.believed, load)
-    engines: dict[str, PricedEngine] = {"target": PricedEngine(ReplayedTarget(spec), machine.times, clock)}
+    target: Engine = ReplayedTarget(spec)
+    if machine.router is not None:
+        target = RoutedEngine(target, machine.router)
+    engines: dict[str, PricedEngine] = {"target": PricedEngine(target, machine.times, clock)}
     if policy.name != "off":
         engines["draft"] = PricedEngine(ReplayedDraft(spec, recording), machine.times, clock)
         engines["target"].draft_engine = engines["draft"]
