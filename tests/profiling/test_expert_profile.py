@@ -7,17 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import CostTable, Fingerprint
+from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.grid import Limits
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.probe import Probe
-from faser_trtllm.profiling.profile import measure_passes
+from faser_trtllm.profiling.profile import measure_passes, profile_engine_dir
 from faser_trtllm.profiling.report import ProfileReport
 from faser_trtllm.sampling.draft_probs import HostDraftProbs
 from faser_trtllm.sampling.rejection import CpuRejectionSampler
+from tests.support.moe_checkpoints import make_moe_checkpoint
 
 VOCAB_SIZE, MAX_SEQ_LEN, NUM_REQUESTS = 512, 128, 16
 NUM_EXPERTS, TOP_K = 64, 4
@@ -108,3 +112,18 @@ def test_a_dense_profile_runs_the_same_tokens_in_all_slots():
     assert len(set(target.tokens_by_shape[16, 16].tolist())) == 1
     shapes = [(s.num_rows, s.num_requests, s.context_len) for s in passes.samples if s.kind == "verify"]
     assert len(shapes) == len(set(shapes)), "no pass more than a dense model needs"
+
+
+def test_a_mixtures_engine_on_this_machine_has_a_profile_with_its_counts(tmp_path):
+    target = make_moe_checkpoint(tmp_path / "target", num_experts=32, top_k=4, num_layers=2)
+    limits = {"max_seq_len": 512, "max_batch_size": 16, "max_num_tokens": 128}
+    build_engines(BuildOptions(target, None, tmp_path / "engines", **limits))
+    report = profile_engine_dir(ProfileOptions(tmp_path / "engines", quick=True, num_threads=1))
+    assert count_of(report, "verify", 1, 1) == 4.0
+    for kind, rows, requests in (("decode", 16, 16), ("verify", 16, 16), ("verify", 8, 1)):
+        assert count_of(report, kind, rows, requests) == pytest.approx(
+            float(report.table.routing.distinct_of(rows, requests)), rel=0.15
+        )
+    with CoreSet(num_threads=1) as cores:
+        fingerprint = fingerprint_of(tmp_path / "engines", cores.num_threads)
+    assert CostTable.load(tmp_path / "engines" / PROFILE, fingerprint).routing == report.table.routing
