@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Cell:
     model: str
     acceptance: float
     batch_size: int
-    rates: dict[str, tuple[float, ...]]
+    rates: Mapping[str, tuple[float, ...]]
     counts: tuple[Count, ...]
 
     @property

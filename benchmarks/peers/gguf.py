@@ -158,10 +158,10 @@ def _tensors(config: ModelConfig, kind: int) -> Iterator[_Tensor]:
             yield vector(to + "attn_q_norm.weight", of + "self_attn.q_norm.weight", config.head_dim)
             yield vector(to + "attn_k_norm.weight", of + "self_attn.k_norm.weight", config.head_dim)
         yield vector(to + "ffn_norm.weight", of + "post_attention_layernorm.weight")
-        suffix, parts = "", (of + "mlp.",)
+        suffix, parts = "", [of + "mlp."]
         if experts is not None:
             yield _Tensor(to + "ffn_gate_inp.weight", (of + "mlp.gate.weight",), (experts.num_experts, hidden), F32)
-            suffix, parts = "_exps", tuple(f"{of}mlp.experts.{e}." for e in range(experts.num_experts))
+            suffix, parts = "_exps", [f"{of}mlp.experts.{e}." for e in range(experts.num_experts)]
         for name, sizes in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
             yield matrix(f"{to}ffn_{name}{suffix}.weight", tuple(f"{p}{name}_proj.weight" for p in parts), *sizes)
     yield vector("output_norm.weight", "model.norm.weight")

@@ -111,7 +111,8 @@ class _Noise:
 
     def __call__(self, name: str, shape: tuple[int, ...], scale: float) -> np.ndarray:
         rng = np.random.default_rng(np.random.SeedSequence([*self._key, *name.encode()]))
-        return rng.standard_normal(shape, np.float32) * np.float32(scale)
+        found: np.ndarray = rng.standard_normal(shape, np.float32) * np.float32(scale)
+        return found
 
     def matrix(self, name: str, num_out: int, num_in: int) -> np.ndarray:
         return self(name, (num_out, num_in), num_in**-0.5)
