@@ -1,9 +1,5 @@
 """A mixture of experts in a real Triton server: `price` and a draft model change no text."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
@@ -21,11 +17,10 @@ PROMPTS = ["hello world", "def f(x):", "abc " * 30]
 
 
 @pytest.mark.parametrize("speculation", ["fixed:4", "price"])
-def test_a_mixture_answers_with_the_target_s_own_tokens(tmp_path: Path, speculation: str) -> None:
+def test_a_mixture_answers_with_the_target_s_own_tokens(tmp_path, speculation):
     target, draft = make_moe_pair(tmp_path, num_layers=2)
     sizes = {"max_batch_size": 8, "max_seq_len": 512, "max_draft_len": 4, "tokens_per_block": 16}
     engines = build_engines(BuildOptions(target, draft, tmp_path / "engine", **sizes))
-    assert engines is not None
     measure_once(engines.path)
     with open_executor(engines.path, ExecutorConfig(speculation="off")) as executor:
         alone = list(generate_all(executor, engines.path, PROMPTS, {"max_tokens": 40, "end_ids": ()}))
