@@ -42,7 +42,7 @@ class Model:
         config = self.config()
         if config.experts is None:
             return self._num_read(1.0)
-        routing = Routing(config.experts.num_experts, config.experts.top_k, overlap=0.0)
+        routing = Routing(config.experts.num_experts, config.experts.top_k)
         return self._num_read(routing.distinct([1] * num_rows) / config.experts.num_experts)
 
     def _num_read(self, share_of_experts: float) -> float:
