@@ -1,6 +1,10 @@
 """Drafters on real engines: the text is the target's, whoever drafts, and a target alone speculates for nothing."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
+from scipy import stats
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
@@ -60,6 +64,33 @@ def test_the_text_is_the_targets_own(engines, plain, speculation, drafters):
     assert found == plain
     if "suffix" in drafters:
         assert stats["num_passed_drafts_suffix"] > 0
+
+
+NUM_SAMPLES = pick(1000, 6000)
+
+
+@pytest.mark.parametrize("drafters", [("model",), ("suffix", "model")])
+def test_unseeded_samples_have_the_targets_law(engines, drafters, monkeypatch):
+    """Chi-square of the first three tokens against speculation off; the keys are fixed, so the outcome is too."""
+    keys = np.random.default_rng(1)
+    monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
+
+    def sample(speculation):
+        collector, params = Collector(), SamplingParams(max_tokens=5, temperature=2.0, top_k=2, end_ids=())
+        config = ExecutorConfig(num_threads=1, speculation=speculation, drafters=drafters)
+        with open_executor(engines["pair"], config) as executor:
+            for index in range(NUM_SAMPLES):
+                executor.submit(str(index), PROMPTS[0], params, collector.sink(str(index)))
+            while executor.step():
+                pass
+            return Counter(tuple(tokens[:3]) for tokens in collector.tokens.values()), executor.stats()
+
+    plain, found = sample("off")[0], sample("fixed:3")
+    assert 0 < found[1]["num_accepted_tokens"] < found[1]["num_draft_tokens"]
+    texts = sorted(text for text, count in plain.items() if count + found[0][text] >= 20)
+    assert len(texts) > 3
+    counts = [[drawn[text] for text in texts] for drawn in (plain, found[0])]
+    assert stats.chi2_contingency(counts).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("speculation", ["fixed:4", "fixed:3,mode=draft_ahead"])
