@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.request import Request
 from faser_trtllm.ops.arrays import Float64Array, Int32Array
 from faser_trtllm.ops.best_slots import SlotCosts, VerificationRule, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
@@ -43,7 +44,7 @@ PRICE = "price"
 PROBE = "probe"  # drafts of another length than planned, for all requests alike: what never runs is never corrected
 MORE = 2  # drafts of a probe beyond the plan's longest, or half of that where there are no more
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-RESIZED = 8  # a plan is for a batch that has not grown or shrunk by more than this part of it
+RESIZED = 8  # a plan is for a batch of which no more than this part has come, or by which it has grown or shrunk
 TABLE_ERROR = 0.2  # share by which a prediction from a new table may be wrong
 RETRY_REQUESTS = 4  # that draft, at most, to find out whether drafting pays again
 
@@ -64,7 +65,7 @@ class PricePolicy:
         self._candidates = Candidates(TABLE_ERROR)
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
-        self._planned: dict[int, int] = {}  # slot -> length
+        self._planned: dict[int, tuple[Request, int]] = {}  # by slot: who had it, and the length
         self._size = 0  # requests that the plan is for
         self._context_len = 1.0
         self._prompts = Prompts()
@@ -89,14 +90,21 @@ class PricePolicy:
         if not decoding:
             return Decision([])
         size = len(decoding) + view.num_joining
-        if view.now_s >= self._until_s or abs(size - self._size) > self._size // RESIZED:
+        lengths = [self._planned_length(request) for request in decoding]
+        num_changed = max(abs(size - self._size), lengths.count(None))
+        if view.now_s >= self._until_s or num_changed > self._size // RESIZED:
             self.estimator.fit()
             self._size, self._context_len = size, mean_context(decoding)
             self._decision = self._decide(view)
-            self._planned = {r.slot: k for r, k in zip(decoding, self._decision.lengths, strict=True)}
+            self._planned = {r.slot: (r, k) for r, k in zip(decoding, self._decision.lengths, strict=True)}
             return self._decision
         usual = round(sum(self._decision.lengths) / max(1, len(self._decision.lengths)))
-        return replace(self._decision, lengths=[self._planned.get(request.slot, usual) for request in decoding])
+        return replace(self._decision, lengths=[usual if length is None else length for length in lengths])
+
+    def _planned_length(self, request: Request) -> int | None:
+        """None: it came after the plan, maybe in the slot of one that has ended since."""
+        planned = self._planned.get(request.slot)
+        return planned[1] if planned is not None and planned[0] is request else None
 
     def _decide(self, view: StepView) -> Decision:
         """The plan for the next steps."""

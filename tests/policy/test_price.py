@@ -306,3 +306,14 @@ def test_a_model_without_experts_is_drafted_for_as_before_there_were_any(spellin
     world.run(300)
     drafted, verified = (sum(map(sum, lengths)) for lengths in (world.drafted_lengths, world.verified_lengths))
     assert (drafted, verified, world.num_plans, world.num_tokens) == expected
+
+
+def test_a_newcomer_has_no_short_length_from_whoever_had_its_slot():
+    """Near its end a request is drafted for up to that, and its slot's next one for as long as others."""
+    policy = PricePolicy(8, cost_table(lambda rows: 5.0 + 0.01 * rows, lambda n: 0.01), 4)
+    World(policy, 4, logistic(1.0, 4.0)).run(300)
+    others = [request(f"r{slot}", slot=slot) for slot in (1, 2, 3)]
+    ending, newcomer = request("ending", max_tokens=4, slot=0), request("newcomer", slot=0)
+    view = StepView([ending, *others], 0, 0, 1e6)
+    assert policy.plan(view).lengths[0] < 6
+    assert policy.plan(replace(view, decoding=[newcomer, *others])).lengths == [8] * 4
