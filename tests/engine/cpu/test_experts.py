@@ -55,12 +55,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [(kind, scheme) for kind in KINDS for scheme in SCHEMES if kind != "padded" or "4" not in scheme],  # in groups
+)
 def test_logits_are_the_references(open_harness: OpenHarness, kind: str, scheme: str) -> None:
     """Rows in chunks. Where two experts' scores are nearly equal, rounding decides, so a few rows may go elsewhere."""
-    if kind == "padded" and scheme not in ("none", "int8", "W8A8"):
-        pytest.skip("90 inputs are no groups")
     sizes = {"hidden_size": 70} if kind == "padded" else {}
     model = tiny(KINDS[kind], quantization=scheme, **sizes)
     harness = open_harness(model)
