@@ -57,7 +57,7 @@ done
 
 compile() { "$PYTHON" -m faser_trtllm.ops.cuda.compiler --arch "$arch" "$@" >/dev/null; }
 stems=()
-for file in plugins/cuda/*.cu; do
+for file in $(find plugins/cuda -name '*.cu' | sort); do
   stem=$(basename "$file" .cu)
   [ "$stem" = verify_attention ] || stems+=(--stem "$stem")
 done

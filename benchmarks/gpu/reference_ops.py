@@ -18,6 +18,8 @@ from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope, append_kv_reference
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows_reference
 from faser_trtllm.ops.cuda.copy_kv import copy_kv_reference
 from faser_trtllm.ops.cuda.early_exit import early_exit_reference
+from faser_trtllm.ops.cuda.experts.combine_rows import combine_rows_reference
+from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes, route_rows_reference
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import advance_reference, sample_reference
@@ -62,6 +64,16 @@ class ReferenceOps(Ops):
 
     def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
         return self.gated_silu(gate_up, hidden, bias, eps)
+
+    def route_rows(
+        self, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+    ) -> None:
+        route_rows_reference(x, router, num_used, choice, is_first, routes)
+
+    def combine_rows(
+        self, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+    ) -> None:
+        combine_rows_reference(outputs, routes, shared, num_used, hidden)
 
     def append_kv(
         self,

@@ -182,6 +182,7 @@ class _Decoder:
     has_kv = True
     is_read = False
     has_prune_plan = False
+    num_distinct = None
 
     def __init__(self, batch: DeviceBatch, spec: EngineSpec, clock: HostClock) -> None:
         import torch

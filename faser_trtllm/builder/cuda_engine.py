@@ -17,10 +17,15 @@ from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.shard import check_tp_size
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.experts import SILU
 from faser_trtllm.models.fused import Part, stacked
 from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, MedusaHeads
 from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
+
+GROUPED_MULTIPLE = 8
+"""Of the sizes of an expert: rows of grouped products begin at multiples of 16 bytes."""
 
 
 class CudaBackend:
@@ -40,6 +45,7 @@ class CudaBackend:
                     f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, the CUDA kernels have "
                     f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
                 )
+            _check_experts(source, self._dtype)
         entries: dict[str, Any] = {"engine_file_version": VERSION}
         if self._tp_size > 1:
             check_tp_size(self._tp_size, sources[0].config)
@@ -87,6 +93,38 @@ class CudaBackend:
         if self._dtype == "bfloat16":
             return stacked(weights.bfloat16, parts, np.uint16)
         return stacked(lambda *part: weights.float32(*part).astype(np.float16), parts, np.float16)
+
+
+def _check_experts(source: Source, dtype: str) -> None:
+    """InvalidArgumentError for a mixture that the kernels do not run."""
+    config, experts = source.config, source.config.experts
+    if experts is None:
+        return
+    of = f"the {source.role} is a mixture of experts"
+    if source.head is not None:
+        raise InvalidArgumentError(
+            f"the {source.role} is {source.head} whose layers are mixtures of experts, which --backend cuda does not "
+            "draft with; take another draft"
+        )
+    if dtype != "bfloat16":
+        raise InvalidArgumentError(f"dtype is {dtype}, but {of}, whose grouped products are in bfloat16; use bfloat16")
+    if experts.has_bias or experts.activation != SILU:
+        raise InvalidArgumentError(
+            f"{of} with {'biases' if experts.has_bias else f'the activation {experts.activation}'}, which its CUDA "
+            "kernels do not have; use --backend cpu"
+        )
+    if experts.num_experts > MAX_EXPERTS:
+        raise InvalidArgumentError(
+            f"{of} of which a layer has {experts.num_experts}, and its CUDA kernels take at most {MAX_EXPERTS}; use "
+            "--backend cpu"
+        )
+    sizes = {"hidden_size": config.hidden_size, "an expert's intermediate_size": experts.intermediate_size}
+    for name, size in (sizes | {"the shared expert's intermediate_size": experts.shared_size}).items():
+        if size % GROUPED_MULTIPLE:
+            raise InvalidArgumentError(
+                f"{of}, and {name} is {size}, of which grouped products need a multiple of {GROUPED_MULTIPLE}; use "
+                "--backend cpu"
+            )
 
 
 def open_builder(options: BuildOptions) -> CudaBackend:

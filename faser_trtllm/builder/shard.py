@@ -55,6 +55,10 @@ class Shard:
 
 def check_tp_size(tp_size: int, config: ModelConfig) -> None:
     """InvalidArgumentError where a model cannot be split over so many ranks."""
+    if config.experts is not None:
+        raise InvalidArgumentError(
+            f"tp_size is {tp_size}, but the target is a mixture of experts, which one GPU holds whole; set it to 1"
+        )
     for name, multiple in _MULTIPLES.items():
         size = getattr(config, name)
         if size % (tp_size * multiple):

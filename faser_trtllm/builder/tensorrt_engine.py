@@ -126,6 +126,12 @@ class TensorRTBackend:
         """See EngineBuilder. Creates every network, one segment at a time, without building it."""
         networks = [source for source in sources if source.head is None]
         heads = [source for source in sources if source.head is not None]
+        for source in networks:
+            if source.config.experts is not None:
+                raise InvalidArgumentError(
+                    f"the {source.role} is a mixture of experts, for which TensorRT has a layer on compute capability "
+                    "10.x only and our networks none; use --backend cuda or --backend cpu"
+                )
         quantized = {source.role: self._quantization(source) for source in sources if self._is_fp8(source)}
         entries: dict[str, Any] = {"quantization": quantized} if quantized else {}
         if heads:

@@ -16,3 +16,12 @@ def gpu() -> Iterator[VirtualGpuProcess]:
         pytest.skip(reason)
     with VirtualGpuProcess() as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def hopper() -> Iterator[VirtualGpuProcess]:
+    """Of compute capability 9.0, which mixtures of experts run on."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with VirtualGpuProcess(major=9) as process:
+        yield process

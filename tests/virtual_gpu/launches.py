@@ -31,7 +31,7 @@ from faser_trtllm.engine.gpu.device import CudaGpu
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.sampling.table import SamplingTable
-from tests.engine.cuda.harness import build_pair
+from tests.engine.cuda.harness import build_moe_pair, build_pair
 from tests.support.engine_harness import Harness
 from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.process import VirtualGpuProcess
@@ -114,12 +114,17 @@ def _counted(engine: GpuEngine, work: Callable[[], object]) -> Launches:
 
 
 def of_layer(
-    gpu: VirtualGpuProcess, folder: Path, quantization: Quantization = Quantization.NONE, context: int = 1, **model: Any
+    gpu: VirtualGpuProcess,
+    folder: Path,
+    quantization: Quantization = Quantization.NONE,
+    context: int = 1,
+    build: Callable[..., EngineDir] = build_pair,
+    **model: Any,
 ) -> tuple[Launches, Launches]:
     """A layer of a model, as what a third one adds to two; and what a pass has beside its layers."""
     max_seq_len = 512 if context < 512 else 1024
     sizes = {"max_seq_len": max_seq_len, "max_position_embeddings": max_seq_len} | model
-    made = (build_pair(folder / str(n), num_layers=n, **sizes) for n in (2, 3))
+    made = (build(folder / str(n), num_layers=n, **sizes) for n in (2, 3))
     two, three = (gpu.run(of_pass, engines, quantization, context) for engines in made)
     return three - two, two - three + two
 
@@ -139,6 +144,7 @@ def table(folder: Path) -> list[tuple[str, Launches]]:
             layer, rest = of_layer(gpu, folder / name, **model)
             found += [(f"a layer, {name}", layer), (f"the rest of a pass, {name}", rest)]
         found.append(("a layer, long contexts", of_layer(gpu, folder / "long", context=LONG_CONTEXT)[0]))
+        found.append(("a layer, mixture of experts", of_layer(gpu, folder / "moe", build=build_moe_pair)[0]))
         found.append(("a layer, fp8", of_layer(gpu, folder / "fp8", Quantization.FP8)[0]))
         pair = build_pair(folder / "drafts")
         for mode in MODES:

@@ -39,6 +39,7 @@ class BlockDecoder:
 
     has_fixed_shapes = False
     has_prune_plan = False
+    num_distinct = None
     has_kv = True
     is_read = False
 

@@ -35,6 +35,7 @@ class TorchDecoder:
     has_fixed_shapes = False
     has_prune_plan = False
     has_kv = True
+    num_distinct: Tensor | None = None
     _scales_inner = True  # whether the rows before the last product may come in e4m3
 
     def __init__(
@@ -157,6 +158,10 @@ class TorchDecoder:
         max_query_rows, max_kv_len = bounds.max_query_rows, bounds.max_kv_len
         ops.verify_attention(q, kv, attended, window=self._window, max_query_rows=max_query_rows, max_kv_len=max_kv_len)
         scaled = self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
+        return self._add_mlp(layer, hidden, scaled)
+
+    def _add_mlp(self, layer: LayerWeights, hidden: Tensor, scaled: ScaledRows | None) -> ScaledRows | None:
+        ops = self._ops
         gate_up = ops.linear(hidden, layer.gate_up, scaled)
         silu = ops.scaled_silu if self._scales_inner and isinstance(layer.down, ScaledRows) else ops.gated_silu
         inner = silu(gate_up, hidden, layer.gate_up_bias, self._eps)

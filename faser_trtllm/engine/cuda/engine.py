@@ -10,6 +10,7 @@ from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.block import BlockDecoder
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
+from faser_trtllm.engine.cuda.experts import ExpertsDecoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.medusa import MedusaDecoder, MedusaWeights
 from faser_trtllm.engine.cuda.mtp import MtpDecoder
@@ -76,6 +77,8 @@ def make_engine(
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
         if isinstance(weights.head, MtpWeights):
             kind = MtpDecoder
+        elif "experts" in weights.sizes:
+            kind = ExpertsDecoder
         decoder = kind(weights, spec, place, hidden_rows, kv_type)
     else:
         decoder = ShardDecoder(weights, spec, place, hidden_rows, kv_type, membership.group)

@@ -47,6 +47,7 @@ class MedusaDecoder:
 
     has_fixed_shapes = False
     has_prune_plan = False
+    num_distinct = None
     has_kv = False
     is_read = False
 

@@ -10,7 +10,7 @@ from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.block_rows import num_own_blocks
-from faser_trtllm.engine.cuda.weights import FOLDED_NORMS, MATRICES, WHOLE
+from faser_trtllm.engine.cuda.weights import MATRICES, WHOLE, folded_norms
 
 _SCALE_BYTES = 4
 
@@ -24,7 +24,7 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
             shape = (rows, *whole[1:])
             total += ITEMSIZES[type_of(name, file.dtype)] * prod(shape)
             part = name.rpartition(".")[2]
-            if part in FOLDED_NORMS.values() and name.startswith("layers.") and "block" not in file.model:
+            if name.startswith("layers.") and part in folded_norms(file.model).values():
                 total -= ITEMSIZES[file.dtype] * prod(shape)
             elif part in MATRICES and quantization is Quantization.FP8:
                 total -= (ITEMSIZES[file.dtype] - 1) * prod(shape) - _SCALE_BYTES * shape[0]
@@ -43,6 +43,17 @@ def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict
         "KV of drafted blocks": num_tokens * token_values * (1 if kv_dtype is KvCacheDtype.FP8 else itemsize),
         "logits of drafted blocks": 4 * requests * num_places * model["vocab_size"],
     }
+
+
+def pair_bytes(path: Path, max_num_tokens: int) -> int:
+    """Bytes of what a pass of so many rows makes for the pairs of row and expert of a mixture's layer; 0 for a dense
+    model."""
+    with CudaFile.open(path) as file:
+        experts = file.model.get("experts")
+        if experts is None:
+            return 0
+        width = 2 * file.model["hidden_size"] + 3 * experts["intermediate_size"]
+        return int(max_num_tokens * experts["top_k"] * width * ITEMSIZES[file.dtype])
 
 
 def place_logits_bytes(path: Path, max_batch_size: int) -> int:

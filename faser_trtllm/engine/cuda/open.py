@@ -76,7 +76,15 @@ def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
 
     shards = {"target": shard, "draft": Shard()}
     weights = {role: weight_bytes(path, request.quantization, shards[role]) for role, path in request.paths.items()}
-    return fit_blocks(request, weights, gpu.free_bytes(), head_buffers(request))
+    return fit_blocks(request, weights, gpu.free_bytes(), head_buffers(request) | expert_buffers(request))
+
+
+def expert_buffers(request: OpenRequest) -> dict[str, int]:
+    """Bytes by name of what mixtures of experts make in their largest pass."""
+    from faser_trtllm.engine.cuda.memory import pair_bytes
+
+    sizes = {role: pair_bytes(path, request.limits.max_num_tokens) for role, path in request.paths.items()}
+    return {f"rows of the {role}'s experts": size for role, size in sizes.items() if size}
 
 
 def head_buffers(request: OpenRequest) -> dict[str, int]:
@@ -155,6 +163,7 @@ def _open(
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda.engine import load_weights, make_engine
+    from faser_trtllm.engine.cuda.experts import check_mixture
     from faser_trtllm.engine.gpu.decoder import Placement
     from faser_trtllm.engine.gpu.limits import GpuLimits
 
@@ -163,6 +172,8 @@ def _open(
     with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
         ops = gpu.make_ops(runtime, file.model["head_dim"])
         gpu.check_quantization(runtime, request.quantization)
+        if "experts" in file.model:
+            check_mixture(str(engines.path), gpu.compute_capability, request.quantization)
         weights = load_weights(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
     limits = GpuLimits.of(

@@ -22,15 +22,23 @@ if TYPE_CHECKING:
 WHOLE = Shard()
 MATRICES = ("qkv", "o", "gate_up", "down")
 """The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
-FOLDED_NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
-"""RMSNorms whose weights are multiplied into the matrix after them, each rounded once: (x w) W = x (w W). What is left
-of such a norm is the scale of the row, which whoever reads the product applies."""
+
+
+def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
+    """By matrix, the RMSNorms whose weights are multiplied into it, each rounded once: (x w) W = x (w W). What is left
+    of such a norm is the scale of the row, which whoever reads the product applies. A router reads normed rows, since
+    its logits choose."""
+    if "block" in sizes:
+        return {}
+    return {"qkv": "input_norm"} | ({} if "experts" in sizes else {"gate_up": "post_norm"})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (FOLDED_NORMS), which only
-    a block drafter's layers have apart. None: the model has no such bias, norm or convolution."""
+    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (folded_norms), which only
+    a block drafter's layers have apart. Of a mixture, gate_up and down are [num_experts, out, in], post_norm is apart,
+    and the router [num_experts, in] has the shared expert's gate as one more row. None: the model has no such bias,
+    norm, expert or convolution."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -44,6 +52,9 @@ class LayerWeights:
     down_bias: Tensor | None = None
     input_norm: Tensor | None = None
     post_norm: Tensor | None = None
+    router: Tensor | None = None
+    shared_gate_up: Tensor | None = None
+    shared_down: Tensor | None = None
     attention_conv_base: Tensor | None = None
     attention_conv_delta: Tensor | None = None
     mlp_conv_base: Tensor | None = None
@@ -125,7 +136,7 @@ class DeviceWeights:
         import torch
 
         sizes = shard.sizes(file.model)
-        block = sizes.get("block")
+        block, folded = sizes.get("block"), folded_norms(sizes)
         tensors: dict[str, Tensor] = {}
         layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
         for name in tensor_shapes(file.model):
@@ -135,8 +146,8 @@ class DeviceWeights:
                 continue
             _, index, part = name.split(".")
             layer = layers[int(index)]
-            if block is None and FOLDED_NORMS.get(part) in layer:
-                tensor.mul_(layer.pop(FOLDED_NORMS[part]))  # the file has it before the matrix
+            if folded.get(part) in layer:
+                tensor.mul_(layer.pop(folded[part]))  # the file has it before the matrix
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
@@ -150,7 +161,7 @@ class DeviceWeights:
         return cls(
             sizes,
             tensors["embedding"],
-            tuple(LayerWeights(**layer) for layer in layers),
+            tuple(LayerWeights(**_stack_experts(layer, sizes.get("experts"))) for layer in layers),
             tensors["final_norm"],
             tensors["embedding"][shard.part(sizes["vocab_size"])] if sizes["tied"] else tensors["lm_head"],
             (angles.cos() * factor).to(device),
@@ -171,6 +182,21 @@ class DeviceWeights:
         return sum(
             held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
         )
+
+
+def _stack_experts(layer: Mapping[str, Any], experts: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A layer's tensors by the names of LayerWeights; experts are on top of each other in the file."""
+    import torch
+
+    if experts is None:
+        return layer
+    named = dict(layer)
+    for name in ("gate_up", "down"):
+        matrices = named.pop(f"expert_{name}")
+        named[name] = matrices.view(experts["num_experts"], -1, matrices.shape[1])
+    if experts["shared_size"]:
+        named["router"] = torch.cat((named["router"], named.pop("shared_gate")))
+    return named
 
 
 def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:

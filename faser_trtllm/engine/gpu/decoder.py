@@ -54,6 +54,10 @@ class Decoder(Protocol):
     def has_kv(self) -> bool:
         """Rows without logits count for something."""
 
+    @property
+    def num_distinct(self) -> Tensor | None:
+        """int32 [1]: experts whose weights a pass has read, summed over its layers; None: the model is no mixture."""
+
     def hidden(self, segment: int) -> Tensor:
         """[max_num_tokens, hidden_size]: the rows that a segment leaves."""
 

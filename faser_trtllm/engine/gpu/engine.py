@@ -49,8 +49,6 @@ class GpuEngine(HostPruning, Closing):
     graph allocates from torch's caching allocator.
     """
 
-    distinct_experts = 0.0  # no layer has any
-
     def __init__(
         self,
         decoder: Decoder,
@@ -103,6 +101,8 @@ class GpuEngine(HostPruning, Closing):
             )
             runtime.wait()
         self._host_logits: Tensor | None = None
+        counted = decoder.num_distinct
+        self._num_distinct = None if counted is None else runtime.host_tensor((1,), counted.dtype)
         self._uploaded: RaggedBatch | None = None
         self._begun = self._ended = runtime.now()
         self._is_closed = False
@@ -115,6 +115,12 @@ class GpuEngine(HostPruning, Closing):
     @property
     def spec(self) -> EngineSpec:
         return self._spec
+
+    @property
+    def distinct_experts(self) -> float:
+        """See Engine.distinct_experts; of the last pass that somebody has read a result of, since the host waits for
+        no other. Of a draft call, its first pass."""
+        return 0.0 if self._num_distinct is None else int(self._num_distinct[0]) / self._spec.num_layers
 
     @property
     def weight_bytes(self) -> int:
@@ -305,6 +311,8 @@ class GpuEngine(HostPruning, Closing):
                 if num_logits and not self._holds_logits(rows):
                     self._write_logits(self._logit_bucket(num_logits))
                 self._ended = self.runtime.now()
+                if self._num_distinct is not None and self._decoder.num_distinct is not None:
+                    self._num_distinct.copy_(self._decoder.num_distinct, non_blocking=True)
                 if not num_logits and self._decoder.is_read:
                     self.runtime.wait()  # nobody reads its logits, so nothing else tells the head's stream when it ends
 

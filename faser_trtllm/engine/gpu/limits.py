@@ -71,4 +71,5 @@ class GpuLimits:
             max_logit_rows=max(min(self.max_logit_rows, self.max_num_tokens), self.max_batch_size),
             is_head="head" in sizes or "medusa" in sizes,
             block_size=sizes.get("block", {}).get("block_size", 0),
+            **{name: int(sizes.get("experts", {}).get(name, 0)) for name in ("num_experts", "top_k")},
         )

@@ -22,6 +22,8 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.driver import Launcher, OnStream, StreamLauncher
+from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
+from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 STEMS = (
     "accept",
     "append_kv",
+    "combine_rows",
     "compact_rows",
     "copy_kv",
     "early_exit",
     "gated_silu",
     "prune_rows",
     "quantize_rows",
+    "route_rows",
     "sample",
     "take_step",
     "verify_attention",
@@ -177,6 +181,36 @@ class Ops:
             lambda to: gated_silu.launch_scaled(to, gate_up, hidden, bias, eps, rows),
         )
         return rows
+
+    def route_rows(
+        self, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+    ) -> None:
+        """ops/cuda/experts/route_rows.py."""
+        tensors = (x, router, num_used, *(getattr(routes, name) for name in routes.__slots__))
+        self._cache.launch(
+            ("route_rows", x.shape, router.shape, choice, is_first),
+            tensors,
+            self._launchers["route_rows"],
+            lambda to: route_rows.launch(to, x, router, num_used, choice, is_first, routes),
+        )
+
+    def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        """Rows [n, in] in groups that end at ends int32 [num_groups], times a matrix of weights [num_groups, out, in]
+        each -> [n, out], new; rows after the last group's are not written."""
+        import torch
+
+        return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+
+    def combine_rows(
+        self, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+    ) -> None:
+        """ops/cuda/experts/combine_rows.py."""
+        self._cache.launch(
+            ("combine_rows", outputs.shape, hidden.shape, routes.logits.shape, shared is None),
+            (outputs, routes.weights, routes.places, shared, routes.logits, num_used, hidden),
+            self._launchers["combine_rows"],
+            lambda to: combine_rows.launch(to, outputs, routes, shared, num_used, hidden),
+        )
 
     def append_kv(
         self,

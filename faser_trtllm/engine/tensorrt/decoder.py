@@ -36,6 +36,7 @@ class PlanDecoder:
 
     has_fixed_shapes = True
     has_kv = True
+    num_distinct = None
 
     def __init__(
         self,

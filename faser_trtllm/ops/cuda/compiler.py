@@ -101,7 +101,13 @@ def cache_dir() -> Path:
 
 def stems() -> tuple[str, ...]:
     """Names of all kernels' files, sorted."""
-    return tuple(sorted(path.stem for path in source_dir().glob("*.cu")))
+    return tuple(sorted(path.stem for path in source_dir().rglob("*.cu")))
+
+
+def source_of(stem: str, folder: Path | None = None) -> Path:
+    """The file of a stem, which may be in a folder of plugins/cuda, or of another folder."""
+    root = folder or source_dir()
+    return next(root.rglob(f"{stem}.cu"), root / f"{stem}.cu")
 
 
 @functools.cache
@@ -203,7 +209,7 @@ def limits_of(stem: str) -> list[Limits]:
     A line "// limits: registers <= N, spill_bytes <= N, shared_bytes <= N" applies to all its kernels, "// limits of
             // PATTERN: ..." to those whose name matches.
     """
-    text = (source_dir() / f"{stem}.cu").read_text()
+    text = source_of(stem).read_text()
     return [
         Limits(match["kernels"] or "*", int(match["registers"]), int(match["spill_bytes"]), int(match["shared_bytes"]))
         for match in _LIMIT.finditer(text)
@@ -241,17 +247,17 @@ def _nvcc_version(nvcc: Path) -> tuple[int, int]:
 
 def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
     digest = hashlib.sha256(repr((_nvcc_version(nvcc), flags)).encode())
-    for path in _with_headers(source_dir() / f"{stem}.cu"):
+    for path in _with_headers(source_of(stem)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """A file and the files it includes, which are named from its folder on, in a fixed order."""
+    """A file and the files it includes, which are named from source_dir() on, in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop().read_text()):
-            header = source.parent / name
+            header = source_dir() / name
             if header.is_file() and header not in found:
                 found.append(header)
                 waiting.append(header)
@@ -272,7 +278,7 @@ def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], targ
             source_dir(),
             "-o",
             output,
-            source_dir() / f"{stem}.cu",
+            source_of(stem),
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
         log = done.stdout + done.stderr

@@ -81,6 +81,14 @@ class ExactOps(ReferenceOps):
         gated_silu_reference(gate_up.double(), hidden, bias, eps, out)
         return out
 
+    def grouped_linear(self, x, weights, ends):
+        out = torch.full((x.shape[0], weights.shape[1]), math.nan, dtype=x.dtype)
+        begin = 0
+        for weight, end in zip(weights, ends.tolist(), strict=True):
+            out[begin:end] = (x[begin:end].double() @ weight.double().t()).to(x.dtype)
+            begin = end
+        return out
+
     def append_kv(self, qkv, rope, kv, q_rotated, norm, first_branch=None):
         (cos, sin, positions), (k_cache, v_cache, block_table, cu_q_lens, kv_lens) = rope, kv
         num_rows, num_heads, head_dim = q_rotated.shape

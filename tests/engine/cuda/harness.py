@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,8 @@ from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights
 from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.reference import ReferenceModel
-from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.ops.cuda.emulation import emulated
@@ -27,6 +27,7 @@ from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
 from tests.support.medusa import make_medusa
+from tests.support.moe_checkpoints import make_moe_pair
 from tests.support.mtp import make_mimo
 
 WHOLE = GpuPartition("whole", 1, 132)
@@ -95,6 +96,34 @@ def build_pair(
             exit_layers=exit_layers,
             max_seq_len=max_seq_len,
             tp_size=tp_size,
+        )
+    )
+    assert engines is not None
+    return engines
+
+
+def build_moe_pair(
+    directory: Path,
+    family: str = "qwen3_moe",
+    exit_layers: tuple[int, ...] = (),
+    max_seq_len: int = 256,
+    backend: str = "cuda",
+    **options,
+) -> EngineDir:
+    """As build_pair, of a mixture of experts and a related dense draft; where there is one already, of that."""
+    sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
+    folder = directory / "checkpoints"
+    if not folder.exists():
+        make_moe_pair(folder, family, **(sizes | options))
+    engines = build_engines(
+        BuildOptions(
+            folder / "target",
+            folder / "draft" if (folder / "draft").exists() else None,
+            directory / backend,
+            backend=backend,
+            dtype="bfloat16",
+            exit_layers=exit_layers,
+            max_seq_len=max_seq_len,
         )
     )
     assert engines is not None
@@ -170,9 +199,9 @@ def open_engine(
 
 
 def reference_logits(engines, role: str, tokens) -> np.ndarray:
-    directory = engines.path.parent / "checkpoints" / role
-    with CheckpointWeights(directory) as weights:
-        return ReferenceModel(load_model_config(directory), weights).logits(list(map(int, tokens))).numpy()
+    with ExitStack() as stack:
+        checkpoint = open_checkpoint(engines.path.parent / "checkpoints" / role, stack)
+        return ReferenceModel(checkpoint.config, checkpoint.weights).logits(list(map(int, tokens))).numpy()
 
 
 def random_tokens(count: int, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.opening import OpenRequest
 from tests.engine.cuda.fake_cuda import CaptureLint, FakeCudaGpu, fake_cuda
-from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
+from tests.engine.cuda.harness import HEADS, build_moe_pair, build_pair, build_with_head
 
 # Of the fake tensors themselves: their addresses are asked for, and are 0.
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -45,6 +45,12 @@ def test_a_pair_in_bf16(pair: EngineDir) -> None:
 def test_a_pair_in_fp8(pair: EngineDir) -> None:
     lint = capture(pair, quantization=Quantization.FP8, kv_dtype=KvCacheDtype.FP8)
     assert lint.ops["aten._scaled_mm.default"] > 0
+
+
+def test_a_mixture_of_experts(tmp_path: Path) -> None:
+    lint = capture(build_moe_pair(tmp_path, exit_layers=(1,)))
+    assert lint.ops["aten._grouped_mm.default"] > 0
+    assert lint.ops["aten._grouped_mm.default"] % 2 == 0
 
 
 def test_a_block_drafter(tmp_path: Path) -> None:

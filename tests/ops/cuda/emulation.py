@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.compiler import cache_dir, include_dirs, source_dir
+from faser_trtllm.ops.cuda.compiler import cache_dir, include_dirs, source_dir, source_of
 from faser_trtllm.ops.cuda.driver import Argument, Dim3
 
 EMULATOR_DIR = Path(__file__).parent / "emulator"
@@ -93,7 +93,7 @@ def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> c
         flags += ["-fsanitize=thread", "-g1"]
     folders = dict.fromkeys((folder, source_dir()))
     headers = [path for place in folders for path in sorted(place.rglob("*.cuh"))]
-    sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
+    sources = [source_of(stem, folder), *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
     return ctypes.CDLL(str(built(stem, ["-x", "c++", str(sources[0])], flags, sources, folder)))
 
 

@@ -13,6 +13,7 @@ from faser_trtllm import native
 from faser_trtllm.ops.cuda import append_kv, early_exit, gated_silu, prune_rows, quantize_rows, take_step
 from faser_trtllm.ops.cuda import verify_attention as attention
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows
+from faser_trtllm.ops.cuda.experts.route_rows import Routes
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
@@ -23,6 +24,7 @@ from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
 from tests.ops.cuda.exit_cases import EPS, inputs
+from tests.ops.cuda.experts.cases import combine_case, random_case
 from tests.ops.cuda.paged_cases import paged_case
 from tests.ops.cuda.prune_cases import boundary_batch
 from tests.ops.cuda.sample_cases import FIELDS, SampleCase
@@ -84,6 +86,16 @@ def activate(module: EmulatedModule) -> Results:
     gated_silu.launch(module, gate_up, hidden, bias, EPS, out)
     gated_silu.launch_scaled(module, gate_up, hidden, bias, EPS, rows)
     yield from (out, rows.values, rows.scales)
+
+
+def route(module: EmulatedModule) -> Results:
+    """More rows than a block sorts at a time."""
+    for num_rows in (5, 300):
+        yield from tensors_of(random_case(num_rows, num_rows - 2, 40, 3, 264).run(module))
+
+
+def combine(module: EmulatedModule) -> Results:
+    yield combine_case(4, 3, 2, 1032, has_shared=True).run(module)
 
 
 def prune(module: EmulatedModule) -> Results:
@@ -150,12 +162,14 @@ def attend(module: EmulatedModule) -> Results:
 CASES: dict[str, Callable[[EmulatedModule], Results]] = {
     "accept": accept,
     "append_kv": append,
+    "combine_rows": combine,
     "compact_rows": compact,
     "copy_kv": copy,
     "early_exit": score,
     "gated_silu": activate,
     "prune_rows": prune,
     "quantize_rows": quantize,
+    "route_rows": route,
     "sample": sample,
     "set_conditional": condition,
     "take_step": take,
@@ -175,6 +189,6 @@ def scaled_rows(num_rows: int, width: int) -> ScaledRows:
     return ScaledRows(torch.zeros(num_rows, width).to(torch.float8_e4m3fn), torch.zeros(num_rows, 1))
 
 
-def tensors_of(value: Draws | take_step.StepInputs) -> Iterator[torch.Tensor]:
+def tensors_of(value: Draws | take_step.StepInputs | Routes) -> Iterator[torch.Tensor]:
     found = (getattr(value, field.name) for field in dataclasses.fields(value))
     return (each for each in found if each is not None)

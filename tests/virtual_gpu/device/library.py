@@ -16,7 +16,7 @@ from typing import Any
 
 from faser_trtllm.engine.gpu.runtime import MIN_TORCH
 from faser_trtllm.errors import FaserError, install
-from faser_trtllm.ops.cuda.compiler import Compiled, include_dirs, source_dir
+from faser_trtllm.ops.cuda.compiler import Compiled, include_dirs, source_dir, source_of
 from tests.ops.cuda.emulation import EMULATOR_DIR, built, emulation_flags, host_compiler
 
 DRIVER_DIR = Path(__file__).parent / "driver"
@@ -57,7 +57,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
 @functools.cache
 def _image(stem: str, defines: tuple[tuple[str, int], ...]) -> Path:
     flags = emulation_flags(defines, source_dir())
-    sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().rglob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
+    sources = [source_of(stem), *sorted(source_dir().rglob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
     inputs = ["-x", "c++", str(sources[0])]
     library = built(stem, inputs, flags, sources)
     image = library.with_suffix(".image")

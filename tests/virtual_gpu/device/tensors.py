@@ -267,9 +267,22 @@ def _addmm_(sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
     return sums.copy_(sums.double() + a.double() @ b.double())
 
 
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Rows after the last group are not written, as on a GPU, where they are whatever was in memory: NaN here."""
+    out = torch.full((a.shape[0], b.shape[2]), float("nan"), dtype=a.dtype)
+    begin = 0
+    for matrix, end in zip(b, offs.tolist(), strict=True):
+        out[begin:end] = _mm(a[begin:end], matrix)
+        begin = end
+    return out
+
+
 _EXACT: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _mm,
     _aten.mm.out: _mm_out,
     _aten.addmm.default: _addmm,
     _aten.addmm_.default: _addmm_,
+    _aten._grouped_mm.default: _grouped_mm,
 }

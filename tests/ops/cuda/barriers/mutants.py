@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.ops.cuda.barriers.places import Place
 from tests.ops.cuda.emulation import is_sanitized
@@ -36,7 +37,7 @@ def main(stems: Sequence[str], places: Sequence[Place]) -> dict[str, str]:
 def _absence(place: Place, wanted: dict[str, list[bytes]]) -> str:
     found = NOT_REACHED
     for stem in wanted:
-        if place.file.endswith(".cuh") or place.file == f"{stem}.cu":
+        if place.file.endswith(".cuh") or Path(place.file).name == f"{stem}.cu":
             seen = _absence_in(place, stem, wanted[stem])
             if seen not in (NOT_REACHED, NOTHING):
                 return seen

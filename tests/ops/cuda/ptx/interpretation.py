@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.compiler import cache_dir, compile_stem, find_nvcc, source_dir
+from faser_trtllm.ops.cuda.compiler import cache_dir, compile_stem, find_nvcc, source_dir, source_of
 from faser_trtllm.ops.cuda.driver import Argument, Dim3
 from tests.ops.cuda.ptx.interpreter.machine import Machine
 from tests.ops.cuda.ptx.interpreter.memory import Memory
@@ -72,7 +72,7 @@ def _unfused_ptx(stem: str, command: Sequence[str]) -> str:
     """Kept as long as the compiler, the command and all that a stem may include are the same."""
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     digest = hashlib.sha256(repr((command, version)).encode())
-    source = source_dir() / f"{stem}.cu"
+    source = source_of(stem)
     for path in (source, *sorted(source_dir().rglob("*.cuh"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     target = cache_dir() / "unfused" / f"{stem}-{digest.hexdigest()[:16]}.ptx"

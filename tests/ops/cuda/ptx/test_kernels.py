@@ -34,6 +34,7 @@ from tests.ops.cuda import (
 )
 from tests.ops.cuda.accept_batches import SMALL_BLOCK, SmallLaunches
 from tests.ops.cuda.compact_cases import batch_of, listed_rows
+from tests.ops.cuda.experts import cases as expert_cases
 from tests.ops.cuda.paged_cases import garbage
 from tests.ops.cuda.ptx.interpretation import InterpretedModule, program_of
 from tests.support.effort import pick
@@ -124,6 +125,23 @@ def test_quantize_rows(memory, arch, order):
         launch_add(module, x, sums, rows)
         assert torch.equal(sums, x + x.flip(0))
         quantized_rows.assert_same(rows, quantize_rows(sums))
+
+
+@every_way
+def test_route_rows(memory, arch, order):
+    module = InterpretedModule(program_of("route_rows", arch), memory, warps_apart=order)
+    for case in (
+        expert_cases.whole_case(11, 9, 40, 3, 264),
+        expert_cases.whole_case(3, 3, 8, 2, over_all=True, others=1),
+    ):
+        expert_cases.assert_same_routes(case.run(module), case.run(None))
+
+
+@every_way
+def test_combine_rows(memory, arch, order):
+    module = InterpretedModule(program_of("combine_rows", arch), memory, warps_apart=order)
+    case = expert_cases.combine_case(3, 2, 2, 1032, has_shared=True)
+    torch.testing.assert_close(case.run(module).float(), case.run(None).float(), rtol=2**-7, atol=1e-5)
 
 
 @every_way

@@ -1,0 +1,65 @@
+"""combine_rows: adds to each row the outputs of its experts, weighted, in one order."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.experts.route_rows import Routes
+from faser_trtllm.ops.cuda.tensors import expect, pointer_to
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEM = "combine_rows"
+NUM_THREADS = 128
+_VECTOR = 8
+_COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
+
+
+def launch(
+    launcher: Launcher, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+) -> None:
+    """combine_rows_reference by the kernel; asynchronous.
+
+    width is a multiple of 8. Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError
+    where no kernel fits.
+    """
+    (num_rows, width), top_k = hidden.shape, routes.places.shape[1]
+    if width % _VECTOR:
+        raise InvalidArgumentError(f"hidden has rows of {width}; it must be a multiple of {_VECTOR}")
+    expect("hidden", hidden, "bf16", (num_rows, width))
+    expect("outputs", outputs, "bf16", (num_rows * top_k, width))
+    expect("weights", routes.weights, "fp32", (num_rows, top_k))
+    expect("places", routes.places, "int32", (num_rows, top_k))
+    expect("logits", routes.logits, "fp32", (num_rows, None))
+    expect("num_used", num_used, "int32", (1,))
+    if shared is not None:
+        expect("shared", shared, "bf16", (num_rows, width))
+    tensors = (outputs, routes.weights, routes.places, shared, routes.logits, num_used)
+    numbers = (num_rows, num_rows * top_k, top_k, width, routes.logits.shape[1])
+    arguments = (*map(pointer_to, tensors), *map(ctypes.c_int32, numbers), pointer_to(hidden))
+    if num_rows:
+        blocks = (num_rows, -(-width // _COLUMNS_PER_BLOCK), 1)
+        launcher.launch("combine_rows", blocks, (NUM_THREADS, 1, 1), arguments)
+
+
+def combine_rows_reference(
+    outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+) -> None:
+    """hidden [n, width], the first num_used [1] rows, += their pairs' outputs [n * top_k, width] times their weights,
+    in ascending order of the expert, and then shared [n, width] times the sigmoid of its gate, the last of a row's
+    logits; in fp32 (fp64 for outputs of fp64) and rounded once."""
+    import torch
+
+    used = min(max(int(num_used[0]), 0), hidden.shape[0])
+    kind = torch.promote_types(outputs.dtype, torch.float32)
+    sums = torch.zeros((used, hidden.shape[1]), dtype=kind)
+    for j in range(routes.places.shape[1]):
+        pairs = routes.places[:used, j].long()
+        sums += routes.weights[:used, j, None] * outputs[pairs].to(kind)
+    if shared is not None:
+        sums += torch.sigmoid(routes.logits[:used, -1:]) * shared[:used].to(kind)
+    hidden[:used] = (hidden[:used].to(kind) + sums).to(hidden.dtype)

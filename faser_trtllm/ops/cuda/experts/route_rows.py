@@ -1,0 +1,170 @@
+"""route_rows: the experts of each row of a mixture, and the pairs of row and expert in the order of the experts."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import expect, pointer_to
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+STEM = "route_rows"
+NUM_THREADS = 256
+NUM_WARPS = NUM_THREADS // 32
+ROW_TILE = 8
+MAX_EXPERTS = 512
+_VECTOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a row chooses: top_k of num_experts, those with the largest logits, of equal ones the lowest index. over_all:
+    its weights are parts of a softmax over all experts; otherwise over those that it takes."""
+
+    num_experts: int
+    top_k: int
+    over_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The result for n rows. logits fp32 [n, num_outputs]: the router's, and after those of the experts any others;
+    experts int32, weights fp32, places int32 [n, top_k]: in ascending order of the expert, places in what follows; rows
+    int32 [n * top_k]: of each pair, by expert and then by row, 0 after the last one; ends int32 [num_experts]: the
+    number of pairs of an expert and those before it; counts int32 [num_experts], scratch; num_distinct int32 [1]: how
+    many experts have pairs, over the layers of a pass. What belongs to rows that are dummies is not written."""
+
+    logits: Tensor
+    experts: Tensor
+    weights: Tensor
+    places: Tensor
+    rows: Tensor
+    ends: Tensor
+    counts: Tensor
+    num_distinct: Tensor
+
+    @classmethod
+    def of(cls, num_rows: int, num_outputs: int, choice: Choice, device: torch.device) -> Routes:
+        """Memory for so many rows."""
+        import torch
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
+
+        num_experts, top_k = choice.num_experts, choice.top_k
+        return cls(
+            logits=floats(num_rows, num_outputs),
+            experts=integers(num_rows, top_k),
+            weights=floats(num_rows, top_k),
+            places=integers(num_rows, top_k),
+            rows=integers(num_rows * top_k),
+            ends=integers(num_experts),
+            counts=integers(num_experts),
+            num_distinct=integers(1),
+        )
+
+    def first(self, num_rows: int) -> Routes:
+        """The memory of the first rows."""
+        return Routes(
+            self.logits[:num_rows],
+            self.experts[:num_rows],
+            self.weights[:num_rows],
+            self.places[:num_rows],
+            self.rows[: num_rows * self.places.shape[1]],
+            self.ends,
+            self.counts,
+            self.num_distinct,
+        )
+
+
+def launch(
+    launcher: Launcher, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+) -> None:
+    """route_rows_reference by the kernels, three launches; asynchronous.
+
+    num_experts is at most 512 and width a multiple of 8. Only addresses, shapes and types of the tensors are used.
+    Raises InvalidArgumentError where no kernel fits.
+    """
+    (num_rows, width), num_outputs = x.shape, router.shape[0]
+    num_experts, top_k = choice.num_experts, choice.top_k
+    if not 1 <= top_k <= num_experts <= MAX_EXPERTS:
+        raise InvalidArgumentError(
+            f"top_k is {top_k} of {num_experts} experts; it must be 1 to their number, at most {MAX_EXPERTS}"
+        )
+    if width % _VECTOR or num_outputs < num_experts:
+        raise InvalidArgumentError(
+            f"router is {num_outputs} x {width}; it must have a row for each of {num_experts} experts, of a multiple "
+            f"of {_VECTOR} inputs"
+        )
+    expect("x", x, "bf16", (num_rows, width))
+    expect("router", router, "bf16", (num_outputs, width))
+    expect("num_used", num_used, "int32", (1,))
+    expect("logits", routes.logits, "fp32", (num_rows, num_outputs))
+    expect("experts", routes.experts, "int32", (num_rows, top_k))
+    expect("weights", routes.weights, "fp32", (num_rows, top_k))
+    expect("places", routes.places, "int32", (num_rows, top_k))
+    expect("rows", routes.rows, "int32", (num_rows * top_k,))
+    for name in ("ends", "counts"):
+        expect(name, getattr(routes, name), "int32", (num_experts,))
+    expect("num_distinct", routes.num_distinct, "int32", (1,))
+    if not num_rows:
+        return
+    logits, used, counts, experts, distinct = map(
+        pointer_to, (routes.logits, num_used, routes.counts, routes.experts, routes.num_distinct)
+    )
+    numbers = map(ctypes.c_int32, (num_rows, num_experts, num_outputs, width, is_first))
+    grid = (-(-num_outputs // NUM_WARPS), -(-num_rows // ROW_TILE), 1)
+    inputs = (pointer_to(x), pointer_to(router), used)
+    launcher.launch("route_rows_logits", grid, (NUM_THREADS, 1, 1), (*inputs, *numbers, logits, counts, distinct))
+    numbers = map(ctypes.c_int32, (num_rows, num_experts, num_outputs, top_k, choice.over_all))
+    grid = (-(-num_rows // NUM_WARPS), 1, 1)
+    outputs = (counts, experts, pointer_to(routes.weights))
+    launcher.launch("route_rows_choose", grid, (NUM_THREADS, 1, 1), (logits, used, *numbers, *outputs))
+    numbers = map(ctypes.c_int32, (num_rows, num_experts, top_k))
+    outputs = (pointer_to(routes.rows), pointer_to(routes.places), pointer_to(routes.ends))
+    inputs = (counts, experts, used)
+    launcher.launch(
+        "route_rows_sort", (num_experts, 1, 1), (NUM_THREADS, 1, 1), (*inputs, *numbers, *outputs, distinct)
+    )
+
+
+def route_rows_reference(
+    x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+) -> None:
+    """The experts of the first num_used [1] rows of x [n, width], and their pairs by expert; in numpy.
+
+    router [num_outputs, width]: a row per expert, and then others, whose logits are computed as well. is_first: the
+    layer is a pass's first, so num_distinct is counted from 0.
+    """
+    used, top_k = min(max(int(num_used[0]), 0), x.shape[0]), choice.top_k
+    routes.logits[:used] = (x[:used].double() @ router.double().t()).float()
+    logits = routes.logits[:used, : choice.num_experts].numpy()
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    experts = np.sort(order, axis=1).astype(np.int32)
+    shifted = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf))
+    taken = np.take_along_axis(shifted, experts.astype(np.int64), 1)
+    weights = taken / (shifted if choice.over_all else taken).sum(1, keepdims=True)
+    routes.experts.numpy()[:used], routes.weights.numpy()[:used] = experts, weights
+    pairs = np.argsort(experts.reshape(-1), kind="stable")
+    places = np.empty_like(pairs)
+    places[pairs] = np.arange(pairs.size)
+    routes.places.numpy()[:used] = places.reshape(used, top_k)
+    rows = routes.rows.numpy()
+    rows[:] = 0
+    rows[: pairs.size] = pairs // top_k
+    counts = np.bincount(experts.reshape(-1), minlength=choice.num_experts)
+    routes.counts.numpy()[:], routes.ends.numpy()[:] = counts, np.cumsum(counts)
+    if is_first:
+        routes.num_distinct.zero_()
+    routes.num_distinct.add_(int(np.count_nonzero(counts)))
