@@ -65,7 +65,7 @@ class AcceptanceEstimator:
         self._theta = np.full((NUM_MODES, self._k, 2), (0.0, INITIAL_LOGIT))
         self._info = np.zeros((NUM_MODES, self._k, 2, 2))  # discounted information matrices
         self._counts = np.zeros((NUM_MODES, self._k, 2))  # discounted tests, and those passed
-        self._num_tests = 0.0
+        self._num_tests = np.zeros(NUM_MODES)
         self._publish()
 
     prior: Float32Array
@@ -74,7 +74,12 @@ class AcceptanceEstimator:
     @property
     def is_new(self) -> bool:
         """Whether so little was seen that nothing should rest on it."""
-        return self._num_tests < MIN_TESTS
+        return float(self._num_tests.sum()) < MIN_TESTS
+
+    def knows(self, decoding: Sequence[Request]) -> bool:
+        """Whether enough was seen of the sampling modes of all requests that may be drafted for."""
+        modes = {request.sampling_mode for request in decoding if request.draft_limit}
+        return all(self._num_tests[mode] >= MIN_TESTS for mode in modes)
 
     def fit(self) -> None:
         """Take in what was tested since the last fit."""
@@ -83,7 +88,7 @@ class AcceptanceEstimator:
         total = float(tests.sum())
         if total == 0.0:
             return
-        self._num_tests += total
+        self._num_tests += tests.sum(1)
         kept = np.exp(-tests.sum(1) / MEMORY_TESTS)[:, None, None]
         self._counts = kept * self._counts + cells[:, :, :2]
         gradient = cells[:, :, 2:4]

@@ -75,13 +75,15 @@ class PricePolicy:
         self._rival_steps = 0  # that it runs on
         self._is_trial = False  # of drafting, by a few requests: says nothing of the candidate
         self._promised = 0.0  # tokens per ms that the plan is to bring
+        self._is_known = False  # what drafts bring to these requests, whose sampling modes were seen before
 
     def observe(self, stats: PlanStats) -> None:
         self._prompts.observe(stats)
         usual_ms = self._costs.observe(stats, self._context_len)
         self._exits.observe(stats)
         is_telling = usual_ms > 0.0 and self._promised > 0.0 and stats.num_tokens > 0
-        if is_telling and self._costs.were_known and not self._is_trial and not self.estimator.is_new:
+        is_new = self.estimator.is_new or (self._running != OFF and not self._is_known)
+        if is_telling and self._costs.were_known and not self._is_trial and not is_new:
             promised = self._promised * usual_ms
             self._candidates.record(self._size, self._running, stats.num_steps, usual_ms, stats.num_tokens, promised)
 
@@ -124,7 +126,7 @@ class PricePolicy:
         if not limits.any():  # last tokens, or requests that want no drafts: that says nothing about drafting
             self._until_s = 0.0
             return replace(off, num_held=0)
-        gains = self.estimator.gains(decoding)
+        gains, self._is_known = self.estimator.gains(decoding), self.estimator.knows(decoding)
         survivals = np.sort(gains[np.arange(self._max_draft_len) < limits[:, None]])[::-1]
         tokens = np.full(costs.verify.size, n + survivals.sum())
         tokens[: survivals.size + 1] = n + np.concatenate([[0.0], np.cumsum(survivals)])

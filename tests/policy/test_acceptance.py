@@ -65,6 +65,15 @@ def test_margins_are_learnt_and_predictions_are_calibrated():
     assert estimator.reliability().ece < 0.03
 
 
+def test_a_sampling_mode_is_known_by_tests_of_its_own():
+    """What is promised of one that is not seen yet is worth nothing."""
+    estimator = Tests().run(100, logistic(0.9, -0.4))
+    greedy, seeded = request("greedy"), request("seeded", mode=SamplingMode.SEEDED)
+    assert estimator.knows([greedy])
+    assert not estimator.knows([greedy, seeded])
+    assert estimator.knows([greedy, request("none", max_draft_len=0, mode=SamplingMode.SEEDED)]), "it has no drafts"
+
+
 def test_a_blocks_drafts_get_worse_with_their_place_and_a_chains_are_taken_to_get_better():
     rates = (0.84, 0.57, 0.22, 0.5)
     gains = {}
