@@ -112,7 +112,7 @@ class MoeReport:
             f"Systems take turns of {options['slice_ms']:g} ms on endless requests, {options['seconds']:g} s of a cell "
             f"for all of them; {options['blocks']} blocks of it are compared after one that warms up. Drafts are of a "
             "tiny dense model and are accepted at random with the probability given (synthetic acceptance: the text "
-            "is not the target's).  ",
+            "is not the target's); tokens of a pass are those expected of the drafts that it verified.  ",
             f"`{env['command_line']}`, {self.minutes:.1f} minutes.",
         ]
         for model in self.models:

@@ -233,7 +233,7 @@ def _measure(
 
 def _block(systems: Sequence[System], least_s: float, slice_s: float, order: random.Random) -> dict[str, float]:
     """Turns until each system has had so much of its time -> tokens/s."""
-    tokens, seconds = dict.fromkeys((s.name for s in systems), 0), dict.fromkeys((s.name for s in systems), 0.0)
+    tokens, seconds = (dict.fromkeys((system.name for system in systems), 0.0) for _ in range(2))
     while waiting := [system for system in systems if seconds[system.name] < least_s]:
         order.shuffle(waiting)
         for system in waiting:

@@ -28,16 +28,22 @@ from faser_trtllm.policy.registry import make_policy
 
 
 class PassCounter(StepWatcher):
-    """counts: decode passes, and the sum of their distinct experts of a layer, by requests and rows."""
+    """counts: decode passes, and the sum of their distinct experts of a layer, by requests and rows. num_expected:
+    tokens of all passes, in the mean over coins that accept drafts: which coins fall makes no system faster."""
 
-    def __init__(self) -> None:
+    def __init__(self, acceptance: float) -> None:
         self.counts: dict[tuple[int, int], tuple[int, float]] = {}
+        self.num_expected = 0.0
+        self._expected = np.cumsum(acceptance ** np.arange(1 + MAX_DRAFT_LEN))  # by drafts whose rows were run
 
     def step(self, record: StepRecord) -> None:
+        result, num_decoding = record.result, record.plan.scheduled.num_decoding
+        self.num_expected += float(self._expected[result.num_verified[:num_decoding]].sum())
+        self.num_expected += int(result.num_tokens[num_decoding:].sum())
         if record.num_rows and not record.num_context_rows:
             key = (record.plan.scheduled.num_decoding, record.num_rows)
             number, total = self.counts.get(key, (0, 0.0))
-            self.counts[key] = (number + 1, total + record.result.num_experts)
+            self.counts[key] = (number + 1, total + result.num_experts)
 
 
 class _Stream:
@@ -59,10 +65,12 @@ class _Stream:
 class System:
     """begin() opens streams, turns work on them, end() cancels what still runs."""
 
-    def __init__(self, name: str, options: MoeBenchOptions, executor: Executor, clock: Stopwatch) -> None:
+    def __init__(
+        self, name: str, options: MoeBenchOptions, executor: Executor, clock: Stopwatch, acceptance: float
+    ) -> None:
         """passes: of this executor since begin()."""
         self.name = name
-        self.passes = PassCounter()
+        self.passes = PassCounter(acceptance)
         executor.watch(self.passes)
         self._options = options
         self._executor = executor
@@ -79,16 +87,16 @@ class System:
         self.passes.counts.clear()
         self._refill()
 
-    def turn(self, least_s: float) -> tuple[int, float]:
-        """Whole steps for at least so long -> tokens, and seconds that they took."""
+    def turn(self, least_s: float) -> tuple[float, float]:
+        """Whole steps for at least so long -> expected tokens, and seconds that they took."""
         time.sleep(SETTLE_S)  # the pool of the system that ran last stops spinning
-        before, start_s = self._num_tokens(), self._clock.now_s()
+        before, start_s = self.passes.num_expected, self._clock.now_s()
         self._clock.start()
         while self._clock.now_s() - start_s < least_s:
             self._executor.step()
             self._refill()
         self._clock.stop()
-        return self._num_tokens() - before, self._clock.now_s() - start_s
+        return self.passes.num_expected - before, self._clock.now_s() - start_s
 
     def end(self) -> None:
         for stream, request_id in self._open.items():
@@ -99,7 +107,9 @@ class System:
             pass
         self._clock.stop()
 
-    def _num_tokens(self) -> int:
+    @property
+    def num_tokens(self) -> int:
+        """That the clients of this cell got."""
         return sum(stream.num_tokens for stream in self._streams)
 
     def _refill(self) -> None:
@@ -149,4 +159,4 @@ def open_system(
             ),
         )
     )
-    return System(name, options, executor, clock)
+    return System(name, options, executor, clock, acceptance)

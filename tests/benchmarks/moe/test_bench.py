@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks.moe.model import MoeSizes, write_moe_checkpoint
 from benchmarks.moe.options import BY_ROWS, OFF, PRICE, MoeBenchOptions
 from benchmarks.moe.report import Cell, Count
 from benchmarks.moe.runner import run_moe_bench
+from benchmarks.moe.systems import PassCounter
 from faser_trtllm.errors import InvalidArgumentError
 
 TINY = MoeSizes(num_layers=2, hidden_size=128, num_experts=8, top_k=2, expert_size=64, max_seq_len=256)
@@ -78,3 +81,18 @@ def test_ratios_and_predictions() -> None:
 def test_bad_options_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         replace(MoeBenchOptions(tmp_path), **changes).validate()  # type: ignore[arg-type]
+
+
+def test_the_tokens_of_a_pass_are_those_expected_of_its_drafts() -> None:
+    """Of two requests with no draft and with two, each accepted at 0.5 after those before it, and of a prompt's end."""
+    counter = PassCounter(0.5)
+    result = SimpleNamespace(
+        num_verified=np.array([0, 2, 0], np.int32), num_tokens=np.array([1, 3, 1], np.int32), num_experts=5.0
+    )
+    plan = SimpleNamespace(scheduled=SimpleNamespace(num_decoding=2))
+    counter.step(SimpleNamespace(result=result, plan=plan, num_rows=12, num_context_rows=8))  # type: ignore[arg-type]
+    assert counter.num_expected == 1 + (1 + 0.5 + 0.25) + 1
+    assert not counter.counts, "a prompt is in it"
+    plan.scheduled.num_decoding = 3
+    counter.step(SimpleNamespace(result=result, plan=plan, num_rows=5, num_context_rows=0))  # type: ignore[arg-type]
+    assert counter.counts == {(3, 5): (1, 5.0)}
