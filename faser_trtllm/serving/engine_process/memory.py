@@ -1,5 +1,5 @@
-"""A bound on the memory that requests hold from their arrival to their end; free memory goes back to the system when no
-request is left."""
+"""A bound on the memory that requests hold from their arrival to their end; what a burst of them took goes back to the
+system."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class RequestMemory:
                     del self._of_clients[client]
 
     def trim(self) -> None:
-        """Give free memory back to the system if no request is open and MIN_TRIMMED_BYTES were held since last time."""
+        """Give free memory back to the system if MIN_TRIMMED_BYTES less are held than at most since last time."""
         with self._lock:
-            if self._taken or self._highest < MIN_TRIMMED_BYTES:
+            if self._highest - self._num_bytes < MIN_TRIMMED_BYTES:
                 return
-            self._highest = 0
+            self._highest = self._num_bytes
         _trim_heap()
 
 

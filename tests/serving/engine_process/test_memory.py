@@ -105,13 +105,16 @@ def resident_bytes(process):
     raise AssertionError("the process has ended")
 
 
-def test_memory_is_given_back_after_a_burst(fake_engine_dir):
+@pytest.mark.parametrize("num_others", [0, 1], ids=["alone", "next to another request"])
+def test_memory_is_given_back_after_a_burst(fake_engine_dir, num_others):
     with Backend(fake_engine_dir) as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened()[1] is OpenStatus.OPENED
         backend.ask(0, 0, text_input=b"abc", max_tokens=ints(4))
         backend.answers(1)
+        for handle in range(100, 100 + num_others):
+            backend.ask(0, handle, text_input=b"abc", max_tokens=ints(ENDLESS))
         before = resident_bytes(backend.process)
         for handle in range(40):
             backend.ask(0, handle, text_input=b"ab cd " * 9000, max_tokens=ints(40))
