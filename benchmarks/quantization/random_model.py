@@ -33,7 +33,7 @@ def random_config(num_layers: int, hidden_size: int, intermediate_size: int, voc
         max_position_embeddings=MAX_SEQ_LEN,
         rms_norm_eps=1e-5,
         rope=RopeConfig(),
-        sliding_window=0,
+        windows=(0,) * num_layers,
         tie_word_embeddings=True,
         qkv_bias=False,
         o_bias=False,

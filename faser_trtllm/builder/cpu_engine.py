@@ -158,8 +158,9 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     """The `model` object of an engine file's header."""
     _, factor = rope_frequencies(config.rope, config.head_dim)
     own = {"max_seq_len": max_seq_len, "rope_attention_factor": factor, "tied": config.tie_word_embeddings}
-    experts = {} if config.experts is None else {"experts": config.experts.sizes()}
-    return {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS} | experts
+    sizes = {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS}
+    sizes |= {"windows": list(config.windows), "has_sinks": config.has_sinks}
+    return sizes if config.experts is None else sizes | {"experts": config.experts.sizes()}
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:

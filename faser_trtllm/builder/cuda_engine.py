@@ -45,13 +45,18 @@ class CudaBackend:
                     f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, the CUDA kernels have "
                     f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
                 )
+            if source.config.has_sinks:
+                raise InvalidArgumentError(
+                    f"the {source.role} checkpoint is a {source.config.architecture}, whose attention has sinks, which "
+                    "the CUDA kernels do not have; use --backend cpu"
+                )
             _check_experts(source, self._dtype)
         entries: dict[str, Any] = {"engine_file_version": VERSION}
         if self._tp_size > 1:
             check_tp_size(self._tp_size, sources[0].config)
             entries["tp_size"] = self._tp_size
         for source in sources:
-            window = source.config.sliding_window
+            window = min(filter(None, source.config.windows), default=0)
             if isinstance(source.head, Eagle3Head) and 0 < window < build_config.max_seq_len:
                 raise InvalidArgumentError(
                     f"sliding_window of the EAGLE-3 head is {window}, which its CUDA kernels do not have; lower "

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.builder.engine_file import check_block, check_counts, check_segments
+from faser_trtllm.builder.engine_file import check_block, check_counts, check_segments, layer_windows
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
@@ -161,6 +161,7 @@ class CudaFile(Closing):
                         "build"
                     )
                 check_counts(faser["model"], len(file.entries))
+                layer_windows(faser["model"])
                 check_segments(faser["segments"], faser["model"]["num_layers"])
                 if "block" in faser["model"]:
                     check_block(faser["model"]["block"], faser["model"]["num_layers"])

@@ -57,7 +57,7 @@ def engine_config(
             "backend": options.backend,
             "segments": list(source.segments),
             "expand": options.expand if is_target else 1,
-            "sliding_window": config.sliding_window,
+            "windows": list(config.windows),
         }
         | extra,
     }

@@ -52,7 +52,6 @@ MODEL_FIELDS = (
     "intermediate_size",
     "vocab_size",
     "max_seq_len",
-    "sliding_window",
     "rms_norm_eps",
     "rope_attention_factor",
     "tied",
@@ -353,6 +352,16 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
             raise ValueError(f"model.experts is {model['experts']!r:.200}")
 
 
+def layer_windows(model: Mapping[str, Any]) -> list[int]:
+    """By layer, tokens that a row sees, itself included; 0: all. ValueError for what is none. Files of builds before
+    `windows` have one sliding_window for all layers."""
+    windows = model["windows"] if "windows" in model else [model["sliding_window"]] * model["num_layers"]
+    is_list = isinstance(windows, list) and len(windows) == model["num_layers"]
+    if not is_list or any(not isinstance(window, int) or not 0 <= window <= MAX_SIZE for window in windows):
+        raise ValueError(f"model.windows is {windows!r:.80}")
+    return windows
+
+
 def _check_head(head: dict[str, Any]) -> None:
     numbers = [*head["layers"], *(head[name] for name in ("num_features", "draft_vocab_size", "norm_before_residual"))]
     numbers += [head.get(name, 0) for name in ("is_mtp", "reads_normed", "feeds_normed")]
@@ -381,6 +390,7 @@ def _check_header(header: dict[str, Any]) -> None:
         if not isinstance(value, types) or not 0 <= value <= MAX_SIZE:
             raise ValueError(f"model.{field} is {value!r:.80}")
     check_counts(model, len(tensors))
+    layer_windows(model)
     check_segments(header["segments"], model["num_layers"])
     if "head" in model:
         _check_head(model["head"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/heads/mtp.py
 DENSE = ("LlamaForCausalLM", "MistralForCausalLM", *OF_QWEN2, "Qwen3ForCausalLM")
-MIXTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "MixtralForCausalLM")
+MIXTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
 SUPPORTED_ARCHITECTURES = (*DENSE, *MIXTURES)
 
 _MLA = "its attention is latent (MLA), which needs another KV cache"

@@ -30,13 +30,18 @@ _DEFAULT_ROPE = {
 _ALL_LAYERS_HAVE_EXPERTS: dict[str, Any] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
 _GPT_OSS_GATE: dict[str, Any] = {"swiglu_limit": GATE_LIMIT, "swiglu_alpha": GATE_ALPHA}
 _OF_QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_QWEN = (*OF_QWEN2, *_OF_QWEN3, "Qwen2MoeForCausalLM")
+_SLIDING = "sliding_attention"
 _MAX_INTEGER = 2**31 - 1
 _MAX_NUMBER = 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. sliding_window 0: none. torch_dtype: as the checkpoint declares it.
+    """A decoder of the Llama family. torch_dtype: as the checkpoint declares it.
+
+    windows: by layer, tokens that a row sees, itself included; 0: all. has_sinks: the softmax of each layer's attention
+    has one more logit per head, whose share is dropped.
 
     experts: of a mixture, whose intermediate_size is an expert's; None: the layers are dense.
     """
@@ -52,7 +57,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeConfig
-    sliding_window: int
+    windows: tuple[int, ...]
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -61,6 +66,7 @@ class ModelConfig:
     torch_dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    has_sinks: bool = False
     experts: ExpertsConfig | None = None
 
 
@@ -134,7 +140,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=fields.number("rms_norm_eps", default=_DEFAULT_EPS.get(architecture, 1e-6)),
         rope=_parse_rope(fields, architecture, max_position_embeddings),
-        sliding_window=_parse_sliding_window(fields, architecture, num_layers),
+        windows=_parse_windows(fields, architecture, num_layers),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         qkv_bias=attention_bias or qkv_bias or architecture in OF_QWEN2,
         o_bias=attention_bias,
@@ -143,6 +149,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         torch_dtype=str(data.get("dtype") or data.get("torch_dtype") or "bfloat16"),
         bos_token_id=fields.integer("bos_token_id", default=None, minimum=0),
         eos_token_ids=token_ids(data.get("eos_token_id"), f"{source}: eos_token_id"),
+        has_sinks=is_gpt_oss,
         experts=experts,
     )
 
@@ -272,34 +279,45 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
     )
 
 
-def _parse_sliding_window(fields: Fields, architecture: str, num_layers: int) -> int:
-    data, source = fields.data, fields.source
-    layer_types = data.get("layer_types") or []
-    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
-        raise CheckpointError(f"{source}: layer_types is {layer_types!r:.80}, it must be a list of names")
-    if len(set(layer_types)) > 1:
-        raise CheckpointError(f"{source}: layer_types differ, only one kind of attention for all layers is supported")
+def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
+    """By layer, whether layer_types gives it a window; None: it is missing. One kind may stand for all layers."""
+    kinds = fields.data.get("layer_types")
+    if not kinds:
+        return None
+    is_known = isinstance(kinds, list) and all(kind in (_SLIDING, "full_attention") for kind in kinds)
+    if not is_known or (len(kinds) != num_layers and len(set(kinds)) > 1):
+        raise CheckpointError(
+            f"{fields.source}: layer_types is {kinds!r:.80}, it must name full_attention or {_SLIDING} for each of the "
+            f"{num_layers} layers"
+        )
+    slides = tuple(kind == _SLIDING for kind in kinds)
+    return slides if len(slides) == num_layers else slides[:1] * num_layers
+
+
+def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
+    """By layer, as transformers reads them."""
+    data, given = fields.data, sliding_layers(fields, num_layers)
+    slides: tuple[bool, ...] = (True,) * num_layers
+    window = data.get("sliding_window") if architecture == "MixtralForCausalLM" else None
     if architecture == "MistralForCausalLM":
-        # transformers' MistralConfig defaults to a window of 4096; null turns it off.
         window = data.get("sliding_window", 4096)
-    elif architecture == "MixtralForCausalLM":
-        window = data.get("sliding_window")
-    elif architecture in (*OF_QWEN2, "Qwen3ForCausalLM") and fields.boolean("use_sliding_window", default=False):
+    elif architecture == "GptOssForCausalLM":
+        window = data.get("sliding_window", 128)
+        slides = given or tuple(i % 2 == 0 for i in range(num_layers))
+    elif architecture in _QWEN and fields.boolean("use_sliding_window", default=False):
         window = fields.integer("sliding_window", default=4096)
-        first_layer = fields.integer("max_window_layers", default=28, minimum=0)
-        if layer_types:
-            first_layer = 0 if layer_types[0] == "sliding_attention" else num_layers
-        if 0 < first_layer < num_layers:
-            raise CheckpointError(
-                f"{source}: max_window_layers {first_layer} gives a sliding window to a part of the "
-                f"{num_layers} layers, only one for all layers is supported"
-            )
-        if first_layer >= num_layers:
-            window = None
-    else:
-        window = None
+        bound = fields.integer("max_window_layers", default=28, minimum=0)
+        if architecture == "Qwen2MoeForCausalLM":
+            slides = given or tuple(i % 2 == 0 and i < bound for i in range(num_layers))
+        elif architecture != "Qwen3MoeForCausalLM":
+            slides = given or tuple(i >= bound for i in range(num_layers))
+    if given is not None and len(set(given)) > 1 and slides is not given and architecture not in _QWEN:
+        raise CheckpointError(
+            f"{fields.source}: layer_types differ, and engines differ in whether they read them for a {architecture}; "
+            "remove layer_types if the model was trained without"
+        )
     if window is None:
-        return 0
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise CheckpointError(f"{source}: sliding_window is {window!r}, it must be null or at least 1")
-    return window
+        return (0,) * num_layers
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= _MAX_INTEGER:
+        raise CheckpointError(f"{fields.source}: sliding_window is {window!r:.80}, it must be null or at least 1")
+    return tuple(window if slide else 0 for slide in slides)

@@ -63,4 +63,5 @@ class ExpandedWeights(DerivedWeights):
 
 def expand_config(config: ModelConfig, expand: int) -> ModelConfig:
     """The configuration of the model with expand times the layers."""
-    return dataclasses.replace(config, num_layers=config.num_layers * expand)
+    windows = tuple(window for window in config.windows for _ in range(expand))
+    return dataclasses.replace(config, num_layers=config.num_layers * expand, windows=windows)

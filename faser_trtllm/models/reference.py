@@ -59,13 +59,12 @@ class ReferenceModel:
             angles = torch.outer(positions.float(), self._inv_freq)
             angles = torch.cat([angles, angles], -1)
             cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
-            mask = positions[:, None] >= positions[None, :]
-            if config.sliding_window:
-                mask &= positions[:, None] - positions[None, :] < config.sliding_window
+            distance = positions[:, None] - positions[None, :]
+            masks = {w: (distance >= 0) & (distance < (w or len(token_ids))) for w in set(config.windows)}
             rows = [self._weight("model.embed_tokens.weight")[torch.tensor(token_ids)]]
             for i in range(config.num_layers):
                 layer = f"model.layers.{i}"
-                hidden = rows[-1] + self._attention(layer, rows[-1], cos, sin, mask)
+                hidden = rows[-1] + self._attention(layer, rows[-1], cos, sin, masks[config.windows[i]])
                 rows.append(hidden + self._mlp(layer, hidden))
             return rows
 
@@ -115,7 +114,11 @@ class ReferenceModel:
         k = rotate(heads["k"]).repeat_interleave(group, 1).transpose(0, 1)
         v = heads["v"].repeat_interleave(group, 1).transpose(0, 1)
         scores = (q @ k.transpose(1, 2)) * config.head_dim**-0.5
-        probs = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if config.has_sinks:
+            sinks = self._weight(f"{layer}.self_attn.sinks")[:, None, None]
+            scores = torch.cat([scores, sinks.expand(-1, len(x), 1)], -1)
+        probs = scores.softmax(-1)[..., : len(x)]
         mixed = (probs @ v).transpose(0, 1).reshape(len(x), -1)
         return self.linear(f"{layer}.self_attn.o_proj", mixed)
 

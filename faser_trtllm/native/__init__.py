@@ -50,7 +50,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 23
+ABI_VERSION = 24
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1

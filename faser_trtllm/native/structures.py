@@ -35,6 +35,7 @@ class FaserLayer(Structure):
         ("shared_gate", c_void_p),
         ("shared_gate_up_scales", c_void_p),
         ("shared_down_scales", c_void_p),
+        ("sinks", c_void_p),
     ]
 
 
@@ -91,7 +92,6 @@ class FaserBlock(Structure):
         ("selector_proj", c_void_p),
         ("attention_convs", POINTER(FaserConv)),
         ("mlp_convs", POINTER(FaserConv)),
-        ("windows", POINTER(c_int32)),
         ("causal", POINTER(c_int32)),
         ("num_features", c_int32),
         ("block_size", c_int32),
@@ -133,7 +133,6 @@ class FaserModel(Structure):
         ("intermediate_size", c_int32),
         ("vocab_size", c_int32),
         ("max_seq_len", c_int32),
-        ("sliding_window", c_int32),
         ("rms_norm_eps", c_float),
         ("rope_attention_factor", c_float),
         ("rope_inv_freq", c_void_p),
@@ -141,6 +140,7 @@ class FaserModel(Structure):
         ("final_norm", c_void_p),
         ("lm_head", c_void_p),
         ("layers", POINTER(FaserLayer)),
+        ("windows", POINTER(c_int32)),
         ("head", POINTER(FaserHead)),
         ("medusa", POINTER(FaserMedusa)),
         ("block", POINTER(FaserBlock)),

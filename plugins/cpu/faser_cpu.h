@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 23
+#define FASER_ABI_VERSION 24
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -68,6 +68,7 @@ typedef struct {
   const uint32_t *shared_gate_up, *shared_down;             // of an expert of shared_size
   const uint32_t* shared_gate;                              // packed [1, hidden]
   const float *shared_gate_up_scales, *shared_down_scales;  // NULL unless quantised
+  const float* sinks;  // [num_heads] one more logit of each head's softmax, whose share is dropped, or NULL
 } faser_layer;
 
 // A mixture's layers: a row goes through the top_k experts of the highest scores, of equal ones those of the lowest
@@ -77,11 +78,16 @@ typedef enum {
   FASER_TOP_K_SOFTMAX = 1,  // scores are the router's logits, weights a softmax over those that are taken
 } faser_scoring;
 
+typedef enum {
+  FASER_SILU = 0,     // silu(gate) * up
+  FASER_CLAMPED = 1,  // (up + 1) * gate * sigmoid(1.702 gate), gate at most 7 and up within -7 and 7
+} faser_activation;
+
 typedef struct {
   int32_t num_experts, top_k;
   int32_t scoring;      // a faser_scoring
   int32_t norm_topk;    // 1: a row's weights are divided by their sum; of FASER_SOFTMAX
-  int32_t activation;   // 0: silu(gate) * up
+  int32_t activation;   // a faser_activation
   int32_t shared_size;  // width of an expert that all rows take, times sigmoid(shared_gate x); 0: none
 } faser_experts;
 
@@ -138,7 +144,6 @@ typedef struct {
   const uint16_t *predecessors, *successors;      // bf16 [vocab_size, selector_rank] row-major, or NULL
   const uint32_t* selector_proj;                  // packed [selector_rank, hidden], or NULL
   const faser_conv *attention_convs, *mlp_convs;  // [num_layers], or NULL
-  const int32_t* windows;                         // [num_layers] tokens that a row sees, itself included; 0: all
   const int32_t* causal;                          // [num_layers] 1: no row of a block sees those after it
   int32_t num_features, block_size, first_slot, mask_token_id, markov_rank;
   int32_t selector_rank, selector_top_k, conv_taps, conv_group_size;  // 0: none
@@ -147,17 +152,17 @@ typedef struct {
 
 typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
-  int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
   float rms_norm_eps;
-  float rope_attention_factor;   // scales cos and sin (YaRN); 1 otherwise
-  const float* rope_inv_freq;    // [head_dim / 2], scaling already applied
-  const uint16_t* embedding;     // bf16 [vocab_size, hidden_size] row-major, or NULL: rows are read from lm_head (tied)
-  const float* final_norm;       // [hidden]
-  const uint32_t* lm_head;       // packed [vocab_size, hidden]
-  const faser_layer* layers;     // [num_layers]
-  const faser_head* head;        // NULL: a decoder; else with an embedding, and one layer if it is an MTP layer's
-  const faser_medusa* medusa;    // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
-  const faser_block* block;      // NULL; else a block drafter, with an embedding unless lm_head is tied
+  float rope_attention_factor;  // scales cos and sin (YaRN); 1 otherwise
+  const float* rope_inv_freq;   // [head_dim / 2], scaling already applied
+  const uint16_t* embedding;    // bf16 [vocab_size, hidden_size] row-major, or NULL: rows are read from lm_head (tied)
+  const float* final_norm;      // [hidden]
+  const uint32_t* lm_head;      // packed [vocab_size, hidden]
+  const faser_layer* layers;    // [num_layers]
+  const int32_t* windows;       // [num_layers] tokens that a row sees, itself included; 0: all; NULL: all in all layers
+  const faser_head* head;       // NULL: a decoder; else with an embedding, and one layer if it is an MTP layer's
+  const faser_medusa* medusa;   // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
+  const faser_block* block;     // NULL; else a block drafter, with an embedding unless lm_head is tied
   const faser_experts* experts;  // NULL: all layers are dense; else a decoder, and intermediate_size is an expert's
   const float* lm_head_scales;   // NULL: the LM head is bf16
   int32_t weight_bits;           // of the layers' matrices: 16 (bf16), 8 or 4

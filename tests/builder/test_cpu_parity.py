@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 from tests.support.engine_logits import NUM_TOKENS, engine_logits
+from tests.support.published_mixtures import GPT_OSS_ROPE, pack_experts, publish
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -26,6 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-float32": ("llama", {"dtype": "float32", "sharded": True}),
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 32}),
     "qwen2": ("qwen2", {}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie": True, "num_kv_heads": 1}),
 }
 
@@ -36,18 +39,46 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     directory = make_checkpoint(tmp_path / "checkpoint", architecture, num_layers=3, **options)
     engines = build_engines(BuildOptions(directory, None, tmp_path / "engines", exit_layers=(1,)))
     assert engines is not None
-    generator = torch.Generator().manual_seed(1)
-    token_ids = torch.randint(0, options.get("vocab_size", 320), (NUM_TOKENS,), generator=generator).tolist()
     from transformers import AutoModelForCausalLM  # here, since every worker collects this file
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        expected = model(torch.tensor([token_ids])).logits[0].numpy()
-    logits = engine_logits(engines.target_path, token_ids)
-    error = np.abs(logits - expected)
+    token_ids, expected = logits_of(model, options.get("vocab_size", 320))
+    error = np.abs(engine_logits(engines.target_path, token_ids) - expected)
     # bf16 has 8 bits: activations and KV rounded to it give about 1% of error, a wrong formula far more.
     assert np.sqrt((error**2).mean()) < 0.02 * expected.std()
     assert error.max() < 0.1 * expected.std()
+
+
+def logits_of(model: Any, vocab_size: int = 320) -> tuple[list[int], np.ndarray]:
+    """Random tokens and transformers' logits [tokens, vocab_size]."""
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(0, vocab_size, (NUM_TOKENS,), generator=generator).tolist()
+    with torch.no_grad():
+        return token_ids, model(torch.tensor([token_ids])).logits[0].float().numpy()
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    """Closer to transformers in fp32 than transformers in bf16 is, and far from what it is not."""
+    directory = tmp_path / "checkpoint"
+    model = publish(directory, "gpt_oss", dtype="bfloat16", num_hidden_layers=4, rope_parameters=GPT_OSS_ROPE)
+    pack_experts(directory, model)
+    engines = build_engines(BuildOptions(directory, None, tmp_path / "engines"))
+    assert engines is not None
+    token_ids, expected = logits_of(model)
+    found = engine_logits(engines.target_path, token_ids)
+
+    def median_error(logits: np.ndarray) -> float:
+        return float(np.median(np.sqrt(np.square(logits - expected).mean(-1)) / expected.std()))
+
+    assert median_error(found) < median_error(logits_of(copy.deepcopy(model).bfloat16())[1])
+    others = [copy.deepcopy(model) for _ in range(3)]
+    for layer in others[0].model.layers:
+        layer.self_attn.sinks.data.fill_(-100.0)  # as if there were none
+    others[1].config.layer_types.reverse()
+    others[2].config.sliding_window += 1
+    for other in others:
+        expected = logits_of(other)[1]
+        assert median_error(found) > 0.1
 
 
 def test_expansion_keeps_the_logits_bit_for_bit(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ MODEL: dict[str, Any] = {
     "head_dim": 16,
     "intermediate_size": 48,
     "vocab_size": 40,
+    "windows": [8, 0],
     "tied": False,
 }
 
@@ -70,6 +71,7 @@ def test_what_is_written_is_read(path: Path) -> None:
         lambda faser: faser.update(dtype=[]),
         lambda faser: faser["model"].update(num_layers=2**40),
         lambda faser: faser["model"].update(num_layers="2"),
+        lambda faser: faser["model"].update(windows=[8]),
         lambda faser: faser["model"].update(medusa={"num_heads": 2**40, "num_layers": 1}),
         lambda faser: faser["model"].update(medusa=[]),
         lambda faser: faser.pop("segments"),

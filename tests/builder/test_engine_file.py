@@ -13,6 +13,7 @@ import pytest
 
 from faser_trtllm.builder.engine_file import (
     EngineFile,
+    layer_windows,
     pack_matrix,
     tensor_sizes,
     write_engine_file,
@@ -31,7 +32,7 @@ MODEL = {
     "intermediate_size": 50,
     "vocab_size": 70,
     "max_seq_len": 64,
-    "sliding_window": 0,
+    "windows": [0, 0],
     "rms_norm_eps": 1e-5,
     "rope_attention_factor": 1.0,
     "tied": False,
@@ -151,6 +152,16 @@ def test_every_cut_is_noticed(path: Path) -> None:
         EngineFile.open(path)
 
 
+@pytest.mark.parametrize("window", [0, 8])
+def test_a_file_with_one_window_for_all_layers_still_opens(tmp_path: Path, window: int) -> None:
+    """As builds wrote them before windows were by layer."""
+    path = tmp_path / "rank0.engine"
+    old = {name: value for name, value in MODEL.items() if name != "windows"} | {"sliding_window": window}
+    write_engine_file(path, old, [0, 1, 2], contents().items())
+    with EngineFile.open(path) as file:
+        assert layer_windows(file.header["model"]) == [window, window]
+
+
 def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(b"SAFETENS" + whole[8:])
@@ -176,7 +187,12 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header["model"].update(vocab_size=71),
         lambda header: header["model"].update(hidden_size="40"),
         lambda header: header["model"].update(num_heads=-1),
-        lambda header: header["model"].update(sliding_window=0.5),
+        lambda header: header["model"].update(windows=[0.5, 0]),
+        lambda header: header["model"].update(windows=[0]),
+        lambda header: header["model"].update(windows=8),
+        lambda header: header["model"].update(windows=[-1, 0]),
+        lambda header: header["model"].pop("windows"),
+        lambda header: header["model"].update(has_sinks=True),
         lambda header: header["model"].update(num_layers=2**40),
         lambda header: header["model"].pop("head_dim"),
         lambda header: header.update(segments=[0, 3]),

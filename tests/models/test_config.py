@@ -39,7 +39,7 @@ def test_both_spellings_say_the_same(tmp_path: Path, architecture: str, rope: di
 def test_older_checkpoints_leave_much_out() -> None:
     config = parse_model_config(llama())
     assert (config.num_kv_heads, config.head_dim, config.tie_word_embeddings) == (4, 16, False)
-    assert (config.rms_norm_eps, config.sliding_window, config.eos_token_ids) == (1e-6, 0, ())
+    assert (config.rms_norm_eps, config.windows, config.eos_token_ids) == (1e-6, (0,) * 4, ())
 
 
 def test_the_architectures_differ_in_biases_and_norms(tmp_path: Path) -> None:
@@ -59,21 +59,27 @@ def test_qwen3_has_its_own_default_head_dim() -> None:
     assert config.head_dim == 128
 
 
-def window(**changes: Any) -> int:
+def windows(**changes: Any) -> tuple[int, ...]:
     config: ModelConfig = parse_model_config(llama(**changes))
-    return config.sliding_window
+    return config.windows
 
 
 def test_sliding_windows_as_transformers_reads_them() -> None:
     mistral = {"architectures": ["MistralForCausalLM"]}
-    assert window(**mistral) == 4096
-    assert window(**mistral, sliding_window=None) == 0
-    assert window(**mistral, sliding_window=128) == 128
-    qwen2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128}
-    assert window(**qwen2) == 0
-    assert window(**qwen2, use_sliding_window=True, max_window_layers=0) == 128
-    assert window(**qwen2, use_sliding_window=True, max_window_layers=4) == 0
-    assert window(sliding_window=128) == 0
+    assert windows(**mistral) == (4096,) * 4
+    assert windows(**mistral, sliding_window=None) == (0,) * 4
+    assert windows(**mistral, sliding_window=128) == (128,) * 4
+    assert windows(sliding_window=128) == (0,) * 4
+    mixed = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        qwen: dict[str, Any] = {"architectures": [architecture], "sliding_window": 128}
+        assert windows(**qwen) == windows(**qwen, layer_types=mixed) == (0,) * 4
+        qwen["use_sliding_window"] = True
+        assert windows(**qwen) == (0,) * 4
+        assert windows(**qwen, max_window_layers=0) == (128,) * 4
+        assert windows(**qwen, max_window_layers=3) == (0, 0, 0, 128)
+        assert windows(**qwen, max_window_layers=3, layer_types=mixed) == (0, 128, 128, 0)
+        assert windows(**qwen, max_window_layers=0, layer_types=["full_attention"] * 4) == (0,) * 4
 
 
 @pytest.mark.parametrize(
@@ -107,18 +113,18 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
             "rope_parameters differ by layer",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types differ, and engines differ in"),
         (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "use_sliding_window": True,
-                "sliding_window": 8,
-                "max_window_layers": 2,
-            },
-            "max_window_layers 2 gives a sliding window to a part of the 4 layers",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "it must name full_attention or sliding_attention for",
         ),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differ"),
-        ({"layer_types": 5}, "layer_types is 5, it must be a list of names"),
-        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']], it must be a list of names"),
+        ({"layer_types": ["chunked_attention"] * 4}, "each of the 4 layers"),
+        ({"layer_types": 5}, "layer_types is 5, it must name full_attention"),
+        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']], it must name"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 2**31},
+            "sliding_window is 2147483648, it must be",
+        ),
         ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647, it must be at most 1000"),
         ({"vocab_size": 10**4000}, "vocab_size is 1000000"),
         ({"rope_theta": 10**400}, "rope_theta is 1000000"),

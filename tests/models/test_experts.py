@@ -16,7 +16,7 @@ from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.experts import ExpertsConfig
 from faser_trtllm.models.reference import ReferenceModel, routes
 from tests.models.gguf.opened import opened
-from tests.support.published_mixtures import publish
+from tests.support.published_mixtures import GPT_OSS_ROPE, publish
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
@@ -24,6 +24,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-normalised": ("qwen2", {"norm_topk_prob": True, "qkv_bias": False}),
     "mixtral": ("mixtral", {}),
+    "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 9}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
+    "gpt_oss": ("gpt_oss", {}),
+    "gpt_oss-yarn": ("gpt_oss", {"rope_parameters": GPT_OSS_ROPE, "swiglu_limit": 7.0}),
+    "gpt_oss-other-layers": ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "gpt_oss-no-biases": ("gpt_oss", {"attention_bias": False, "sliding_window": 128}),
     "mixtral-all-experts": ("mixtral", {"num_experts_per_tok": 8, "sliding_window": None}),
 }
 TOKENS = [(7 * i * i + 3) % 320 for i in range(40)]
@@ -90,7 +96,7 @@ def test_experts_run_in_ascending_order(tmp_path: Path) -> None:
     assert len(seen) > 3 * 3
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "gpt_oss"])
 def test_expansion_preserves_the_function(tmp_path: Path, family: str) -> None:
     publish(tmp_path, family)
     with opened(tmp_path) as found:
@@ -121,17 +127,21 @@ def mixture(family: str = "Qwen3Moe", **changes: Any) -> dict[str, Any]:
 
 
 def test_what_the_families_are() -> None:
-    of = {family: parse_model_config(mixture(family)) for family in ("Qwen3Moe", "Qwen2Moe", "Mixtral")}
+    of = {family: parse_model_config(mixture(family)) for family in ("Qwen3Moe", "Qwen2Moe", "Mixtral", "GptOss")}
     plain = ExpertsConfig(8, 2, 32, "softmax", norm_topk=False)
     assert of["Qwen3Moe"].experts == plain  # transformers' default; the published files say true
     assert of["Qwen2Moe"].experts == dataclasses.replace(plain, shared_size=48)
     assert of["Mixtral"].experts == dataclasses.replace(plain, norm_topk=True)
+    assert of["GptOss"].experts == ExpertsConfig(8, 2, 32, "top_k_softmax", False, "clamped", has_bias=True)
+    assert (of["GptOss"].has_sinks, of["GptOss"].windows) == (True, (128, 0, 128, 0))
+    assert parse_model_config(mixture("GptOss", sliding_window=None)).windows == (0,) * 4
     assert {config.intermediate_size for config in of.values()} == {32}
     traits = {family: (config.qk_norm, config.qkv_bias, config.o_bias) for family, config in of.items()}
     assert traits == {
         "Qwen3Moe": (True, False, False),
         "Qwen2Moe": (False, True, False),
         "Mixtral": (False, False, False),
+        "GptOss": (False, True, True),
     }
     assert parse_model_config(mixture(norm_topk_prob=True)).experts == dataclasses.replace(plain, norm_topk=True)
     assert (of["Mixtral"].rope.theta, of["Mixtral"].rms_norm_eps) == (1e6, 1e-5)
@@ -173,6 +183,8 @@ def test_both_names_of_the_number_of_experts(tmp_path: Path) -> None:
         ("Qwen3Moe", {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', it must be true or false"),
         ("Qwen2Moe", {"shared_expert_intermediate_size": ...}, "shared_expert_intermediate_size is missing"),
         ("Mixtral", {"num_local_experts": ...}, "num_local_experts is missing"),
+        ("GptOss", {"swiglu_limit": 6.5}, "swiglu_limit is 6.5 in a GptOssForCausalLM, only 7.0 is supported"),
+        ("GptOss", {"layer_types": ["sliding_attention", "full_attention"]}, "for each of the 4 layers"),
         ("DeepseekV3", {}, "DeepseekV3ForCausalLM is not supported; its attention is latent (MLA)"),
         ("DeepseekV2", {}, "DeepseekV2ForCausalLM is not supported; its attention is latent (MLA)"),
         ("Qwen3Next", {}, "Qwen3NextForCausalLM is not supported; some of its layers keep a recurrent state"),

@@ -23,6 +23,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 24}),
     "qwen2": ("qwen2", {"spelling": "v4"}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}),
+    "qwen2-upper-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3-windows": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "qwen3": ("qwen3", {"head_dim": 32, "tie": True, "num_kv_heads": 1}),
 }
 

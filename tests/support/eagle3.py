@@ -223,7 +223,8 @@ class TorchHead:
         angles = positions * c["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
         q, k = _rotate(q, angles), _rotate(k, angles)
         k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
-        window = c["sliding_window"] if "sliding_attention" in c.get("layer_types", ()) else n
+        kinds = dict(enumerate(c.get("layer_types", ())))
+        window = c["sliding_window"] if kinds.get(int(name.split(".")[1])) == "sliding_attention" else n
         hidden_from = torch.ones(n, n).triu(1) + torch.ones(n, n).tril(-window)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
         scores = scores.masked_fill(hidden_from.bool(), -torch.inf)

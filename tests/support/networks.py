@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-80-yarn": ("llama", {"head_dim": 80, "num_kv_heads": 1, "rope": YARN_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 32}),
     "qwen2": ("qwen2", {"rope": {"rope_type": "linear", "factor": 2.0}}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie": True, "num_kv_heads": 1}),
 }
 

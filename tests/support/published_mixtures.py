@@ -41,6 +41,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Name of transformers' classes, GGUF architecture, and keys of the configuration."""
 _EXPERTS = "mlp.experts"
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
 
 
 def publish(directory: Path, family: str, seed: int = 0, dtype: str = "float32", **changes: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
-from faser_trtllm.models.experts import ExpertsConfig
+from faser_trtllm.models.experts import CLAMPED, ExpertsConfig
 from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize, quantize_activations
 from faser_trtllm.models.reference import routes
 
@@ -26,7 +26,8 @@ class TinyConfig:
     intermediate_size: int = 160
     vocab_size: int = 100
     max_seq_len: int = 640
-    sliding_window: int = 0
+    windows: tuple[int, ...] = (0,)  # of the layers, again and again
+    sinks: bool = False
     rms_norm_eps: float = 1e-5
     rope_attention_factor: float = 1.0
     rope_theta: float = 10000.0
@@ -37,6 +38,9 @@ class TinyConfig:
     quantization: str = "none"
     quantize_lm_head: bool = False
     experts: ExpertsConfig | None = None  # each of intermediate_size
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer % len(self.windows)]
 
     @property
     def scheme(self) -> Scheme | None:
@@ -77,8 +81,10 @@ class TinyModel:
                 "post_norm": vector(c.hidden_size, 1.0),
             }
             for prefix, inner in self._mlps():
-                layer[f"{prefix}gate"] = matrix(inner, c.hidden_size)
-                layer[f"{prefix}up"] = matrix(inner, c.hidden_size)
+                # So that some values are beyond the bounds.
+                scale = 4.0 if c.experts is not None and c.experts.activation == CLAMPED else 1.0
+                layer[f"{prefix}gate"] = matrix(inner, c.hidden_size, scale)
+                layer[f"{prefix}up"] = matrix(inner, c.hidden_size, scale)
                 layer[f"{prefix}down"] = matrix(c.hidden_size, inner)
             if c.experts is not None:
                 layer["router"] = matrix(c.experts.num_experts, c.hidden_size, 2.0, None)
@@ -93,6 +99,8 @@ class TinyModel:
                 layer |= {f"{name}_bias": vector(size, 0.0) for name, size in sizes.items()}
             if c.qk_norm:
                 layer |= {"q_norm": vector(c.head_dim, 1.0), "k_norm": vector(c.head_dim, 1.0)}
+            if c.sinks:  # as large as the scores
+                layer["sinks"] = vector(c.num_heads, 1.0)
             self.layers.append(layer)
 
     def _mlps(self) -> list[tuple[str, int]]:
@@ -109,7 +117,6 @@ class TinyModel:
         names += (
             "vocab_size",
             "max_seq_len",
-            "sliding_window",
             "rms_norm_eps",
             "rope_attention_factor",
             "tied",
@@ -136,6 +143,7 @@ class TinyModel:
                 packed |= _packed("shared_gate", layer["shared_switch"], None)
             tensors |= {f"layers.{i}.{name}": array for name, array in packed.items()}
         model = {name: getattr(c, name) for name in names}
+        model |= {"windows": [c.window(i) for i in range(c.num_layers)], "has_sinks": c.sinks}
         if c.experts is not None:
             model["experts"] = c.experts.sizes()
         write_engine_file(path, model, segments or [0, c.num_layers], tensors.items(), scheme=c.scheme)
@@ -165,14 +173,11 @@ class TinyModel:
         angles = positions[:, None] * self.inv_freq
         cos, sin = angles.cos() * c.rope_attention_factor, angles.sin() * c.rope_attention_factor
         distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
-        unseen = distance < 0
-        if c.sliding_window:
-            unseen |= distance >= c.sliding_window
-        mask = torch.zeros(num_tokens, num_tokens).masked_fill(unseen, -torch.inf)
         group = c.num_heads // c.num_kv_heads
         h = self.embedding[torch.tensor(token_ids)]
         found: list[torch.Tensor] = []
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            unseen = (distance < 0) | (distance >= (c.window(index) or num_tokens))
             x = inputs(self._norm(h, layer["input_norm"]))
             qkv = _linear(x, layer, "qkv").view(num_tokens, -1, c.head_dim)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
@@ -180,30 +185,50 @@ class TinyModel:
                 q, k = self._norm(q, layer["q_norm"]), self._norm(k, layer["k_norm"])
             q, k, v = cast(_rotate(q, cos, sin)), cast(_rotate(k, cos, sin)), cast(v)
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(c.head_dim) + mask
+            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(c.head_dim)
+            scores = scores.masked_fill(unseen, -torch.inf)
+            sinks = layer["sinks"] if c.sinks else torch.full((c.num_heads,), -torch.inf)
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, num_tokens, 1)), -1)
             weights = (scores - scores.amax(-1, keepdim=True)).exp()
-            attended = torch.einsum("hqk,khd->hqd", cast(weights), v) / weights.sum(-1, keepdim=True)
+            seen = cast(weights)[..., :num_tokens]
+            attended = torch.einsum("hqk,khd->hqd", seen, v) / weights.sum(-1, keepdim=True)
             attended = attended.transpose(0, 1).reshape(num_tokens, -1)
             h = h + _linear(inputs(attended), layer, "o")
             x = self._norm(h, layer["post_norm"])
             if c.experts is None:
-                h = h + _mlp(x, layer, "", inputs)
+                h = h + self._mlp(x, layer, "", inputs)
                 continue
             chosen, weights = routes(c.experts, _linear(cast(x), layer, "router"))
             found.append(chosen)
             for expert in range(c.experts.num_experts):
                 rows, places = (chosen == expert).nonzero(as_tuple=True)
-                h[rows] += weights[rows, places, None] * _mlp(x[rows], layer, f"{expert}_", inputs)
+                h[rows] += weights[rows, places, None] * self._mlp(x[rows], layer, f"{expert}_", inputs)
             if c.experts.shared_size:
-                h = h + _linear(cast(x), layer, "shared_switch").sigmoid() * _mlp(x, layer, "shared_", inputs)
+                h = h + _linear(cast(x), layer, "shared_switch").sigmoid() * self._mlp(x, layer, "shared_", inputs)
         last = self._norm(h, self.final_norm)
         return (inputs(last) if c.quantize_lm_head else cast(last)) @ self.lm_head.T, found
+
+    def _mlp(
+        self,
+        x: torch.Tensor,
+        layer: dict[str, torch.Tensor],
+        prefix: str,
+        inputs: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        x = inputs(x)
+        gate, up = _linear(x, layer, f"{prefix}gate"), _linear(x, layer, f"{prefix}up")
+        if self.config.experts is not None and self.config.experts.activation == CLAMPED:
+            gate = gate.clamp(max=7)
+            x = (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid()
+        else:
+            x = torch.nn.functional.silu(gate) * up
+        return _linear(inputs(x), layer, f"{prefix}down")
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
 
 
-_VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "router_bias")
+_VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "router_bias", "sinks")
 
 
 def _packed_mlp(
@@ -228,14 +253,6 @@ def _packed(name: str, weight: torch.Tensor, scheme: Scheme | None) -> dict[str,
         return {name: pack_matrix(_bf16_bits(weight))}
     words, scales = pack_quantized(quantize(weight.numpy(), scheme))
     return {name: words, f"{name}_scales": scales}
-
-
-def _mlp(
-    x: torch.Tensor, layer: dict[str, torch.Tensor], prefix: str, inputs: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    x = inputs(x)
-    x = torch.nn.functional.silu(_linear(x, layer, f"{prefix}gate")) * _linear(x, layer, f"{prefix}up")
-    return _linear(inputs(x), layer, f"{prefix}down")
 
 
 def _linear(x: torch.Tensor, layer: dict[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -153,9 +153,9 @@ def _model(bench: Bench, directory: Any, shape_name: str) -> Any:
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
-    if config.rope.rope_type != "default" or config.sliding_window:
+    if config.rope.rope_type != "default" or any(config.windows):
         raise ConfigError(
-            f"rope_type is {config.rope.rope_type} and sliding_window {config.sliding_window}, this peer takes a plain "
+            f"rope_type is {config.rope.rope_type} and sliding_window {max(config.windows)}, this peer takes a plain "
             "Llama; use such a pair"
         )
     return {

@@ -33,6 +33,11 @@ class Attention(Protocol):
 def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
     """Our plugins if the network supports plugins, else TensorRT's attention and cache update."""
     network = graph.network
+    if config.has_sinks:
+        raise ConfigError(
+            f"the attention of a {config.architecture} has sinks, which neither TensorRT's nor our plugins' has; build "
+            "with --backend cpu"
+        )
     if hasattr(network, "add_plugin"):
         return PluginAttention(graph, config)
     if hasattr(network, "add_attention_v2") and hasattr(network, "add_kv_cache_update"):
@@ -72,7 +77,8 @@ class NativeAttention:
         self._pad_idx = graph.add_input("pad_idx", "int32", "batch", "query_rows")
         self._unpad_idx = graph.add_input("unpad_idx", "int32", "rows")
         self._position_ids = graph.reshape(graph.cast(positions, graph.trt.int64), -1, 1)
-        self._mask = self._add_mask(positions)
+        self._positions = positions
+        self._masks: dict[int, Any] = {}  # by window
         self._rope_tables = _rope_tables(graph, self._config)
 
     def add(self, layer_index: int, qkv: Any) -> Any:
@@ -87,9 +93,10 @@ class NativeAttention:
         k_cache, v_cache = self._update("k", layer_index, k), self._update("v", layer_index, v)
         # Padding slots repeat a row; their results are never read.
         q = graph.transpose(graph.gather(q, self._pad_idx), 0, 2, 1, 3)
+        mask = self._mask(config.windows[layer_index])
         normalization, causal = trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE
         layer = graph.network.add_attention_v2(q, k_cache, v_cache, normalization, causal)
-        layer.mask = self._mask
+        layer.mask = mask
         layer.key_value_form = trt.AttentionIOForm.PADDED_BHND
         layer.key_value_lengths = self._kv_lens
         # Fp32 has no fused kernel.
@@ -119,15 +126,21 @@ class NativeAttention:
         graph.mark_output(updated, f"{part}_cache_out_{layer_index}", dtype, *shape)
         return updated
 
-    def _add_mask(self, positions: Any) -> Any:
+    def _mask(self, window: int) -> Any:
+        """The mask of layers with this window."""
+        if window not in self._masks:
+            self._masks[window] = self._add_mask(window)
+        return self._masks[window]
+
+    def _add_mask(self, window: int) -> Any:
         """bool [batch, 1, query_rows, max_seq_len]: true where the query's position sees the key's."""
-        graph, window = self._graph, self._config.sliding_window
+        graph = self._graph
         keys = np.arange(graph.options.max_seq_len, dtype=np.int32).reshape(1, 1, 1, -1)
         key = graph.literal("key_positions", keys)
-        query = graph.reshape(graph.gather(positions, self._pad_idx), 0, 1, -1, 1)
+        query = graph.reshape(graph.gather(self._positions, self._pad_idx), 0, 1, -1, 1)
         hidden = graph.elementwise(key, query, "GREATER")
         if 0 < window < graph.options.max_seq_len:
-            first = graph.literal("key_positions_behind_window", keys + window)
+            first = graph.literal(f"key_positions_behind_window_{window}", keys + window)
             seen = graph.elementwise(first, query, "GREATER")
             return graph.elementwise(graph.unary(hidden, "NOT"), seen, "AND")
         return graph.unary(hidden, "NOT")
@@ -149,9 +162,10 @@ class PluginAttention:
 
     def __init__(self, graph: Graph, config: ModelConfig) -> None:
         options = graph.options
-        if 0 < config.sliding_window < options.max_seq_len:
+        window = min(filter(None, config.windows), default=0)
+        if 0 < window < options.max_seq_len:
             raise ConfigError(
-                f"sliding_window is {config.sliding_window}, which faser::verify_attention does not have; lower "
+                f"sliding_window is {window}, which faser::verify_attention does not have; lower "
                 f"max_seq_len ({options.max_seq_len}) to it, or build with --backend cpu or tensorrt_rtx"
             )
         self._is_split = options.max_blocks_per_seq * options.tokens_per_block > SPLIT_TOKENS

@@ -6,9 +6,9 @@ import ctypes
 from typing import Any
 
 from faser_trtllm import native
-from faser_trtllm.builder.engine_file import EngineFile, scheme_of
+from faser_trtllm.builder.engine_file import EngineFile, layer_windows, scheme_of
 from faser_trtllm.errors import EngineFileError
-from faser_trtllm.models.experts import SILU, SOFTMAX, TOP_K_SOFTMAX
+from faser_trtllm.models.experts import CLAMPED, SILU, SOFTMAX, TOP_K_SOFTMAX
 from faser_trtllm.models.quantized_weight import Scheme
 
 _MODEL_SIZES = (
@@ -19,19 +19,18 @@ _MODEL_SIZES = (
     "head_dim",
     "intermediate_size",
     "vocab_size",
-    "sliding_window",
     "rms_norm_eps",
     "rope_attention_factor",
 )
 _LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
 _OPTIONAL_LAYER_TENSORS = frozenset(
-    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"}
+    {"qkv_bias", "q_norm", "k_norm", "o_bias", "sinks", "gate_up_bias", "down_bias"}
     | {name for name in _LAYER_TENSORS if name.endswith("_scales") or name.startswith(("router", "shared_"))},
 )
 _EXPERTS_TENSORS = frozenset(f"{name}{suffix}" for name in ("gate_up", "down") for suffix in ("", "_bias", "_scales"))
 """Of a layer, which in a mixture hold its experts' and are named expert_gate_up and so on."""
 _SCORINGS = (SOFTMAX, TOP_K_SOFTMAX)  # by faser_scoring
-_ACTIVATIONS = (SILU,)
+_ACTIVATIONS = (SILU, CLAMPED)  # by faser_activation
 
 _HEAD_TENSORS = ("fc", "fc_bias", "fc_norm", "hidden_norm", "target_ids", "input_proj", "token_norm")
 _BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
@@ -66,7 +65,9 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers
     if "experts" in sizes:
-        model.experts = ctypes.pointer(_experts(file, sizes["experts"]))
+        model.experts = ctypes.pointer(_experts(sizes["experts"]))
+    windows = sizes["block"]["windows"] if "block" in sizes else layer_windows(sizes)
+    model.windows = (ctypes.c_int32 * len(layers))(*windows)
     if "head" in sizes:
         head = native.FaserHead(
             **{name: file.address(f"head.{name}") for name in _HEAD_TENSORS},
@@ -81,7 +82,6 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
         model.medusa = ctypes.pointer(medusa)
     if "block" in sizes:
         block_sizes = sizes["block"]
-        windows, causal = ((ctypes.c_int32 * len(layers))(*block_sizes[name]) for name in ("windows", "causal"))
         convs = {}
         for part in ("attention_conv", "mlp_conv") if block_sizes["conv_taps"] else ():
             found = [
@@ -92,20 +92,14 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
         block = native.FaserBlock(
             **{name: file.address(f"block.{name}") for name in _BLOCK_TENSORS},
             **{name: block_sizes[name] for name in _BLOCK_SIZES + _CHAIN_SIZES + _BLOCK_FACTORS},
-            windows=windows,
-            causal=causal,
+            causal=(ctypes.c_int32 * len(layers))(*block_sizes["causal"]),
             **convs,
         )
         model.block = ctypes.pointer(block)
     return model
 
 
-def _experts(file: EngineFile, experts: dict[str, Any]) -> native.FaserExperts:
-    if experts["activation"] not in _ACTIVATIONS:
-        raise EngineFileError(
-            f"{file.path.name} has experts with the activation {experts['activation']}, and the CPU engine runs "
-            f"{' and '.join(_ACTIVATIONS)} only; use another backend"
-        )
+def _experts(experts: dict[str, Any]) -> native.FaserExperts:
     return native.FaserExperts(
         **{name: experts[name] for name in ("num_experts", "top_k", "norm_topk", "shared_size")},
         scoring=_SCORINGS.index(experts["scoring"]),

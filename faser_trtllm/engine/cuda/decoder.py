@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from faser_trtllm.builder.engine_file import layer_windows
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
@@ -69,7 +70,7 @@ class TorchDecoder:
         self.weights = weights
         self._num_heads, self._num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         self._head_dim, self._eps = sizes["head_dim"], sizes["rms_norm_eps"]
-        self._window: int = sizes["sliding_window"]
+        self._windows = layer_windows(sizes)
         device, dtype = weights.embedding.device, weights.embedding.dtype
         heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
         self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
@@ -105,7 +106,7 @@ class TorchDecoder:
         scaled: ScaledRows | None = None
         for index in range(self._segments[first], self._segments[last]):
             self._keep(index, hidden)
-            scaled = self._layer(self.weights.layers[index], self._kv[index], hidden, scaled, bounds)
+            scaled = self._layer(index, hidden, scaled, bounds)
         if last == len(self._segments) - 1:
             self._keep(self._segments[last], hidden)
 
@@ -139,24 +140,24 @@ class TorchDecoder:
         if self._hidden_rows is not None:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
-    def _layer(
-        self, layer: LayerWeights, kv: PagedKv, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds
-    ) -> ScaledRows | None:
+    def _layer(self, index: int, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds) -> ScaledRows | None:
         """scaled: hidden in e4m3, where the layer before has made it; this layer's is returned."""
+        layer = self.weights.layers[index]
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
-        return self._finish_layer(layer, kv, qkv, norm, hidden, bounds)
+        return self._finish_layer(index, qkv, norm, hidden, bounds)
 
     def _finish_layer(
-        self, layer: LayerWeights, kv: PagedKv, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
+        self, index: int, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
     ) -> ScaledRows | None:
         """The layer after its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
+        layer, kv, window = self.weights.layers[index], self._kv[index], self._windows[index]
         q, attended = self._q[:rows], self._attended[:rows]
         rope = Rope(self._cos, self._sin, batch.positions[:rows])
         ops.append_kv(qkv, rope, kv, q, norm, batch.first_branch)
         max_query_rows, max_kv_len = bounds.max_query_rows, bounds.max_kv_len
-        ops.verify_attention(q, kv, attended, window=self._window, max_query_rows=max_query_rows, max_kv_len=max_kv_len)
+        ops.verify_attention(q, kv, attended, window=window, max_query_rows=max_query_rows, max_kv_len=max_kv_len)
         scaled = self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
         return self._add_mlp(layer, hidden, scaled)
 

@@ -44,7 +44,7 @@ class Eagle3Decoder(TorchDecoder):
         self, weights: DeviceWeights, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
     ) -> None:
         super()._allocate(weights, spec, runtime, self._read.rows_before)
-        self._window = BUT_FIRST
+        self._windows = [BUT_FIRST] * spec.num_layers
         sizes = weights.sizes["head"]
         self._takes_normed = bool(sizes["norm_before_residual"])
         self._feeds_normed, self._num_fc_norms = bool(sizes.get("feeds_normed")), sizes.get("num_fc_norms", 0)
@@ -106,9 +106,9 @@ class Eagle3Decoder(TorchDecoder):
         hidden.copy_(normed if self._takes_normed else features)
         qkv = self._product(x, layer.qkv, layer.qkv_bias)
         self._norm_heads(qkv, layer)
-        self._finish_layer(layer, self._kv[0], qkv, None, hidden, bounds)
-        for layer, kv in zip(weights.layers[1:], self._kv[1:], strict=True):
-            self._layer(layer, kv, hidden, None, bounds)
+        self._finish_layer(0, qkv, None, hidden, bounds)
+        for index in range(1, len(weights.layers)):
+            self._layer(index, hidden, None, bounds)
 
     def _norm_heads(self, qkv: Tensor, layer: LayerWeights) -> None:
         """In place, since append_kv norms heads only of products that it scales by their rows."""

@@ -43,4 +43,4 @@ class MtpDecoder(Eagle3Decoder):
         normed = ops.rms_norm(features, mtp.hidden_norm, self._eps)
         x = torch.cat((normed, ops.rms_norm(embedded, mtp.token_norm, self._eps)), -1)
         hidden.copy_(self._product(x, mtp.input_proj, None))
-        self._layer(weights.layers[0], self._kv[0], hidden, None, bounds)
+        self._layer(0, hidden, None, bounds)

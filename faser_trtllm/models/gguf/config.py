@@ -108,7 +108,6 @@ def model_config(file: GgufFile) -> ModelConfig:
                 "supported"
             )
     embedding = file.tensors.get("token_embd.weight")
-    window = keys.integer("attention.sliding_window", 0)
     data = {
         "architectures": [ARCHITECTURES[architecture]],
         "vocab_size": embedding.shape[0] if embedding else keys.integer("vocab_size"),
@@ -133,7 +132,8 @@ def model_config(file: GgufFile) -> ModelConfig:
     else:
         data["intermediate_size"] = keys.integer("feed_forward_length")
     config = parse_model_config(data, source)
-    config = dataclasses.replace(config, sliding_window=window)
+    if architecture != "gpt-oss":
+        config = dataclasses.replace(config, windows=(keys.integer("attention.sliding_window", 0),) * num_layers)
     return _with_rope_freqs(config, file)
 
 

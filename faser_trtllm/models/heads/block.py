@@ -52,7 +52,7 @@ _KEYS = {"DFlashDraftModel": _COMMON, "DFlash2DraftModel": _COMMON | _DFLASH2, "
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """model: of the drafter's layers; its vocab_size is the target's, its sliding_window 0. model.tie_word_embeddings:
+    """model: of the drafter's layers; its vocab_size is the target's. model.tie_word_embeddings:
     it has neither an embedding nor an LM head of its own, and its target's are one matrix.
 
     layers: those of the target whose entering hidden rows are the features, ascending; the target's num_layers: what

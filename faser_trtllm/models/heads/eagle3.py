@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.config import ModelConfig, architectures_of, parse_model_config, read_json
+from faser_trtllm.models.config import (
+    Fields,
+    ModelConfig,
+    architectures_of,
+    parse_model_config,
+    read_json,
+    sliding_layers,
+)
 from faser_trtllm.models.heads.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 from faser_trtllm.models.weights import expected_shapes as decoder_shapes
@@ -134,13 +141,13 @@ def load_eagle3_config(
     own = data | nested if isinstance(nested, dict) else data
     own = {"num_hidden_layers": 1, "max_position_embeddings": target.max_position_embeddings} | own
     own |= {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
-    model = parse_model_config(own, _SOURCE)
+    model = parse_model_config(own | {"layer_types": None}, _SOURCE)
     if model.num_layers != 1 and _DEEPSPEC in architectures_of(data):
         raise CheckpointError(
             f"{_SOURCE}: num_hidden_layers is {model.num_layers}, and each layer of a {_DEEPSPEC} reads the embedding; "
             "only such heads of one layer are supported"
         )
-    model = dataclasses.replace(model, qk_norm=weights.has_qk_norm, sliding_window=_window(own))
+    model = dataclasses.replace(model, qk_norm=weights.has_qk_norm, windows=_windows(own, model.num_layers))
     if _eagle_config(data).get("use_aux_hidden_state") is False:
         raise CheckpointError(
             f"{_SOURCE}: eagle_config.use_aux_hidden_state is false, only heads that read hidden rows of several "
@@ -222,22 +229,15 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
     return wanted != "head"
 
 
-def _window(data: dict[str, Any]) -> int:
-    """Tokens that a row sees, itself included, where layer_types says so (speculators); 0: all."""
-    kinds = set(data.get("layer_types") or ())
-    if not kinds <= {"full_attention", "sliding_attention"}:
-        raise CheckpointError(
-            f"{_SOURCE}: layer_types is {sorted(kinds)!r:.80}, layers of an EAGLE-3 head have full_attention or "
-            "sliding_attention"
-        )
-    if "sliding_attention" not in kinds:
-        return 0
-    window = data.get("sliding_window")
-    if isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31:
+def _windows(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """By layer, tokens that a row sees, itself included, where layer_types says so (speculators); 0: all."""
+    slides = sliding_layers(Fields(data, _SOURCE), num_layers) or (False,) * num_layers
+    window: Any = data.get("sliding_window")
+    if any(slides) and (isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31):
         raise CheckpointError(
             f"{_SOURCE}: sliding_window is {window!r:.80}, layer_types of sliding_attention ask for a number of tokens"
         )
-    return window
+    return tuple(window if slide else 0 for slide in slides)
 
 
 def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:

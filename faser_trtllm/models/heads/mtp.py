@@ -63,11 +63,11 @@ def load_mtp_config(
         raise CheckpointError(f"{_SOURCE}: {_KEY} is {found!r}, so {checkpoint} has no MTP layer; leave mtp out")
     if found != 1:
         raise CheckpointError(f"{_SOURCE}: {_KEY} is {found!r}, only one MTP layer, applied again, is supported")
-    if target.sliding_window:
+    if any(target.windows):
         raise CheckpointError(
-            f"{_SOURCE}: sliding_window is {target.sliding_window}, an MTP layer with a window is not supported"
+            f"{_SOURCE}: sliding_window is {max(target.windows)}, an MTP layer with a window is not supported"
         )
-    model = dataclasses.replace(target, num_layers=1, tie_word_embeddings=False)
+    model = dataclasses.replace(target, num_layers=1, windows=(0,), tie_word_embeddings=False)
     hidden = model.hidden_size
     own = dict.fromkeys(_OWN, (hidden,)) | {"input_proj.weight": (hidden, 2 * hidden)}
     check_shapes(weights, expected_shapes(model) | own)

@@ -2,7 +2,7 @@
 
 There is no library that does this. partial-json-parser completes JSON that was cut, for another parser to read: it goes
 over the whole text again at each piece, and gives values, not the model's characters. openai-harmony renders and reads
-the token ids of gpt-oss's format only, whose models are not served here.
+the token ids of gpt-oss's format only, which no parser here reads.
 """
 
 from __future__ import annotations

@@ -48,8 +48,10 @@ void verify_attention(const HeadShape& shape, const KvLayer& kv, const Attention
   }
   const AttentionScope scope(tile, padded_dim, scratch);
   Softmax softmax[kTileSize];
-  for (int j = 0; j < num_queries; j++)
+  for (int j = 0; j < num_queries; j++) {
+    if (tile.has_sinks) softmax[j] = {tile.sinks[j], 1.0f};
     for (int i = 0; i < padded_dim; i++) scratch.sums[j][i] = 0;
+  }
 
   for (int start = begin / kChunkTokens * kChunkTokens; start < end; start += kChunkTokens) {
     const int stop = end < start + kChunkTokens ? end : start + kChunkTokens;

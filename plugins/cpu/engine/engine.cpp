@@ -82,7 +82,11 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
       tokens_per_block_(tokens_per_block),
       max_num_tokens_(max_num_tokens),
       max_num_requests_(max_num_requests),
-      always_team_(wants_team_always()) {
+      always_team_(wants_team_always()),
+      windows_(model.num_layers) {
+  if (model.windows != nullptr) std::copy_n(model.windows, model.num_layers, windows_.begin());
+  const auto [least, most] = std::minmax_element(windows_.begin(), windows_.end());
+  if (*least > 0) widest_window_ = *most;
   heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 32), model.rms_norm_eps};
   const int q_size = model.num_heads * model.head_dim;
   const int qkv_size = q_size + 2 * model.num_kv_heads * model.head_dim;
@@ -130,7 +134,6 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   if (model.block != nullptr) {
     block_ = *model.block;
     head_.num_features = block_.num_features;
-    windows_.assign(block_.windows, block_.windows + model.num_layers);
     causal_.assign(block_.causal, block_.causal + model.num_layers);
     if (block_.conv_taps > 0) {
       attention_convs_.assign(block_.attention_convs, block_.attention_convs + model.num_layers);

@@ -259,6 +259,8 @@ struct faser_engine {
   faser::Counter tile_counters_[2];            // by parity of the layer: one is in use while the other is reset
 
   const bool always_team_;                                      // FASER_CPU_TEAM=always
+  std::vector<int32_t> windows_;                                // by layer; 0: none
+  int widest_window_ = 0;                                       // 0: a layer has none
   std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of recent pools, newest last
   faser::PoolChoosers* pool_choosers_ = nullptr;                // of pool_
 
@@ -287,7 +289,7 @@ struct faser_engine {
 
   // A block drafter's; x_features_ and hidden_norm_ are as a head's.
   faser_block block_ = {};
-  std::vector<int32_t> windows_, causal_;  // by layer
+  std::vector<int32_t> causal_;  // by layer
   std::unique_ptr<faser::BlockMemory> memory_of_blocks_;
   std::vector<faser_conv> attention_convs_, mlp_convs_;
   char* x_markov_ = nullptr;

@@ -37,6 +37,10 @@ const float* bias_at(const float* first, int num_out, int index) {
   return first == nullptr ? nullptr : first + static_cast<size_t>(index) * num_panels(num_out) * kPanel;
 }
 
+auto gated_product(const faser::Kernels& kernels, const faser_experts& experts) {
+  return experts.activation == FASER_CLAMPED ? kernels.gemm_clamped_swiglu : kernels.gemm_swiglu;
+}
+
 // body(group, first_panel, last_panel) until idle workers have taken all panels of all groups.
 template <typename Body>
 void for_panels(const Team& team, faser::Counter& counter, const ExpertGroup* groups, int num_groups, int panels,
@@ -200,7 +204,8 @@ void faser_engine::run_chunk(const Team& team, int num_rows, int layer, const Ex
   const int mlp_panels = mlp_size_ / kPanel, hidden_panels = num_panels(model_.hidden_size);
   for_panels(team, pairs_.counters[0], groups, num_groups, mlp_panels, [&](const ExpertGroup& group, int p, int last) {
     const Gemm g = product_of(group, gate_up, weights.gate_up_bias, 2 * mlp_size_, pairs_.x, hidden_pairs_);
-    kernels_.gemm_swiglu(g, p, last, mlp_panels, pairs(x_mlp_, group.first - first_pair, mlp_pairs_), mlp_pairs_);
+    gated_product(kernels_, experts_)(g, p, last, mlp_panels, pairs(x_mlp_, group.first - first_pair, mlp_pairs_),
+                                      mlp_pairs_);
   });
   team.sync();
   if (has_bytes) {
@@ -234,8 +239,8 @@ void faser_engine::run_shared_expert(const Team& team, int num_rows, int layer) 
   const Matrix down = layer_matrix(weights.shared_down, weights.shared_down_scales, experts_.shared_size);
   const int panels = num_panels(experts_.shared_size), hidden_panels = num_panels(model_.hidden_size);
   const int stride = pairs_.shared_pairs;
-  kernels_.gemm_swiglu(product(gate_up, nullptr, x_hidden_, hidden_pairs_, num_rows), team.begin(panels),
-                       team.end(panels), panels, pairs_.x_shared, stride);
+  gated_product(kernels_, experts_)(product(gate_up, nullptr, x_hidden_, hidden_pairs_, num_rows), team.begin(panels),
+                                    team.end(panels), panels, pairs_.x_shared, stride);
   if (team.id == team.size - 1) {
     const Matrix gate = {weights.shared_gate, nullptr, 16, 0, num_pairs(model_.hidden_size)};
     kernels_.gemm({gate, nullptr, x_hidden_, hidden_pairs_, num_rows}, 0, 1, pairs_.shared_gates, kPanel);

@@ -38,8 +38,7 @@ int32_t faser_engine::check(const faser_batch& batch, int first_layer, int last_
     const int num_blocks = batch.positions[end - 1] / tokens_per_block_ + 1;
     if (num_blocks > batch.max_blocks_per_seq) return FASER_BAD_POSITION;
     const int32_t* blocks = batch.block_table + static_cast<size_t>(batch.slots[i]) * batch.max_blocks_per_seq;
-    const int window = model_.sliding_window;
-    const int first_block = window > 0 ? std::max(0, position - window + 1) / tokens_per_block_ : 0;
+    const int first_block = widest_window_ > 0 ? std::max(0, position - widest_window_ + 1) / tokens_per_block_ : 0;
     for (int b = first_block; b < num_blocks; b++)
       if (blocks[b] < 0 || blocks[b] >= num_blocks_) return FASER_BAD_BLOCK;
   }
@@ -167,14 +166,17 @@ void faser_engine::attend(const Team& team, const faser_batch& batch, int layer)
     tile.blocks = batch.block_table + static_cast<size_t>(batch.slots[range.request]) * batch.max_blocks_per_seq;
     tile.kv_head = range.kv_head;
     tile.num_queries = range.num_queries;
+    const float* sinks = layers_[layer].sinks;
+    tile.has_sinks = sinks != nullptr;
     for (int j = 0; j < range.num_queries; j++) {
       const int query = range.first_query + j;
       const int row = batch.cu_rows[range.request] + query / group;
       const int head = range.kv_head * group + query % group;
       tile.queries[j] = pairs(queries_, row, query_pairs_) + head * (heads_.padded_dim / 2) * pair_bytes_;
+      if (tile.has_sinks) tile.sinks[j] = sinks[head];
       tile.outputs[j] = pairs(x_attention_, row, attention_pairs_) + head * (heads_.head_dim / 2) * pair_bytes_;
       tile.end[j] = batch.positions[row] + 1;
-      const int window = is_block() ? windows_[layer] : model_.sliding_window;
+      const int window = windows_[layer];
       tile.begin[j] = window > 0 ? std::max(0, tile.end[j] - window) : 0;
       if (is_block() && !causal_[layer]) tile.end[j] = batch.positions[batch.cu_rows[range.request + 1] - 1] + 1;
       if (has_head_ && tile.end[j] > 1) tile.begin[j] = std::max(tile.begin[j], 1);  // position 0 had no features

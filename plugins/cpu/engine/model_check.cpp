@@ -11,8 +11,9 @@ bool is_valid_head(const faser_model& model) {
   if (model.embedding == nullptr || head.hidden_norm == nullptr || head.num_features < 2 ||
       head.num_features % 2 != 0 || head.draft_vocab_size < 1)
     return false;
-  if (head.fc == nullptr && (model.num_layers != 1 || model.sliding_window != 0 || head.input_proj == nullptr ||
-                             head.token_norm == nullptr || head.num_features != model.hidden_size))
+  if (head.fc == nullptr &&
+      (model.num_layers != 1 || (model.windows != nullptr && model.windows[0] != 0) || head.input_proj == nullptr ||
+       head.token_norm == nullptr || head.num_features != model.hidden_size))
     return false;
   if (head.num_fc_norms < 0 || (head.num_fc_norms > 0) != (head.fc_norm != nullptr)) return false;
   if (head.fc_norm != nullptr && (head.fc == nullptr || head.num_features % (2 * head.num_fc_norms) != 0)) return false;
@@ -24,8 +25,8 @@ bool is_valid_head(const faser_model& model) {
 
 bool is_valid_block(const faser_model& model) {
   const faser_block& block = *model.block;
-  if (block.fc == nullptr || block.hidden_norm == nullptr || block.windows == nullptr || block.causal == nullptr ||
-      block.num_features < 2 || block.num_features % 2 != 0 || block.first_slot < 0 || block.first_slot > 1 ||
+  if (block.fc == nullptr || block.hidden_norm == nullptr || block.causal == nullptr || block.num_features < 2 ||
+      block.num_features % 2 != 0 || block.first_slot < 0 || block.first_slot > 1 ||
       block.block_size <= block.first_slot || block.mask_token_id < 0 || block.mask_token_id >= model.vocab_size ||
       block.markov_rank < 0 || block.markov_rank % 2 != 0 || block.logit_softcap < 0.0f)
     return false;
@@ -41,7 +42,6 @@ bool is_valid_block(const faser_model& model) {
                               block.attention_convs == nullptr || block.mlp_convs == nullptr))
     return false;
   for (int i = 0; i < model.num_layers; i++) {
-    if (block.windows[i] < 0) return false;
     for (const faser_conv* convs : {block.attention_convs, block.mlp_convs})
       if (block.conv_taps > 0 && (convs[i].base == nullptr || convs[i].delta == nullptr)) return false;
   }
@@ -53,7 +53,8 @@ bool has_valid_experts(const faser_model& model) {
   const faser_experts& experts = *model.experts;
   if (model.head != nullptr || model.medusa != nullptr || model.block != nullptr || experts.top_k < 1 ||
       experts.num_experts < experts.top_k || experts.num_experts > kMaxExperts || experts.shared_size < 0 ||
-      (experts.scoring != FASER_SOFTMAX && experts.scoring != FASER_TOP_K_SOFTMAX) || experts.activation != 0)
+      (experts.scoring != FASER_SOFTMAX && experts.scoring != FASER_TOP_K_SOFTMAX) ||
+      (experts.activation != FASER_SILU && experts.activation != FASER_CLAMPED))
     return false;
   if (model.group_size != 0 && experts.shared_size % model.group_size != 0) return false;
   const bool is_quantized = model.weight_bits != 16;
@@ -85,8 +86,7 @@ bool is_valid(const faser_model& model) {
   const bool sizes = model.num_layers > 0 && model.hidden_size > 0 && model.hidden_size % 2 == 0 &&
                      model.num_heads > 0 && model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0 &&
                      model.head_dim > 0 && model.head_dim % 2 == 0 && model.head_dim <= kMaxHeadDim &&
-                     model.intermediate_size > 0 && model.vocab_size > 0 && model.max_seq_len > 0 &&
-                     model.sliding_window >= 0;
+                     model.intermediate_size > 0 && model.vocab_size > 0 && model.max_seq_len > 0;
   const int group_size = model.group_size;
   const bool is_quantized = model.weight_bits != 16;
   if (model.weight_bits != 16 && model.weight_bits != 8 && model.weight_bits != 4) return false;
@@ -108,6 +108,7 @@ bool is_valid(const faser_model& model) {
   if (model.rope_inv_freq == nullptr || model.final_norm == nullptr) return false;
   for (int i = 0; i < model.num_layers; i++) {
     const faser_layer& layer = model.layers[i];
+    if (model.windows != nullptr && model.windows[i] < 0) return false;
     if (layer.input_norm == nullptr || layer.qkv == nullptr || layer.o == nullptr || layer.post_norm == nullptr ||
         layer.gate_up == nullptr || layer.down == nullptr)
       return false;
@@ -115,8 +116,7 @@ bool is_valid(const faser_model& model) {
                          layer.down_scales == nullptr))
       return false;
   }
-  if (model.block != nullptr)
-    return model.head == nullptr && !is_quantized && model.sliding_window == 0 && is_valid_block(model);
+  if (model.block != nullptr) return model.head == nullptr && !is_quantized && is_valid_block(model);
   return model.head == nullptr || is_valid_head(model);
 }
 

@@ -53,7 +53,9 @@ void gemm_add(const Gemm& g, int first_panel, int last_panel, float* y, int y_st
   gemm_panels<true>(g, first_panel, last_panel, y, y_stride);
 }
 
-void gemm_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride) {
+template <typename Activation>
+void gemm_gated(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride,
+                const Activation& activation) {
   alignas(64) float gate[kChunkRows][kPanel], up[kChunkRows][kPanel];
   const MultiplyScope scope;
   for (int p = first_panel; p < last_panel; p++) {
@@ -68,11 +70,24 @@ void gemm_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, v
             a += load(g.bias + p * kPanel + j);
             b += load(g.bias + (p + up_panel) * kPanel + j);
           }
-          store_pairs(silu(a) * b, target + j / 2);
+          store_pairs(activation(a, b), target + j / 2);
         }
       }
     });
   }
+}
+
+void gemm_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride) {
+  gemm_gated(g, first_panel, last_panel, up_panel, out, out_stride, [](F gate, F up) { return silu(gate) * up; });
+}
+
+void gemm_clamped_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride) {
+  gemm_gated(g, first_panel, last_panel, up_panel, out, out_stride, [](F gate, F up) {
+    const F limit = F{} + 7.0f;
+    gate = select(gate > limit, limit, gate);
+    up = select(up > limit, limit, select(up < -limit, -limit, up));
+    return (up + 1.0f) * (gate / (exp_of(gate * -1.702f) + 1.0f));
+  });
 }
 
 }  // namespace

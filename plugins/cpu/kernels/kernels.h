@@ -64,6 +64,8 @@ struct AttentionTile {
   const void* queries[kMaxTile];       // pairs [padded_dim / 2]
   void* outputs[kMaxTile];             // pairs [head_dim / 2]
   int begin[kMaxTile], end[kMaxTile];  // visible positions
+  bool has_sinks;
+  float sinks[kMaxTile];  // a logit each that takes a share of the softmax
 };
 
 struct Kernels {
@@ -86,6 +88,8 @@ struct Kernels {
   void (*gemm_add)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   // out = silu(gate) * up as pairs: gate is panel p, up panel p + up_panel.
   void (*gemm_swiglu)(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride);
+  // The same of (up + 1) * gate * sigmoid(1.702 gate), with the gate at most 7 and up within -7 and 7.
+  void (*gemm_clamped_swiglu)(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride);
   // q/k norm (if not null) and rope of one qkv row; queries become pairs [num_heads][padded_dim / 2]; key and value are
   // appended at the position that block and offset name. cos, sin: [head_dim / 2].
   void (*append_kv)(const HeadShape& shape, const float* qkv, const float* q_norm, const float* k_norm,

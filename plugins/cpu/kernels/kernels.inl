@@ -48,9 +48,22 @@ void round_row(const float* h, int size, void* x) {
   __builtin_memcpy(out + i / 2, tail, sizeof(Pair) * static_cast<size_t>(size - i) / 2);
 }
 
-const Kernels kTable = {kName,     sizeof(Pair), kByteSize,   kTileSize, sizeof(AttentionScratch),
-                        embed_row, embed_output, norm_row,    round_row, quantize_row,
-                        gemm,      gemm_add,     gemm_swiglu, append_kv, verify_attention};
+const Kernels kTable = {kName,
+                        sizeof(Pair),
+                        kByteSize,
+                        kTileSize,
+                        sizeof(AttentionScratch),
+                        embed_row,
+                        embed_output,
+                        norm_row,
+                        round_row,
+                        quantize_row,
+                        gemm,
+                        gemm_add,
+                        gemm_swiglu,
+                        gemm_clamped_swiglu,
+                        append_kv,
+                        verify_attention};
 
 }  // namespace
 }  // namespace faser

@@ -15,7 +15,8 @@ from tests.support.tiny_model import TinyConfig, TinyModel
 NUM_SLOTS, NUM_BRANCHES = 3, 5
 CONFIGS = {
     "plain": TinyConfig(num_layers=2, hidden_size=192, intermediate_size=768, max_seq_len=320),
-    "window": TinyConfig(num_layers=2, max_seq_len=320, sliding_window=43, head_dim=20, num_heads=6, qk_norm=True),
+    "window": TinyConfig(num_layers=2, max_seq_len=320, windows=(43,), head_dim=20, num_heads=6, qk_norm=True),
+    "sinks": TinyConfig(num_layers=2, max_seq_len=320, windows=(43, 0), sinks=True),
 }
 
 

@@ -6,6 +6,7 @@ import zlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from faser_trtllm.builder.engine_file import write_engine_file
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.models.config import ModelConfig, load_model_config
-from faser_trtllm.models.experts import SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
+from faser_trtllm.models.experts import CLAMPED, SILU, SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import Dtype, Weights, converted, expected_shapes
 from faser_trtllm.partition.core_set import CoreSet
@@ -50,6 +51,7 @@ KINDS = {
     "normed": EXPERTS,
     "not_normed": replace(EXPERTS, norm_topk=False, top_k=1, num_experts=70),
     "top_k_softmax": replace(EXPERTS, scoring=TOP_K_SOFTMAX, norm_topk=False, has_bias=True),
+    "clamped": replace(EXPERTS, scoring=TOP_K_SOFTMAX, norm_topk=False, activation=CLAMPED, has_bias=True),
     "shared": replace(EXPERTS, norm_topk=False, shared_size=256),
     "padded": ExpertsConfig(5, 2, 90, SOFTMAX, norm_topk=True, shared_size=70),
 }
@@ -104,6 +106,20 @@ def test_what_the_builder_packs_is_the_checkpoint(tmp_path: Path, kind: str, fam
     wanted = ReferenceModel(config, weights, round_to_bf16=True).logits(tokens).numpy()
     errors = np.sqrt(np.square(found - wanted).mean(-1)) / wanted.std()
     assert np.median(errors) < 0.02
+
+
+@pytest.mark.parametrize("other", [{"activation": SILU}, {"has_bias": False}])
+def test_another_activation_and_no_biases_are_another_model(open_harness: OpenHarness, other: dict[str, Any]) -> None:
+    """By more than test_logits_are_the_references tolerates."""
+    model = tiny(KINDS["clamped"])
+    tokens = random_tokens(model, 60)
+    found = open_harness(model).run([(0, tokens, 0, 60)])[0]
+    model.config = replace(model.config, experts=replace(KINDS["clamped"], **other))
+    if "has_bias" in other:
+        for layer in model.layers:
+            layer |= {name: torch.zeros_like(value) for name, value in layer.items() if name.endswith("_bias")}
+    wanted = model.logits(tokens, rounded=True).numpy()
+    assert np.median(np.sqrt(np.square(found - wanted).mean(-1)) / wanted.std()) > 0.05
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -46,7 +46,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], Any]] = {
     "speculators": ({}, SPECULATORS | {"num_layers": 2, "norm_before_residual": True, "layers": (1, 2, 3)}),
     "speculators_window": (
         {},
-        SPECULATORS | {"num_layers": 2, "layer_types": 2 * ["sliding_attention"], "sliding_window": 8, "qk_norm": True},
+        SPECULATORS
+        | {
+            "num_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "qk_norm": True,
+        },
     ),
     "deepspec": ({}, {"make": make_deepspec_head, "layers": (0, 1, 2, 3)}),
     "medusa": ({}, {"num_heads": 4}),
@@ -219,7 +225,11 @@ CONTROLS = {
         "one_layer": configured(num_hidden_layers=1),
         "residual_before_the_norm": configured(norm_before_residual=False),
     },
-    "speculators_window": {"no_window": configured(layer_types=[]), "window_of_nine": configured(sliding_window=9)},
+    "speculators_window": {
+        "no_window": configured(layer_types=[]),
+        "other_layer": configured(layer_types=["sliding_attention", "full_attention"]),
+        "window_of_nine": configured(sliding_window=9),
+    },
     "deepspec": {"no_qk_norm": without("q_norm", "k_norm"), "layers_entered": layers_off_by(1)},
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.engine.cpu.engine import CpuEngine
-from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
+from faser_trtllm.models.experts import CLAMPED, SOFTMAX, TOP_K_SOFTMAX, ExpertsConfig
 from faser_trtllm.partition.core_set import CoreSet
 from tests.engine.conftest import MAX_BATCH_SIZE, OpenHarness
 from tests.support.core_sets import OversubscribedCoreSet
@@ -27,8 +27,9 @@ CONFIGS = {
     # Large enough that even one row is shared by two threads.
     "plain": TinyConfig(num_layers=2, hidden_size=192, intermediate_size=768, max_seq_len=320),
     "window": TinyConfig(
-        num_layers=2, max_seq_len=320, sliding_window=43, head_dim=20, num_heads=6, biases=True, qk_norm=True
+        num_layers=2, max_seq_len=320, windows=(43,), head_dim=20, num_heads=6, biases=True, qk_norm=True
     ),
+    "sinks": TinyConfig(num_layers=2, max_seq_len=320, windows=(43, 0), head_dim=64, sinks=True, biases=True),
 }
 
 
@@ -41,6 +42,9 @@ CONFIGS |= {
     "W4A8": replace(CONFIGS["window"], quantization="W4A8", num_heads=8, intermediate_size=320),
     "W8A8-window": replace(CONFIGS["window"], quantization="W8A8"),
     "W4A8-128": replace(CONFIGS["plain"], quantization="W4A8:128", hidden_size=256, quantize_lm_head=True),
+    "gpt_oss": replace(
+        CONFIGS["sinks"], experts=ExpertsConfig(8, 3, 160, TOP_K_SOFTMAX, False, CLAMPED, True), num_heads=8
+    ),
     "experts": replace(CONFIGS["window"], experts=ExpertsConfig(9, 3, 160, SOFTMAX, True, shared_size=70)),
     "experts-W4A8": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="W4A8"),
     "experts-int4": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="int4"),
@@ -49,7 +53,8 @@ CONFIGS |= {
 
 
 @pytest.fixture(
-    scope="module", params=pick(["plain", "window", "int8", "int4", "W8A8", "W4A8", "experts"], list(CONFIGS))
+    scope="module",
+    params=pick(["plain", "window", "int8", "int4", "W8A8", "W4A8", "experts", "gpt_oss"], list(CONFIGS)),
 )
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Tokens of some requests, their logits computed one row at a time, and engines of many kinds."""

@@ -29,7 +29,8 @@ from tests.support.tiny_model import TinyConfig, TinyModel
 LENGTHS = (90, 41, 30)
 CONFIGS = {
     "plain": TinyConfig(num_layers=4, hidden_size=192, intermediate_size=768, max_seq_len=128),
-    "window": TinyConfig(num_layers=4, max_seq_len=128, sliding_window=19, qk_norm=True, biases=True),
+    "window": TinyConfig(num_layers=4, max_seq_len=128, windows=(19,), qk_norm=True, biases=True),
+    "sinks": TinyConfig(num_layers=4, max_seq_len=128, windows=(19, 0), sinks=True, biases=True),
 }
 
 
@@ -42,7 +43,7 @@ CONFIGS |= {
 }
 
 
-@pytest.fixture(scope="module", params=pick(["plain", "window", "int4", "experts"], list(CONFIGS)))
+@pytest.fixture(scope="module", params=pick(["plain", "window", "sinks", "int4", "experts"], list(CONFIGS)))
 def rig(request, tmp_path_factory):
     """Tokens of some requests, logits and early-exit scores computed one row at a time, an engine, partitions."""
     config = CONFIGS[request.param]

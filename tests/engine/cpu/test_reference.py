@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from faser_trtllm.errors import InvalidArgumentError
 from tests.engine.conftest import OpenHarness
 from tests.support.engine_harness import Harness
 from tests.support.tiny_model import TinyConfig, TinyModel
@@ -23,8 +25,13 @@ CONFIGS = {
     "head_dim_96": TinyConfig(head_dim=96),
     "head_dim_128": TinyConfig(head_dim=128, num_layers=2, qk_norm=True, biases=True),
     "head_dim_256": TinyConfig(head_dim=256, num_heads=2, num_kv_heads=1, num_layers=2),
-    "window": TinyConfig(sliding_window=37),
-    "window_of_1": TinyConfig(sliding_window=1, num_layers=2),
+    "window": TinyConfig(windows=(37,)),
+    "windows": TinyConfig(windows=(37, 0)),
+    "sinks": TinyConfig(sinks=True, windows=(0, 21), biases=True),
+    "sinks_long_window": TinyConfig(
+        sinks=True, windows=(128, 0), head_dim=64, num_heads=8, num_kv_heads=1, num_layers=2
+    ),
+    "window_of_1": TinyConfig(windows=(1,), num_layers=2),
     "int8": TinyConfig(quantization="int8", biases=True),
     "int8_padded": TinyConfig(
         quantization="int8", quantize_lm_head=True, head_dim=64, hidden_size=70, intermediate_size=290
@@ -75,6 +82,39 @@ def test_ragged_passes_match_torch(name: str, open_harness: OpenHarness) -> None
         rounded, exact = (0.03, 0.08) if "A8" in model.config.quantization else (0.01, 0.04)
         assert _relative_error(rows, model.logits(sequence, rounded=True).numpy()) < rounded
         assert _relative_error(rows, model.logits(sequence).numpy()) < exact
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"windows": (36, 0)}, {"windows": (38, 0)}, {"windows": (0, 37)}, {"windows": (37,)}, {"sinks": False}],
+    ids=["one_less", "one_more", "other_layers", "all_layers", "no_sinks"],
+)
+def test_other_windows_and_no_sinks_are_another_model(other: dict[str, Any], open_harness: OpenHarness) -> None:
+    """By more than test_ragged_passes_match_torch tolerates."""
+    model = TinyModel(TinyConfig(windows=(37, 0), sinks=True))
+    tokens = np.random.default_rng(11).integers(0, model.config.vocab_size, 140).tolist()
+    found = open_harness(model).run([(0, tokens, 0, 140)])[0]
+    assert _relative_error(found, model.logits(tokens, rounded=True).numpy()) < 0.01
+    model.config = replace(model.config, **other)
+    assert _relative_error(found, model.logits(tokens, rounded=True).numpy()) > 0.02
+
+
+@pytest.mark.parametrize(("windows", "first_needed"), [((21, 40), 60), ((21, 0), 0), ((40, 21), 60)])
+def test_blocks_that_a_layer_sees_must_be_there(
+    windows: tuple[int, ...], first_needed: int, open_harness: OpenHarness
+) -> None:
+    """Blocks before what any layer sees may be anything; no others."""
+    model = TinyModel(TinyConfig(windows=windows, num_layers=2))
+    tokens = np.random.default_rng(12).integers(0, model.config.vocab_size, 101).tolist()
+    harness = open_harness(model, tokens_per_block=16)
+    harness.run([(0, tokens, 0, 100)])
+    wanted = harness.run([(0, tokens, 100, 101)])[0]
+    num_free = first_needed // 16
+    harness.block_table[0, :num_free] = -1
+    np.testing.assert_array_equal(harness.run([(0, tokens, 100, 101)])[0], wanted)
+    harness.block_table[0, num_free] = -1
+    with pytest.raises(InvalidArgumentError):
+        harness.run([(0, tokens, 100, 101)])
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "A8" in CONFIGS[name].quantization])
@@ -139,7 +179,7 @@ def _poisoned(model: TinyModel, value: float) -> int:
 @pytest.mark.parametrize(("window", "quantization"), [(0, "none"), (21, "none"), (0, "W8A8"), (0, "W4A8")])
 def test_nan_stays_in_its_request(value: float, window: int, quantization: str, open_harness: OpenHarness) -> None:
     """Neither batch mates, nor earlier rows, nor the next owner of the blocks see a failed request's NaN."""
-    config = TinyConfig(tied=False, sliding_window=window, quantization=quantization)
+    config = TinyConfig(tied=False, windows=(window,), quantization=quantization)
     model = TinyModel(replace(config, quantize_lm_head=quantization != "none"))
     bad = _poisoned(model, value)
     tokens = np.random.default_rng(6).integers(0, bad, 90).tolist()
@@ -161,13 +201,13 @@ def test_nan_stays_in_its_request(value: float, window: int, quantization: str, 
 @pytest.mark.parametrize("position", [4, 5])
 def test_nan_ends_with_the_window(position: int, open_harness: OpenHarness) -> None:
     """Rows that see an unusable token through no layer are as if it were another."""
-    model = TinyModel(TinyConfig(tied=False, sliding_window=21))
+    model = TinyModel(TinyConfig(tied=False, windows=(21,)))
     bad = _poisoned(model, np.nan)
     tokens = np.random.default_rng(9).integers(0, bad, 90).tolist()
     clean = open_harness(model).run([(0, tokens, 0, 90)])[0]
     tokens[position] = bad
     found = open_harness(model).run([(0, tokens, 0, 90)])[0]
-    reach = position + model.config.num_layers * (model.config.sliding_window - 1) + 1
+    reach = position + model.config.num_layers * (model.config.window(0) - 1) + 1
     np.testing.assert_array_equal(found[:position], clean[:position])
     assert np.isnan(found[position : position + 21]).all()
     np.testing.assert_array_equal(found[reach:], clean[reach:])

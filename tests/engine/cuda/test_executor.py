@@ -277,7 +277,7 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
 def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
     generator = torch.Generator().manual_seed(seed)
     sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 1, "num_kv_heads": 1, "head_dim": 16}
-    sizes |= {"intermediate_size": 16, "vocab_size": vocab_size, "max_seq_len": 32, "sliding_window": 0}
+    sizes |= {"intermediate_size": 16, "vocab_size": vocab_size, "max_seq_len": 32, "windows": [0, 0]}
     sizes |= {"rms_norm_eps": 1e-5}
 
     def matrix(num_out, num_in):

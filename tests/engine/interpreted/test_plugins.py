@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,8 @@ def test_what_the_plugins_cannot_do_is_refused(tmp_path: Path) -> None:
     network = StandInNetwork(create_network(trt, builder), 4, trt)
     with pytest.raises(ConfigError, match="sliding_window is 7"):
         build_segment(StandInTrt(trt), network, *model, 0, 4, options())
+    with pytest.raises(ConfigError, match="has sinks"):
+        build_segment(trt, create_network(trt, builder), replace(model[0], has_sinks=True), model[1], 0, 4, options())
     network = StandInNetwork(create_network(trt, builder), 4, trt)
     with pytest.raises(ConfigError, match="are not registered"):
         build_segment(trt, network, *model, 0, 4, options(max_seq_len=7, tokens_per_block=7))

@@ -39,7 +39,7 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 32,
     "vocab_size": 64,
     "max_seq_len": 64,
-    "sliding_window": 0,
+    "windows": [0],
     "rms_norm_eps": 1e-5,
     "rope_attention_factor": 1.0,
     "tied": False,

@@ -12,10 +12,10 @@ import pytest
 
 from faser_trtllm.errors import CheckpointError
 from tests.models.gguf.opened import opened
-from tests.support.published_mixtures import publish, write_mixture
+from tests.support.published_mixtures import pack_experts, publish, write_mixture
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-FAMILIES = ("qwen3", "qwen2", "mixtral")
+FAMILIES = ("qwen3", "qwen2", "mixtral", "gpt_oss")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -23,6 +23,12 @@ def test_config_and_weights_are_those_of_the_folder(tmp_path: Path, family: str)
     publish(tmp_path / "folder", family, dtype="bfloat16", num_hidden_layers=2)
     path = write_mixture(tmp_path / "x.gguf", tmp_path / "folder", family)
     check(tmp_path / "folder", path)
+
+
+def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    pack_experts(folder, publish(folder, "gpt_oss", dtype="bfloat16", num_hidden_layers=2))
+    check(folder, write_mixture(tmp_path / "x.gguf", folder, "gpt_oss"))
 
 
 def check(folder: Path, path: Path) -> None:

@@ -60,7 +60,6 @@ def test_each_layout_says_what_the_published_code_reads_in_it(tmp_path, target, 
         assert (config.selector_rank, config.conv_taps, config.logit_softcap, config.logit_scale) == (0, 0, 0.0, 1.0)
     assert config.model.num_layers == 3
     assert config.model.qk_norm
-    assert config.model.sliding_window == 0
     assert config.model.rope.theta == 10000.0
 
 

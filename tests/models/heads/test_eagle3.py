@@ -130,8 +130,8 @@ def test_layer_types_say_whether_there_is_a_window(tmp_path, target):
     """A sliding_window alone is what some configurations carry along from their target's."""
     for number, (kind, window) in enumerate((("sliding_attention", 8), ("full_attention", 0))):
         head = make_speculators_head(tmp_path / str(number), target, layer_types=[kind], sliding_window=8)
-        assert read(head, target)[0].model.sliding_window == window
-    assert read(make_head(tmp_path / "flat", target, sliding_window=8), target)[0].model.sliding_window == 0
+        assert read(head, target)[0].model.windows == (window,)
+    assert read(make_head(tmp_path / "flat", target, sliding_window=8), target)[0].model.windows == (0,)
 
 
 def test_what_a_head_lacks_is_the_targets(tmp_path, target):
@@ -184,9 +184,9 @@ def test_layers_by_both_conventions(tmp_path, target):
             "norm_before_fc is True and False, it must",
         ),
         ({"norm_output": "yes"}, "norm_output is 'yes', it must be true or false"),
-        ({"layer_types": ["chunked_attention"]}, "layers of an EAGLE-3 head have full_attention or"),
+        ({"layer_types": ["chunked_attention"]}, "it must name full_attention or sliding_attention for"),
         ({"layer_types": ["sliding_attention"]}, "sliding_window is None, layer_types of sliding_attention ask for"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types differ"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "for each of the 1 layers"),
         (
             {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 4], LAYERS_KEY: None},
             r"target_layer_ids \+ 1 is 2,5, it must name layers that rise from 0 to 4",

@@ -46,7 +46,7 @@ class RandomModel {
     }
     m.max_seq_len = input.in(1, 120);
     const bool may_have_window = kind == ModelKind::kDecoder || kind == ModelKind::kEagle;
-    m.sliding_window = may_have_window && input.in(0, 3) == 0 ? input.in(1, 40) : 0;
+    if (may_have_window && input.in(0, 3) == 0) m.windows = windows(input, 40);
     m.rms_norm_eps = 1e-5f;
     m.rope_attention_factor = 1.0f;
     m.rope_inv_freq = floats(m.head_dim / 2, 1.0f);
@@ -129,6 +129,11 @@ class RandomModel {
     return floats(static_cast<size_t>(padded(num_out)) * (model.group_size != 0 ? num_in / model.group_size : 1),
                   0.01f);
   }
+  int32_t* windows(FuzzInput& input, int most) {
+    int32_t* const data = allocate<int32_t>(model.num_layers);
+    for (int i = 0; i < model.num_layers; ++i) data[i] = input.in(0, most);
+    return data;
+  }
   float* optional(FuzzInput& input, int count) { return input.flag() ? floats(count, 0.2f) : nullptr; }
 
   void add_layer(FuzzInput& input, ModelKind kind) {
@@ -145,6 +150,7 @@ class RandomModel {
     layer.k_norm = optional(input, m.head_dim);
     layer.o = packed(m.hidden_size, q_size, bits);
     layer.o_bias = optional(input, m.hidden_size);
+    if (kind == ModelKind::kDecoder) layer.sinks = optional(input, m.num_heads);
     layer.post_norm = floats(m.hidden_size, 1.0f);
     layer.gate_up = packed(2 * mlp, m.hidden_size, bits);
     layer.gate_up_bias = optional(input, 2 * mlp);
@@ -232,12 +238,9 @@ class RandomModel {
     block.first_slot = input.in(0, 1);
     block.block_size = block.first_slot + input.in(1, 7);
     block.mask_token_id = input.in(0, vocab - 1);
-    int32_t *const windows = allocate<int32_t>(model.num_layers), *const causal = allocate<int32_t>(model.num_layers);
-    for (int i = 0; i < model.num_layers; ++i) {
-      windows[i] = input.in(0, 9);
-      causal[i] = input.flag();
-    }
-    block.windows = windows;
+    model.windows = windows(input, 9);
+    int32_t* const causal = allocate<int32_t>(model.num_layers);
+    for (int i = 0; i < model.num_layers; ++i) causal[i] = input.flag();
     block.causal = causal;
     block.logit_softcap = input.flag() ? 5.0f : 0.0f;
     block.logit_scale = block.embedding_scale = 0.5f;
