@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -85,12 +86,15 @@ class CpuBackend:
                 f"{source.role}_quantization is {scheme}, but the {source.role} is {source.head}, which stays in bf16; "
                 "leave it out"
             )
-        inputs = {
-            "hidden_size": config.hidden_size,
-            "num_attention_heads * head_dim": config.num_heads * config.head_dim,
-            "intermediate_size": config.intermediate_size,
-        }
-        if config.experts is not None and config.experts.shared_size:
+        if scheme.is_mxfp4 and config.experts is None:
+            raise InvalidArgumentError(
+                f"quantization of the {source.role} is mxfp4, which is of experts only, and a {config.architecture} "
+                "has none; use int4"
+            )
+        inputs = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+        if not scheme.is_mxfp4:
+            inputs["num_attention_heads * head_dim"] = config.num_heads * config.head_dim
+        if config.experts is not None and config.experts.shared_size and not scheme.is_mxfp4:
             inputs["shared_expert_intermediate_size"] = config.experts.shared_size
         for name, num_in in inputs.items():
             if scheme.group_size and num_in % scheme.group_size:
@@ -104,7 +108,7 @@ class CpuBackend:
             "quant_algo": scheme.algorithm,
             "group_size": scheme.group_size or None,
             "has_zero_point": False,
-            "exclude_modules": [] if scheme.lm_head else ["lm_head"],
+            "exclude_modules": ["lm_head", "*self_attn*"] if scheme.is_mxfp4 else [] if scheme.lm_head else ["lm_head"],
         }
 
 
@@ -245,7 +249,7 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
     except ValueError as error:
         raise CheckpointError(f"{name} of the checkpoint cannot be quantised: {error}") from error
     values, scales = (np.concatenate([getattr(part, field) for part in parts]) for field in ("values", "scales"))
-    return QuantizedWeight(values, scales, parts[0].group_size, parts[0].bits)
+    return dataclasses.replace(parts[0], values=values, scales=scales)
 
 
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:

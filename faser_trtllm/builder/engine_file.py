@@ -26,7 +26,7 @@ from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.experts import experts_of
 from faser_trtllm.models.fused import fused_tensors
-from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
+from faser_trtllm.models.quantized_weight import MXFP4, QuantizedWeight, Scheme
 
 MAGIC = b"FASERENG"
 TENSORRT_MAGIC = b"FASERTRT"  # builder/plan_file.py
@@ -136,8 +136,10 @@ def row_multiple(name: str) -> int:
 
 
 def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
-    """How a matrix is quantised in a model of this scheme: layers are, but not what chooses experts; LM heads if the
-    scheme says so."""
+    """How a matrix is quantised in a model of this scheme: layers are, but not what chooses experts; in MXFP4 experts
+    are, and nothing else; LM heads if the scheme says so."""
+    if scheme is not None and scheme.is_mxfp4:
+        return scheme if ".expert_" in name else None
     is_of_layer = name.startswith("layers.") and not name.endswith((".router", ".shared_gate"))
     is_quantized = is_of_layer or (name == "lm_head" and scheme is not None and scheme.lm_head)
     return scheme if is_quantized else None
@@ -235,7 +237,14 @@ def scheme_of(model: dict[str, Any]) -> Scheme | None:
     if found is None:
         return None
     scheme = Scheme(**found)
-    if scheme.bits not in (4, 8) or scheme.group_size not in (0, 32, 128) or scheme.activation_bits not in (8, 16):
+    if scheme.is_mxfp4 and scheme == MXFP4 and "experts" in model:
+        return scheme
+    if (
+        scheme.is_mxfp4
+        or scheme.bits not in (4, 8)
+        or scheme.group_size not in (0, 32, 128)
+        or scheme.activation_bits not in (8, 16)
+    ):
         raise ValueError(f"model.quantization is {found!r}")
     return scheme
 

@@ -71,7 +71,8 @@ class BuildOptions:
     quantization: Annotated[
         str,
         "of the target's layers; on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits "
-        "with a scale for each 32 inputs, or 128 (int4:128); on tensorrt and tensorrt_rtx: none or FP8",
+        "with a scale for each 32 inputs, or 128 (int4:128), or mxfp4 (experts only); on tensorrt and tensorrt_rtx: "
+        "none or FP8",
     ] = "none"
     draft_quantization: Annotated[str, "the same of the draft's layers"] = "none"
     quantize_lm_head: Annotated[bool, "quantize the LM heads too, and embeddings that are one matrix with them"] = False
@@ -142,6 +143,10 @@ def check_options(options: BuildOptions) -> None:
     if options.quantize_lm_head and in_fp8:
         raise InvalidArgumentError(
             f"quantize_lm_head is set with quantization {FP8}, where LM heads stay in {options.dtype}; leave it out"
+        )
+    if options.quantize_lm_head and any(scheme.is_mxfp4 for scheme in schemes.values()):
+        raise InvalidArgumentError(
+            "quantize_lm_head is set with quantization mxfp4, which is of experts only; leave it out"
         )
     if options.quantize_lm_head and not schemes:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")

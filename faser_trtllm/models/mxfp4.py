@@ -25,3 +25,23 @@ def mxfp4_values(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -
     with np.errstate(over="ignore"):
         values: Float32Array = np.ldexp(numbers, scales.astype(np.int32)[..., None] - _BIAS)
     return values.reshape(len(blocks), -1)
+
+
+def e2m1_numbers(codes: npt.NDArray[np.uint8]) -> Float32Array:
+    """Two numbers a byte, the first in its low half: uint8 [rows, n] -> fp32 [rows, 2n]."""
+    numbers: Float32Array = _PAIRS[codes].reshape(len(codes), -1)
+    return numbers
+
+
+def mxfp4_blocks(groups: Float32Array) -> tuple[npt.NDArray[np.uint8], Float32Array]:
+    """Finite fp32 [rows, n, 32] in MXFP4 -> two numbers a byte, uint8 [rows, n * 16], and scales fp32 [rows, n].
+
+    Numbers are rounded to the nearest, of two the smaller; what MXFP4 has decoded comes out as it was.
+    """
+    _, exponents = np.frexp(np.abs(groups).max(-1))
+    scales: Float32Array = np.ldexp(np.float32(1), exponents - 3)  # so that the largest is from 4 on, below 8
+    sizes = np.abs(groups) / scales[..., None]
+    codes = np.searchsorted((_LEVELS[1:] + _LEVELS[:-1]) / 2, sizes).astype(np.uint8)
+    codes |= ((groups < 0) & (codes > 0)).astype(np.uint8) << 3
+    halves: npt.NDArray[np.uint8] = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return halves.reshape(len(groups), -1), scales

@@ -1,6 +1,6 @@
-"""Quantisation: a matrix as small integers with a scale for each output or each group of inputs, and its inputs too.
+"""Quantisation: a matrix as small numbers with a scale for each output or each group of inputs, and its inputs too.
 
-Symmetric: weight = integer * scale. The plain reference of what the CPU engine's kernels multiply.
+Symmetric: weight = number * scale. The plain reference of what the CPU engine's kernels multiply.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.mxfp4 import BLOCK_SIZE, e2m1_numbers, mxfp4_blocks
 
 GROUP_SIZES = (32, 128)
 ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale where a weight's scale is a whole output's
@@ -29,19 +30,24 @@ class Scheme:
 
     lm_head: of a model, that its LM head (and the embedding where they are one) is quantised besides its layers.
     activation_bits: 16 (bf16), or 8: each row's inputs are quantised where they are used, see quantize_activations.
+    is_mxfp4: the four bits are e2m1 and scales powers of two (models/mxfp4.py), of the matrices of experts only; what a
+    checkpoint has in MXFP4 is kept as it is.
     """
 
     bits: int
     group_size: int
     lm_head: bool = False
     activation_bits: int = 16
+    is_mxfp4: bool = False
 
     @classmethod
     def parse(cls, text: str, field: str = "quantization") -> Scheme | None:
-        """int8 (W8A16), int4 (W4A16), W8A8, W4A8; those of four bits in groups, int4:128; none is None.
+        """int8 (W8A16), int4 (W4A16), W8A8, W4A8; those of four bits in groups, int4:128; mxfp4; none is None.
         InvalidArgumentError for others, which names the field."""
         if text == "none":
             return None
+        if text == "mxfp4":
+            return MXFP4
         found = _SPELLING.fullmatch(text)
         if found is not None:
             activation_bits = 8 if found[1].endswith("A8") else 16
@@ -53,30 +59,36 @@ class Scheme:
                 return cls(4, group_size, activation_bits=activation_bits)
         raise InvalidArgumentError(
             f"{field} is {text}, it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
-            "groups of 32 or 128 inputs (int4:128, W4A8:128), or FP8 on the TensorRT backends"
+            "groups of 32 or 128 inputs (int4:128, W4A8:128), mxfp4 (experts only), or FP8 on the TensorRT backends"
         )
 
     @property
     def algorithm(self) -> str:
         """TensorRT-LLM's spelling of quant_algo, which has such names for 16-bit activations only."""
-        return f"W{self.bits}A{self.activation_bits}"
+        return f"W{self.bits}A{self.activation_bits}{'_MXFP4' if self.is_mxfp4 else ''}"
 
     def __str__(self) -> str:
+        if self.is_mxfp4:
+            return "mxfp4"
         name = f"int{self.bits}" if self.activation_bits == 16 else self.algorithm
         return name + (f":{self.group_size}" if self.group_size else "")
+
+
+MXFP4 = Scheme(4, BLOCK_SIZE, is_mxfp4=True)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A matrix [out, in]. values: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], the even input in the low
-    half of a byte, each half in two's complement (-8..7). scales: float32 [out, in / group_size]. group_size: `in` for
-    one scale per output. ValueError if the shapes do not fit together.
+    half of a byte, each half in two's complement (-8..7), or e2m1 if is_mxfp4. scales: float32 [out, in / group_size].
+    group_size: `in` for one scale per output. ValueError if the shapes do not fit together.
     """
 
     values: npt.NDArray[Any]
     scales: npt.NDArray[np.float32]
     group_size: int
     bits: int
+    is_mxfp4: bool = False
 
     def __post_init__(self) -> None:
         dtype = {8: np.int8, 4: np.uint8}.get(self.bits)
@@ -97,8 +109,10 @@ class QuantizedWeight:
         """(out, in)."""
         return len(self.values), self.values.shape[1] * 8 // self.bits
 
-    def integers(self) -> npt.NDArray[np.int8]:
-        """int8 [out, in]."""
+    def numbers(self) -> npt.NDArray[Any]:
+        """What scales multiply, [out, in]: int8, or fp32 if is_mxfp4."""
+        if self.is_mxfp4:
+            return e2m1_numbers(self.values)
         if self.bits == 8:
             integers: npt.NDArray[np.int8] = self.values.astype(np.int8, copy=False)
             return integers
@@ -111,7 +125,8 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
     """Quantise float32 [out, in], rounding to nearest.
 
     8 bits: scale = max |w| / 127. 4 bits: scale = the entry of largest magnitude / -8, so that all 16 values are used
-    (as llama.cpp's q4_0). ValueError if `in` is not a multiple of the group, or if a weight is not finite.
+    (as llama.cpp's q4_0). MXFP4: mxfp4_blocks. ValueError if `in` is not a multiple of the group, or if a weight is not
+    finite.
     """
     num_out, num_in = weight.shape
     group_size = scheme.group_size or num_in
@@ -120,6 +135,8 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
     if not np.isfinite(weight).all():
         raise ValueError("a weight is not finite")
     groups = weight.reshape(num_out, -1, group_size)
+    if scheme.is_mxfp4:
+        return QuantizedWeight(*mxfp4_blocks(groups), group_size, scheme.bits, is_mxfp4=True)
     if scheme.bits == 8:
         scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     else:
@@ -145,7 +162,7 @@ def from_integers(
 def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
     """float32 [out, in]."""
     num_out, num_in = quantized.shape
-    groups = quantized.integers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
+    groups = quantized.numbers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
     return (groups * quantized.scales[:, :, None]).reshape(num_out, num_in)
 
 

@@ -118,6 +118,7 @@ class FaserExperts(Structure):
         ("norm_topk", c_int32),
         ("activation", c_int32),
         ("shared_size", c_int32),
+        ("is_mxfp4", c_int32),
     ]
 
 

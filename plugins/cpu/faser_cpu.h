@@ -89,6 +89,7 @@ typedef struct {
   int32_t norm_topk;    // 1: a row's weights are divided by their sum; of FASER_SOFTMAX
   int32_t activation;   // a faser_activation
   int32_t shared_size;  // width of an expert that all rows take, times sigmoid(shared_gate x); 0: none
+  int32_t is_mxfp4;     // 1: gate_up and down have e2m1 numbers of four bits and groups of 32, in a model of bf16
 } faser_experts;
 
 // What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has besides a decoder's layers. Its row of the token at

@@ -172,6 +172,11 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ),
         ({"draft_quantization": "int8", "draft_checkpoint_dir": None}, "draft_quantization is int8 without a draft"),
         ({"quantize_lm_head": True}, "quantize_lm_head is set without a quantization"),
+        (
+            {"quantization": "mxfp4"},
+            "target is mxfp4, which is of experts only, and a LlamaForCausalLM has none; use int4",
+        ),
+        ({"quantization": "mxfp4", "quantize_lm_head": True}, "mxfp4, which is of experts only; leave it out"),
         ({"max_batch_size": 0}, "max_batch_size is 0, it must be at least 1"),
         ({"max_num_tokens": 31}, "max_num_tokens is 31, it must be at least max_batch_size (32)"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24, it must be a multiple of 16"),

@@ -57,12 +57,13 @@ def logits_of(model: Any, vocab_size: int = 320) -> tuple[list[int], np.ndarray]
         return token_ids, model(torch.tensor([token_ids])).logits[0].float().numpy()
 
 
-def test_gpt_oss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "mxfp4"])
+def test_gpt_oss(tmp_path: Path, quantization: str) -> None:
     """Closer to transformers in fp32 than transformers in bf16 is, and far from what it is not."""
     directory = tmp_path / "checkpoint"
     model = publish(directory, "gpt_oss", dtype="bfloat16", num_hidden_layers=4, rope_parameters=GPT_OSS_ROPE)
     pack_experts(directory, model)
-    engines = build_engines(BuildOptions(directory, None, tmp_path / "engines"))
+    engines = build_engines(BuildOptions(directory, None, tmp_path / "engines", quantization=quantization))
     assert engines is not None
     token_ids, expected = logits_of(model)
     found = engine_logits(engines.target_path, token_ids)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.mxfp4 import mxfp4_values
 from faser_trtllm.models.quantized_weight import (
+    MXFP4,
     QuantizedWeight,
     Scheme,
     dequantize,
@@ -38,15 +40,36 @@ def test_an_error_is_at_most_half_a_step(scheme: Scheme, seed: int, magnitude: f
 def test_four_bits_are_packed_as_documented(seed: int) -> None:
     integers = np.random.default_rng(seed).integers(-8, 8, (3, 64), np.int8)
     quantized = from_integers(integers, np.ones((3, 2), np.float32), 32, 4)
-    np.testing.assert_array_equal(quantized.integers(), integers)
+    np.testing.assert_array_equal(quantized.numbers(), integers)
     first = quantized.values[0, 0]
     assert (first & 15, first >> 4) == (integers[0, 0] % 16, integers[0, 1] % 16)
+
+
+@given(seed=st.integers(0, 2**32 - 1), scale=st.integers(0, 250))
+def test_mxfp4_of_what_was_in_mxfp4_is_the_same(seed: int, scale: int) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (6, 2, 16), np.uint8) & rng.integers(0, 256, (6, 2, 1), np.uint8)
+    values = mxfp4_values(blocks, np.full((6, 2), scale, np.uint8) + rng.integers(0, 4, (6, 2), np.uint8))
+    np.testing.assert_array_equal(dequantize(quantize(values, MXFP4)), values)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_mxfp4_takes_the_nearest_number(seed: int) -> None:
+    weight = np.random.default_rng(seed).standard_normal((3, 64), np.float32)
+    quantized = quantize(weight, MXFP4)
+    assert (np.exp2(np.rint(np.log2(quantized.scales))) == quantized.scales).all()
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    scaled = np.abs(weight.reshape(3, 2, 32) / quantized.scales[..., None])
+    nearest = np.abs(scaled[..., None] - numbers).min(-1)
+    found = np.abs(quantized.numbers().reshape(3, 2, 32))
+    np.testing.assert_allclose(np.abs(found - scaled), nearest, atol=1e-6)
+    assert (quantized.numbers() * weight >= 0).all()
 
 
 def test_four_bits_use_all_sixteen_values() -> None:
     weight = np.linspace(-1, 1, 32, dtype=np.float32)[None] * np.float32(0.5)
     weight[0, 0] = -0.6
-    assert set(quantize(weight, Scheme(4, 32)).integers()[0].tolist()) >= {-8, 7}
+    assert set(quantize(weight, Scheme(4, 32)).numbers()[0].tolist()) >= {-8, 7}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +84,7 @@ def test_four_bits_use_all_sixteen_values() -> None:
         ("W8A8", Scheme(8, 0, activation_bits=8)),
         ("W4A8", Scheme(4, 32, activation_bits=8)),
         ("W4A8:128", Scheme(4, 128, activation_bits=8)),
+        ("mxfp4", MXFP4),
     ],
 )
 def test_spellings(text: str, scheme: Scheme | None) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
 from faser_trtllm.models.experts import CLAMPED, ExpertsConfig
-from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize, quantize_activations
+from faser_trtllm.models.quantized_weight import MXFP4, Scheme, dequantize, quantize, quantize_activations
 from faser_trtllm.models.reference import routes
 
 
@@ -47,6 +47,11 @@ class TinyConfig:
         scheme = Scheme.parse(self.quantization)
         return None if scheme is None else replace(scheme, lm_head=self.quantize_lm_head)
 
+    @property
+    def dense_scheme(self) -> Scheme | None:
+        """Of all but experts."""
+        return None if self.scheme == MXFP4 else self.scheme
+
 
 class TinyModel:
     """Weights rounded to bf16 or quantised (norms and biases fp32), as an engine file and as a torch forward pass."""
@@ -56,10 +61,11 @@ class TinyModel:
         generator = torch.Generator().manual_seed(c.seed)
         qkv_size = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
 
-        scheme = c.scheme
-        head_scheme = scheme if c.quantize_lm_head else None
+        head_scheme = c.scheme if c.quantize_lm_head else None
 
-        def matrix(num_out: int, num_in: int, scale: float = 1.0, scheme: Scheme | None = scheme) -> torch.Tensor:
+        def matrix(
+            num_out: int, num_in: int, scale: float = 1.0, scheme: Scheme | None = c.dense_scheme
+        ) -> torch.Tensor:
             weight = torch.randn(num_out, num_in, generator=generator) * scale / math.sqrt(num_in)
             weight = weight.bfloat16().float()
             return weight if scheme is None else torch.from_numpy(dequantize(quantize(weight.numpy(), scheme)))
@@ -83,9 +89,10 @@ class TinyModel:
             for prefix, inner in self._mlps():
                 # So that some values are beyond the bounds.
                 scale = 4.0 if c.experts is not None and c.experts.activation == CLAMPED else 1.0
-                layer[f"{prefix}gate"] = matrix(inner, c.hidden_size, scale)
-                layer[f"{prefix}up"] = matrix(inner, c.hidden_size, scale)
-                layer[f"{prefix}down"] = matrix(c.hidden_size, inner)
+                its_scheme = c.dense_scheme if prefix == "shared_" else c.scheme
+                layer[f"{prefix}gate"] = matrix(inner, c.hidden_size, scale, its_scheme)
+                layer[f"{prefix}up"] = matrix(inner, c.hidden_size, scale, its_scheme)
+                layer[f"{prefix}down"] = matrix(c.hidden_size, inner, 1.0, its_scheme)
             if c.experts is not None:
                 layer["router"] = matrix(c.experts.num_experts, c.hidden_size, 2.0, None)
                 layer["shared_switch"] = matrix(1, c.hidden_size, 1.0, None)
@@ -130,7 +137,7 @@ class TinyModel:
         for i, layer in enumerate(self.layers):
             packed = {name: layer[name].numpy() for name in _VECTORS if name in layer}
             for name in ("qkv", "o"):
-                packed |= _packed(name, layer[name], c.scheme)
+                packed |= _packed(name, layer[name], c.dense_scheme)
             if c.experts is None:
                 packed |= _packed_mlp(layer, "", c.scheme, c.biases)
             else:
@@ -138,7 +145,7 @@ class TinyModel:
                 packed |= {f"expert_{name}": np.concatenate([mlp[name] for mlp in mlps]) for name in mlps[0]}
                 packed |= _packed("router", layer["router"], None)
             if c.experts is not None and c.experts.shared_size:
-                shared = _packed_mlp(layer, "shared_", c.scheme, False)
+                shared = _packed_mlp(layer, "shared_", c.dense_scheme, False)
                 packed |= {f"shared_{name}": array for name, array in shared.items()}
                 packed |= _packed("shared_gate", layer["shared_switch"], None)
             tensors |= {f"layers.{i}.{name}": array for name, array in packed.items()}

@@ -29,6 +29,7 @@ _OPTIONAL_LAYER_TENSORS = frozenset(
 )
 _EXPERTS_TENSORS = frozenset(f"{name}{suffix}" for name in ("gate_up", "down") for suffix in ("", "_bias", "_scales"))
 """Of a layer, which in a mixture hold its experts' and are named expert_gate_up and so on."""
+_BF16 = Scheme(16, 0)
 _SCORINGS = (SOFTMAX, TOP_K_SOFTMAX)  # by faser_scoring
 _ACTIVATIONS = (SILU, CLAMPED)  # by faser_activation
 
@@ -57,7 +58,9 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
             setattr(layer, name, address)
     model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
     model.max_seq_len = max_seq_len
-    scheme = scheme_of(sizes) or Scheme(16, 0)
+    scheme = scheme_of(sizes) or _BF16
+    is_mxfp4 = scheme.is_mxfp4
+    scheme = _BF16 if is_mxfp4 else scheme
     model.weight_bits, model.group_size, model.activation_bits = scheme.bits, scheme.group_size, scheme.activation_bits
     model.num_outputs = sizes.get("num_outputs", 0)
     for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales", "output_ids"):
@@ -65,7 +68,7 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers
     if "experts" in sizes:
-        model.experts = ctypes.pointer(_experts(sizes["experts"]))
+        model.experts = ctypes.pointer(_experts(sizes["experts"], is_mxfp4))
     windows = sizes["block"]["windows"] if "block" in sizes else layer_windows(sizes)
     model.windows = (ctypes.c_int32 * len(layers))(*windows)
     if "head" in sizes:
@@ -99,9 +102,10 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     return model
 
 
-def _experts(experts: dict[str, Any]) -> native.FaserExperts:
+def _experts(experts: dict[str, Any], is_mxfp4: bool) -> native.FaserExperts:
     return native.FaserExperts(
         **{name: experts[name] for name in ("num_experts", "top_k", "norm_topk", "shared_size")},
         scoring=_SCORINGS.index(experts["scoring"]),
         activation=_ACTIVATIONS.index(experts["activation"]),
+        is_mxfp4=is_mxfp4,
     )

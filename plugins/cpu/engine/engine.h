@@ -217,6 +217,10 @@ struct faser_engine {
   faser::Matrix layer_matrix(const uint32_t* words, const float* scales, int num_in) const {
     return {words, scales, model_.weight_bits, model_.group_size, faser::num_pairs(num_in), model_.activation_bits};
   }
+  faser::Matrix expert_matrix(const uint32_t* words, const float* scales, int num_in) const {
+    if (experts_.is_mxfp4 == 0) return layer_matrix(words, scales, num_in);
+    return {words, scales, 4, 32, faser::num_pairs(num_in), 16, true};
+  }
   faser::Matrix lm_head() const {
     if (model_.lm_head_scales != nullptr)
       return layer_matrix(model_.lm_head, model_.lm_head_scales, model_.hidden_size);

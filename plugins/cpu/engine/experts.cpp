@@ -146,7 +146,7 @@ void faser_engine::sort_pairs(int num_rows) {
 void faser_engine::run_experts(const Team& team, int num_rows, int layer) {
   const faser_layer& weights = layers_[layer];
   norm_rows(team, num_rows, nullptr, vectors_[layer].post_norm,
-            layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size));
+            expert_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size));
   const Gemm router = {{weights.router, nullptr, 16, 0, num_pairs(model_.hidden_size)},
                        vectors_[layer].router_bias,
                        x_hidden_,
@@ -174,8 +174,8 @@ void faser_engine::run_experts(const Team& team, int num_rows, int layer) {
 // Adds what the pairs of these groups give to the hidden rows.
 void faser_engine::run_chunk(const Team& team, int num_rows, int layer, const ExpertGroup* groups, int num_groups) {
   const faser_layer& weights = layers_[layer];
-  const Matrix gate_up = layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size);
-  const Matrix down = layer_matrix(weights.down, weights.down_scales, model_.intermediate_size);
+  const Matrix gate_up = expert_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size);
+  const Matrix down = expert_matrix(weights.down, weights.down_scales, model_.intermediate_size);
   const bool has_bytes = gate_up.input_bits == 8;
   const int first_pair = groups[0].first, end_pair = groups[num_groups - 1].first + groups[num_groups - 1].count;
   const int count = end_pair - first_pair;

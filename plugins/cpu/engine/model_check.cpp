@@ -58,9 +58,12 @@ bool has_valid_experts(const faser_model& model) {
     return false;
   if (model.group_size != 0 && experts.shared_size % model.group_size != 0) return false;
   const bool is_quantized = model.weight_bits != 16;
+  if (experts.is_mxfp4 != 0 && (is_quantized || model.hidden_size % 32 != 0 || model.intermediate_size % 32 != 0))
+    return false;
   for (int i = 0; i < model.num_layers; i++) {
     const faser_layer& layer = model.layers[i];
     if (layer.router == nullptr) return false;
+    if (experts.is_mxfp4 != 0 && (layer.gate_up_scales == nullptr || layer.down_scales == nullptr)) return false;
     if (experts.shared_size == 0) continue;
     if (layer.shared_gate_up == nullptr || layer.shared_down == nullptr || layer.shared_gate == nullptr) return false;
     if (is_quantized && (layer.shared_gate_up_scales == nullptr || layer.shared_down_scales == nullptr)) return false;

@@ -43,20 +43,26 @@ inline I shuffled(U words) {
 // Pairs of integers are unpacked as pairs, in fewer instructions than one by one.
 constexpr bool kUnpacksPairs = true;
 
-// The integers 2 kPair and 2 kPair + 1 of each word, times 2^(32 - kBits). Those of four bits are looked up: only the
-// lowest five bits of an index count, and the table has everything twice, so that what is left of a neighbour does not
-// matter. Those of eight bits become floats, whose upper halves are merged.
-template <int kBits, int kPair>
+// e2m1, and integers times 2^28.
+alignas(64) constexpr uint16_t kFp4Table[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0,
+                                                0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+alignas(64) constexpr uint16_t kInt4Table[32] = {0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
+                                                 0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80,
+                                                 0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
+                                                 0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
+
+// The values 2 kPair and 2 kPair + 1 of each word over kUnit. Those of four bits are looked up: only the lowest five
+// bits of an index count, and the tables have everything twice, so that what is left of a neighbour does not matter.
+// Those of eight bits become floats, whose upper halves are merged.
+template <Code kCode, int kPair>
 inline Part unpack_pair(U words) {
-  if constexpr (kBits == 4) {
-    alignas(64) static constexpr uint16_t kTable[32] = {0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
-                                                        0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80,
-                                                        0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
-                                                        0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
+  if constexpr (kCode != kInt8) {
     const __m512i indices =
         _mm512_srlv_epi16((__m512i)shuffled<0x80008000u + kPair * 0x00010001u>(words),  // into both halves
                           _mm512_set1_epi32(0x00040000));
-    return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kTable));
+    return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kCode == kFp4 ? kFp4Table : kInt4Table));
   } else {
     const I low = kPair == 0 ? (I)(words << 24) : shuffled<0x02808080u>(words);
     const I high = kPair == 0 ? shuffled<0x01808080u>(words) : (I)(words & 0xff000000u);
@@ -64,6 +70,9 @@ inline Part unpack_pair(U words) {
                                     (__m512i) __builtin_convertvector(low, F), shuffle_control<0x80800302u>());
   }
 }
+
+template <int kIndex>
+F fp4_of(U words);  // of pairs only
 
 template <int>
 inline Part input_part(const Pair* x) {

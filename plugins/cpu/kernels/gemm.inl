@@ -19,8 +19,9 @@ inline void multiply_panel(const Gemm& g, int panel, int first_row, int num_rows
     return multiply_bytes<4>(num_rows, m, panel, x, g.x_stride, out);
   }
   const Pair* x = static_cast<const Pair*>(g.x) + first;
-  if (m.bits == 8) return multiply_integers<8>(num_rows, m, panel, x, g.x_stride, out);
-  if (m.bits == 4) return multiply_integers<4>(num_rows, m, panel, x, g.x_stride, out);
+  if (m.is_fp4) return multiply_quantized<kFp4>(num_rows, m, panel, x, g.x_stride, out);
+  if (m.bits == 8) return multiply_quantized<kInt8>(num_rows, m, panel, x, g.x_stride, out);
+  if (m.bits == 4) return multiply_quantized<kInt4>(num_rows, m, panel, x, g.x_stride, out);
   multiply_rows(num_rows, m.words + static_cast<size_t>(panel) * m.num_pairs * kPanel, m.num_pairs, x, g.x_stride, out);
 }
 

@@ -27,7 +27,12 @@ struct Matrix {
   int group_size;       // inputs that share a scale; 0: all
   int num_pairs;        // in_padded / 2
   int input_bits = 16;  // 16: inputs are pairs; 8, of integers only: what quantize_row writes
+  bool is_fp4 = false;  // the four bits are e2m1 instead of integers
 };
+
+// What a quantised weight is: an integer, or e2m1.
+enum Code { kInt8, kInt4, kFp4 };
+constexpr int bits_of(Code code) { return code == kInt8 ? 8 : 4; }
 
 // Words before the inputs of a row of 8-bit inputs: scales and starts of sums, at most one each per 32 inputs.
 constexpr int byte_row_header(int num_inputs) { return (num_inputs / 16 + 15) / 16 * 16; }

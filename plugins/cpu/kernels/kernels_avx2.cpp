@@ -30,6 +30,14 @@ inline F madd(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (
 
 inline F broadcast(const float* x) { return (F)_mm256_broadcast_ss(x); }
 
+// The e2m1 value at `kIndex` of each word: its size looked up by three bits, and its sign.
+template <int kIndex>
+inline F fp4_of(U words) {
+  const __m256 sizes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const U size = (U)_mm256_permutevar8x32_ps(sizes, (__m256i)(words >> (4 * kIndex)));
+  return (F)(size | ((words << (28 - 4 * kIndex)) & 0x80000000u));
+}
+
 }  // namespace
 }  // namespace faser
 

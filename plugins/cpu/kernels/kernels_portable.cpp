@@ -35,6 +35,15 @@ inline F madd(F a, F b, F c) {
 
 inline F broadcast(const float* x) { return F{*x, *x, *x, *x}; }
 
+// The e2m1 value at `kIndex` of each word. From 1 on its three bits are those of a float; below there are 0 and 0.5.
+template <int kIndex>
+inline F fp4_of(U words) {
+  const U code = words >> (4 * kIndex), bits = code & 7u;
+  const I is_small = bits < 2u;
+  const U size = ((U)is_small & ((0u - bits) & 0x3f000000u)) | (~(U)is_small & ((bits << 22) + 0x3f000000u));
+  return (F)(size | ((code << 28) & 0x80000000u));
+}
+
 }  // namespace
 }  // namespace faser
 

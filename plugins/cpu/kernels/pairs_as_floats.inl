@@ -18,7 +18,7 @@ inline Part weights_part(F low, F high) {
 }
 
 constexpr bool kUnpacksPairs = false;
-template <int kBits, int kPair>
+template <Code kCode, int kPair>
 Part unpack_pair(U words);
 
 template <int kPart>

@@ -27,7 +27,7 @@ from tests.support.engine_harness import Harness
 from tests.support.moe_checkpoints import make_moe_checkpoint
 from tests.support.tiny_model import TinyConfig, TinyModel
 
-SCHEMES = ("none", "int8", "int4:32", "int4:128", "W8A8", "W4A8:32", "W4A8:128")
+SCHEMES = ("none", "int8", "int4:32", "int4:128", "W8A8", "W4A8:32", "W4A8:128", "mxfp4")
 EXPERTS = ExpertsConfig(16, 4, 128, SOFTMAX, norm_topk=True)
 
 

@@ -46,6 +46,9 @@ CONFIGS |= {
         CONFIGS["sinks"], experts=ExpertsConfig(8, 3, 160, TOP_K_SOFTMAX, False, CLAMPED, True), num_heads=8
     ),
     "experts": replace(CONFIGS["window"], experts=ExpertsConfig(9, 3, 160, SOFTMAX, True, shared_size=70)),
+    "gpt_oss-mxfp4": replace(
+        CONFIGS["sinks"], experts=ExpertsConfig(8, 3, 160, TOP_K_SOFTMAX, False, CLAMPED, True), quantization="mxfp4"
+    ),
     "experts-W4A8": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="W4A8"),
     "experts-int4": replace(CONFIGS["plain"], experts=ExpertsConfig(20, 8, 768, SOFTMAX, True), quantization="int4"),
     "int4-128": replace(CONFIGS["plain"], quantization="int4:128", hidden_size=256, quantize_lm_head=True),

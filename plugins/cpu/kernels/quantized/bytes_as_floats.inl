@@ -34,7 +34,7 @@ inline ByteSum add_bytes(ByteSum sum, BytePart weights, float input) {
 
 template <int kBits>
 inline F floats_of(ByteSum sum) {
-  return sum * kUnit<kBits>;
+  return sum * kUnit < kBits == 8 ? kInt8 : kInt4 > ;
 }
 
 template <int kBits, int kPart>

@@ -1,4 +1,4 @@
-// Rows times one panel of small integers with scales (Matrix), for vectors. Integers are exact in every type that is
+// Rows times one panel of small numbers with scales (Matrix), for vectors. They are exact in every type that is
 // multiplied; a row's sum is taken group by group, each group's in order, and scaled into the row's total. So its bits
 // depend neither on the number of rows nor on whether weights were unpacked for many of them.
 namespace faser {
@@ -20,33 +20,44 @@ inline F integer_of(U words) {
   return __builtin_convertvector((I)top, F);
 }
 
-template <int kBits>
-constexpr float kUnit = kBits == 8 ? 0x1p-24f : 0x1p-28f;
+template <Code kCode, int kIndex>
+inline F value_of(U words) {
+  if constexpr (kCode == kFp4)
+    return fp4_of<kIndex>(words);
+  else
+    return integer_of<bits_of(kCode), kIndex>(words);
+}
+
+// What values are multiples of, as they are unpacked.
+template <Code kCode>
+constexpr float kUnit = kCode == kFp4    ? 1.0f
+                        : kCode == kInt8 ? 0x1p-24f
+                                         : 0x1p-28f;
 
 // body(Constant<p>) for each pair p of a word.
-template <int kBits, typename Body>
+template <Code kCode, typename Body>
 inline void for_pairs(Body&& body) {
-  for_constants<16 / kBits>(body);
+  for_constants<16 / bits_of(kCode)>(body);
 }
 
-template <int kBits, int kPair, int kPart>
+template <Code kCode, int kPair, int kPart>
 inline Part part_of(U words) {
   if constexpr (kUnpacksPairs)
-    return unpack_pair<kBits, kPair>(words);
+    return unpack_pair<kCode, kPair>(words);
   else
-    return weights_part<kPart>(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
+    return weights_part<kPart>(value_of<kCode, 2 * kPair>(words), value_of<kCode, 2 * kPair + 1>(words));
 }
 
-template <int kBits>
+template <Code kCode>
 inline void add_scaled(F sum, const float* scales, float* total) {
-  store(total, madd(sum, load(scales) * kUnit<kBits>, load(total)));
+  store(total, madd(sum, load(scales) * kUnit<kCode>, load(total)));
 }
 
 // total [R][64] += R rows times one group, words [num_words][64].
-template <int kBits, int R>
+template <Code kCode, int R>
 void multiply_group(const uint32_t* words, int num_words, const float* scales, const Pair* x, int x_stride,
                     float (*total)[kPanel]) {
-  constexpr int kVectors = panel_vectors(R), kPairs = 16 / kBits;
+  constexpr int kVectors = panel_vectors(R), kPairs = 16 / bits_of(kCode);
   for (int first = 0; first < kPanel; first += kVectors * kLanes) {
     F sum[R][kVectors];
     for (int r = 0; r < R; r++)
@@ -54,16 +65,16 @@ void multiply_group(const uint32_t* words, int num_words, const float* scales, c
     const uint32_t* w = words + first;
     for (int i = 0; i < num_words; i++, w += kPanel) {
       for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + kFetchWords * kPanel + v * kLanes);
-      for_pairs<kBits>([&](auto pair) {
+      for_pairs<kCode>([&](auto pair) {
         const Pair* inputs = x + i * kPairs + pair.value;
         add_products<R, kVectors>(
-            sum, [&](auto part, int v) { return part_of<kBits, pair.value, part.value>(load_words(w + v * kLanes)); },
+            sum, [&](auto part, int v) { return part_of<kCode, pair.value, part.value>(load_words(w + v * kLanes)); },
             [&](auto part, int r) { return input_part<part.value>(inputs + static_cast<size_t>(r) * x_stride); });
       });
     }
     for (int r = 0; r < R; r++)
       for (int v = 0; v < kVectors; v++)
-        add_scaled<kBits>(sum[r][v], scales + first + v * kLanes, total[r] + first + v * kLanes);
+        add_scaled<kCode>(sum[r][v], scales + first + v * kLanes, total[r] + first + v * kLanes);
   }
 }
 
@@ -71,7 +82,7 @@ void multiply_group(const uint32_t* words, int num_words, const float* scales, c
 using UnpackedPair = Part[kParts][kUnpackedVectors];
 
 // The same for kUnpackedVectors vectors of outputs, unpacked [num_pairs].
-template <int kBits, int R>
+template <Code kCode, int R>
 void multiply_unpacked(const UnpackedPair* unpacked, int num_pairs, const float* scales, const Pair* x, int x_stride,
                        float (*total)[kPanel], int first) {
   F sum[R][kUnpackedVectors];
@@ -84,13 +95,13 @@ void multiply_unpacked(const UnpackedPair* unpacked, int num_pairs, const float*
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < kUnpackedVectors; v++)
-      add_scaled<kBits>(sum[r][v], scales + first + v * kLanes, total[r] + first + v * kLanes);
+      add_scaled<kCode>(sum[r][v], scales + first + v * kLanes, total[r] + first + v * kLanes);
 }
 
-template <int kBits>
+template <Code kCode>
 void multiply_many(int num_rows, const uint32_t* words, int num_words, const float* scales, const Pair* x, int x_stride,
                    float (*total)[kPanel]) {
-  constexpr int kPairs = 16 / kBits;
+  constexpr int kPairs = 16 / bits_of(kCode);
   alignas(64) UnpackedPair unpacked[kSumInputs / 2];
   for (int first = 0; first < kPanel; first += kUnpackedVectors * kLanes) {
     for (int i = 0; i < num_words; i++) {
@@ -98,23 +109,23 @@ void multiply_many(int num_rows, const uint32_t* words, int num_words, const flo
         fetch(words + static_cast<size_t>(i + num_words) * kPanel + first + v * kLanes);
       for (int v = 0; v < kUnpackedVectors; v++) {
         const U w = load_words(words + static_cast<size_t>(i) * kPanel + first + v * kLanes);
-        for_pairs<kBits>([&](auto pair) {
+        for_pairs<kCode>([&](auto pair) {
           for_parts([&](auto part) {
-            unpacked[i * kPairs + pair.value][part.value][v] = part_of<kBits, pair.value, part.value>(w);
+            unpacked[i * kPairs + pair.value][part.value][v] = part_of<kCode, pair.value, part.value>(w);
           });
         });
       }
     }
     for_row_tiles<kMaxRows>(num_rows, [&](int row, auto rows) {
-      multiply_unpacked<kBits, rows.value>(unpacked, num_words * kPairs, scales,
+      multiply_unpacked<kCode, rows.value>(unpacked, num_words * kPairs, scales,
                                            x + static_cast<size_t>(row) * x_stride, x_stride, total + row, first);
     });
   }
 }
 
-template <int kBits>
-void multiply_integers(int num_rows, const Matrix& m, int panel, const Pair* x, int x_stride, float (*out)[kPanel]) {
-  constexpr int kPairs = 16 / kBits;
+template <Code kCode>
+void multiply_quantized(int num_rows, const Matrix& m, int panel, const Pair* x, int x_stride, float (*out)[kPanel]) {
+  constexpr int kPairs = 16 / bits_of(kCode);
   const int num_words = m.num_pairs / kPairs;
   const bool has_groups = m.group_size > 0;
   const int group_words = (has_groups ? m.group_size : kSumInputs) / (2 * kPairs);
@@ -127,10 +138,10 @@ void multiply_integers(int num_rows, const Matrix& m, int panel, const Pair* x, 
     const uint32_t* group = words + static_cast<size_t>(i) * kPanel;
     const Pair* inputs = x + i * kPairs;
     if (num_rows > kTiledRows) {
-      multiply_many<kBits>(num_rows, group, count, scales, inputs, x_stride, out);
+      multiply_many<kCode>(num_rows, group, count, scales, inputs, x_stride, out);
     } else {
       for_row_tiles<kMaxRows>(num_rows, [&](int row, auto rows) {
-        multiply_group<kBits, rows.value>(group, count, scales, inputs + static_cast<size_t>(row) * x_stride, x_stride,
+        multiply_group<kCode, rows.value>(group, count, scales, inputs + static_cast<size_t>(row) * x_stride, x_stride,
                                           out + row);
       });
     }
