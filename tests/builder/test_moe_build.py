@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.cli import main
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.reference import ReferenceModel
@@ -59,7 +61,7 @@ def tokens(engine_dir: Path, speculation: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_a_mixture_is_built_checked_and_generates(tmp_path: Path, faser: Run, family: str) -> None:
     target, draft = make_moe_pair(tmp_path, family, num_layers=2)
     engine_dir = build(faser, target, draft, tmp_path / "engine")
@@ -94,3 +96,9 @@ def test_a_gguf_file_gives_the_tokens_of_its_folder(tmp_path: Path, faser: Run, 
     plain = tokens(folder, "off")
     assert tokens(from_file, "off") == tokens(from_file, "fixed:3") == plain
     assert [len(text) for text in plain.values()] == [40] * 3
+
+
+def test_a_gpu_backend_refuses_gpt_oss(tmp_path: Path) -> None:
+    target = make_moe_pair(tmp_path, "gpt_oss", num_layers=2, head_dim=64)[0]
+    with pytest.raises(InvalidArgumentError, match="a GptOssForCausalLM, whose attention has sinks, which the CUDA"):
+        build_engines(BuildOptions(target, None, tmp_path / "engine", backend="cuda"))

@@ -8,7 +8,7 @@ from scipy import stats
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import DrafterName, ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig, SchedulerConfig
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import choose_drafters, open_executor
@@ -23,17 +23,20 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 40)), [9, 9, 9], [4, 8, 15, 4
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"temperature": 1.2, "seed": 4}]
 
 
-@pytest.fixture(scope="module", params=["dense", "qwen3_moe", "mixtral"])
+@pytest.fixture(scope="module", params=["dense", "qwen3_moe", "mixtral", "gpt_oss"])
 def engines(request, tmp_path_factory):
     """ "pair", "head" and "alone": the same target with a draft model, with an EAGLE-3 head and without."""
-    root = tmp_path_factory.mktemp("engines")
+    root, options = tmp_path_factory.mktemp("engines"), dict(SIZES)
     if request.param == "dense":
         target, draft = make_pair(root / "checkpoints", num_layers=2)
     else:
-        target, draft = make_moe_pair(root / "checkpoints", request.param, num_layers=2)
+        is_gpt_oss = request.param == "gpt_oss"
+        options["quantization"] = "mxfp4" if is_gpt_oss else "none"
+        # Of a model whose text repeats itself.
+        target, draft = make_moe_pair(root / "checkpoints", request.param, num_layers=2, seed=5 if is_gpt_oss else 0)
     head = make_head(root / "eagle3", target, draft_vocab_size=None)
     return {
-        name: build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **SIZES)).path
+        name: build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **options)).path
         for name, given in (("pair", draft), ("head", head), ("alone", None))
     }
 
@@ -91,6 +94,31 @@ def test_unseeded_samples_have_the_targets_law(engines, drafters, monkeypatch):
     assert len(texts) > 3
     counts = [[drawn[text] for text in texts] for drawn in (plain, found[0])]
     assert stats.chi2_contingency(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("speculation", ["off", "fixed:4"])
+def test_blocks_that_are_reused_and_taken_away_change_no_text(engines, speculation):
+    """Prompts with a common beginning, more of them than the KV cache holds."""
+    common, rows = list(range(3, 40)), [[50 + i, 60 + i] for i in range(6)]
+
+    def run(max_tokens, one_by_one):
+        config = {"speculation": speculation, "kv_cache_config": KvCacheConfig(max_tokens=max_tokens)}
+        config["scheduler_config"] = SchedulerConfig(capacity_scheduler_policy="MAX_UTILIZATION")
+        collector = Collector()
+        with open_executor(engines["pair"], ExecutorConfig(num_threads=1, **config)) as executor:
+            for index, row in enumerate(rows):
+                executor.submit(str(index), common + row, SamplingParams(max_tokens=40), collector.sink(str(index)))
+                while one_by_one and executor.step():
+                    pass
+            while executor.step():
+                executor.check_integrity()
+            return collector.tokens, executor.stats()
+
+    plain, counts = run(3 * 96, True)
+    assert counts["kv_num_reused_blocks"] > 0
+    found, counts = run(128, False)
+    assert found == plain
+    assert counts["num_preemptions"] > 0
 
 
 @pytest.mark.parametrize("speculation", ["fixed:4", "fixed:3,mode=draft_ahead"])

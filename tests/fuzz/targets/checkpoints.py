@@ -50,7 +50,7 @@ SIZES: dict[str, Any] = {
     "num_kv_heads": 1,
     "intermediate_size": 8,
 }
-MIXTURES = ["qwen3_moe", "mixtral"]
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss"]
 BASES = ["llama", "qwen2", "qwen3", "mistral", "mimo", "awq", "gptq", "sharded", *KINDS, *MIXTURES]
 
 FILES = ("config.json", "generation_config.json", "model.safetensors.index.json", "hf_quant_config.json")
@@ -70,7 +70,8 @@ def base(name: str) -> Path:
     elif name == "sharded":
         make_checkpoint(path, sharded=True, **SIZES)
     elif name in MIXTURES:
-        make_moe_checkpoint(path, name, num_experts=2, top_k=1, expert_size=8, **SIZES)
+        sizes = SIZES | ({"hidden_size": 32} if name == "gpt_oss" else {})
+        make_moe_checkpoint(path, name, num_experts=2, top_k=1, expert_size=sizes["hidden_size"], **sizes)
     else:
         make_checkpoint(path, name, **SIZES)
     return path
