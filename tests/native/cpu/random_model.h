@@ -44,6 +44,11 @@ class RandomModel {
         if (m.head_dim % m.group_size != 0) m.head_dim = m.group_size;
       }
     }
+    experts_.is_mxfp4 = kind == ModelKind::kDecoder && m.weight_bits == 16 && input.in(0, 3) == 0;
+    if (experts_.is_mxfp4) {
+      m.hidden_size = (m.hidden_size + 31) / 32 * 32;
+      m.intermediate_size = (m.intermediate_size + 31) / 32 * 32;
+    }
     m.max_seq_len = input.in(1, 120);
     const bool may_have_window = kind == ModelKind::kDecoder || kind == ModelKind::kEagle;
     if (may_have_window && input.in(0, 3) == 0) m.windows = windows(input, 40);
@@ -70,7 +75,7 @@ class RandomModel {
       for (int i = 0; i < m.num_layers; ++i) add_layer(input, kind);
     }
     m.layers = layers_.data();
-    if (kind == ModelKind::kDecoder && input.flag()) make_experts(input);
+    if (kind == ModelKind::kDecoder && (input.flag() || experts_.is_mxfp4)) make_experts(input);
     const bool is_foreign = kind == ModelKind::kDecoder && !is_tied && input.flag();
     if (is_foreign) {
       m.num_outputs = 1 + m.vocab_size / 2;
@@ -125,9 +130,9 @@ class RandomModel {
     for (size_t i = 0; i < count * bits / 32; ++i) data[i] = random_();
     return data;
   }
-  float* scales(int num_out, int num_in) {
-    return floats(static_cast<size_t>(padded(num_out)) * (model.group_size != 0 ? num_in / model.group_size : 1),
-                  0.01f);
+  float* scales(int num_out, int num_in) { return scales(num_out, num_in, model.group_size); }
+  float* scales(int num_out, int num_in, int group_size) {
+    return floats(static_cast<size_t>(padded(num_out)) * (group_size != 0 ? num_in / group_size : 1), 0.01f);
   }
   int32_t* windows(FuzzInput& input, int most) {
     int32_t* const data = allocate<int32_t>(model.num_layers);
@@ -173,20 +178,22 @@ class RandomModel {
     experts.top_k = 1 + input.in(0, std::min(experts.num_experts, 9) - 1);
     experts.scoring = input.flag() ? FASER_SOFTMAX : FASER_TOP_K_SOFTMAX;
     experts.norm_topk = input.flag();
+    experts.activation = input.flag() ? FASER_SILU : FASER_CLAMPED;
     if (input.flag()) experts.shared_size = m.group_size != 0 ? m.group_size : input.in(1, 100);
     const int count = experts.num_experts, mlp = padded(m.intermediate_size), hidden = padded(m.hidden_size);
-    const int shared = padded(experts.shared_size), bits = m.weight_bits;
+    const int shared = padded(experts.shared_size), bits = m.weight_bits, expert_bits = experts.is_mxfp4 ? 4 : bits;
     for (faser_layer& layer : layers_) {
       const bool has_bias = input.flag();
       layer.router = packed(count, m.hidden_size, 16);
       layer.router_bias = has_bias ? floats(count, 0.2f) : nullptr;
-      layer.gate_up = packed(count * 2 * mlp, m.hidden_size, bits);
+      layer.gate_up = packed(count * 2 * mlp, m.hidden_size, expert_bits);
       layer.gate_up_bias = has_bias ? floats(static_cast<size_t>(count) * 2 * mlp, 0.2f) : nullptr;
-      layer.down = packed(count * hidden, m.intermediate_size, bits);
+      layer.down = packed(count * hidden, m.intermediate_size, expert_bits);
       layer.down_bias = has_bias ? floats(static_cast<size_t>(count) * hidden, 0.2f) : nullptr;
-      if (bits != 16) {
-        layer.gate_up_scales = scales(count * 2 * mlp, m.hidden_size);
-        layer.down_scales = scales(count * hidden, m.intermediate_size);
+      if (expert_bits != 16) {
+        const int group_size = experts.is_mxfp4 ? 32 : m.group_size;
+        layer.gate_up_scales = scales(count * 2 * mlp, m.hidden_size, group_size);
+        layer.down_scales = scales(count * hidden, m.intermediate_size, group_size);
       }
       if (experts.shared_size == 0) continue;
       layer.shared_gate_up = packed(2 * shared, m.hidden_size, bits);
