@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.builder.engine_file import check_block, check_counts, check_segments, layer_windows
+from faser_trtllm.builder.engine_file import check_block, check_counts, check_segments
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
+from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.fused import Part, Shape, fused_tensors
 from faser_trtllm.models.heads.medusa import MedusaConfig, expected_shapes
 from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFile

@@ -24,9 +24,10 @@ import numpy.typing as npt
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.json_text import parse_json
+from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.experts import experts_of
 from faser_trtllm.models.fused import fused_tensors
-from faser_trtllm.models.quantized_weight import MXFP4, QuantizedWeight, Scheme
+from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, scheme_of
 
 MAGIC = b"FASERENG"
 TENSORRT_MAGIC = b"FASERTRT"  # builder/plan_file.py
@@ -231,24 +232,6 @@ def check_segments(segments: list[int], num_layers: int) -> None:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
 
 
-def scheme_of(model: dict[str, Any]) -> Scheme | None:
-    """How a header's model is quantised; ValueError for what this version does not know."""
-    found = model.get("quantization")
-    if found is None:
-        return None
-    scheme = Scheme(**found)
-    if scheme.is_mxfp4 and scheme == MXFP4 and "experts" in model:
-        return scheme
-    if (
-        scheme.is_mxfp4
-        or scheme.bits not in (4, 8)
-        or scheme.group_size not in (0, 32, 128)
-        or scheme.activation_bits not in (8, 16)
-    ):
-        raise ValueError(f"model.quantization is {found!r}")
-    return scheme
-
-
 class EngineFile(Closing):
     """An engine file mapped read-only; addresses stay valid until close().
 
@@ -359,16 +342,6 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
         is_own = experts.intermediate_size == model["intermediate_size"]
         if not is_own or experts.num_experts * model["num_layers"] > _MAX_EXPERTS:
             raise ValueError(f"model.experts is {model['experts']!r:.200}")
-
-
-def layer_windows(model: Mapping[str, Any]) -> list[int]:
-    """By layer, tokens that a row sees, itself included; 0: all. ValueError for what is none. Files of builds before
-    `windows` have one sliding_window for all layers."""
-    windows = model["windows"] if "windows" in model else [model["sliding_window"]] * model["num_layers"]
-    is_list = isinstance(windows, list) and len(windows) == model["num_layers"]
-    if not is_list or any(not isinstance(window, int) or not 0 <= window <= MAX_SIZE for window in windows):
-        raise ValueError(f"model.windows is {windows!r:.80}")
-    return windows
 
 
 def _check_head(head: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,13 @@ def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= _MAX_INTEGER:
         raise CheckpointError(f"{fields.source}: sliding_window is {window!r:.80}, it must be null or at least 1")
     return tuple(window if slide else 0 for slide in slides)
+
+
+def layer_windows(model: Mapping[str, Any]) -> list[int]:
+    """ModelConfig.windows of the object `model` in an engine file's header; ValueError for what is none. Files of older
+    builds have one sliding_window for all layers."""
+    windows = model["windows"] if "windows" in model else [model["sliding_window"]] * model["num_layers"]
+    is_list = isinstance(windows, list) and len(windows) == model["num_layers"]
+    if not is_list or any(not isinstance(window, int) or not 0 <= window <= _MAX_INTEGER for window in windows):
+        raise ValueError(f"model.windows is {windows!r:.80}")
+    return windows

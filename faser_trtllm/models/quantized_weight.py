@@ -77,6 +77,24 @@ class Scheme:
 MXFP4 = Scheme(4, BLOCK_SIZE, is_mxfp4=True)
 
 
+def scheme_of(model: dict[str, Any]) -> Scheme | None:
+    """How a header's model is quantised; ValueError for what this version does not know."""
+    found = model.get("quantization")
+    if found is None:
+        return None
+    scheme = Scheme(**found)
+    if scheme.is_mxfp4 and scheme == MXFP4 and "experts" in model:
+        return scheme
+    if (
+        scheme.is_mxfp4
+        or scheme.bits not in (4, 8)
+        or scheme.group_size not in (0, 32, 128)
+        or scheme.activation_bits not in (8, 16)
+    ):
+        raise ValueError(f"model.quantization is {found!r}")
+    return scheme
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A matrix [out, in]. values: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], the even input in the low

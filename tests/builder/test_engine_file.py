@@ -13,12 +13,12 @@ import pytest
 
 from faser_trtllm.builder.engine_file import (
     EngineFile,
-    layer_windows,
     pack_matrix,
     tensor_sizes,
     write_engine_file,
 )
 from faser_trtllm.errors import EngineFileError
+from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.experts import SOFTMAX, ExpertsConfig
 from tests.support.packed_weights import unpack_matrix
 

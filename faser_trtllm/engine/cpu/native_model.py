@@ -6,10 +6,11 @@ import ctypes
 from typing import Any
 
 from faser_trtllm import native
-from faser_trtllm.builder.engine_file import EngineFile, layer_windows, scheme_of
+from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.errors import EngineFileError
+from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.experts import CLAMPED, SILU, SOFTMAX, TOP_K_SOFTMAX
-from faser_trtllm.models.quantized_weight import Scheme
+from faser_trtllm.models.quantized_weight import Scheme, scheme_of
 
 _MODEL_SIZES = (
     "num_layers",

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from faser_trtllm.builder.engine_file import layer_windows
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.batch import DeviceBatch, TokenRows
 from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.models.config import layer_windows
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
