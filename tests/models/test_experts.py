@@ -15,8 +15,9 @@ from faser_trtllm.models.config import load_model_config, parse_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.experts import ExpertsConfig
 from faser_trtllm.models.reference import ReferenceModel, routes
+from faser_trtllm.models.rope import RopeConfig
 from tests.models.gguf.opened import opened
-from tests.support.published_mixtures import GPT_OSS_ROPE, publish
+from tests.support.published_mixtures import GPT_OSS_ROPE, pack_experts, publish
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
@@ -40,6 +41,12 @@ NUM_GREEDY = 12
 def test_logits_and_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     family, changes = CASES[case]
     check(tmp_path, publish(tmp_path, family, **changes))
+
+
+def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    theirs = publish(tmp_path, "gpt_oss", dtype="bfloat16")
+    pack_experts(tmp_path, theirs)
+    check(tmp_path, theirs)
 
 
 def check(directory: Path, theirs: Any) -> None:
@@ -133,6 +140,7 @@ def test_what_the_families_are() -> None:
     assert of["Qwen2Moe"].experts == dataclasses.replace(plain, shared_size=48)
     assert of["Mixtral"].experts == dataclasses.replace(plain, norm_topk=True)
     assert of["GptOss"].experts == ExpertsConfig(8, 2, 32, "top_k_softmax", False, "clamped", has_bias=True)
+    assert of["GptOss"].rope == RopeConfig("yarn", 150000.0, 32.0, 4096, truncate=False)
     assert (of["GptOss"].has_sinks, of["GptOss"].windows) == (True, (128, 0, 128, 0))
     assert parse_model_config(mixture("GptOss", sliding_window=None)).windows == (0,) * 4
     assert {config.intermediate_size for config in of.values()} == {32}
@@ -184,6 +192,7 @@ def test_both_names_of_the_number_of_experts(tmp_path: Path) -> None:
         ("Qwen2Moe", {"shared_expert_intermediate_size": ...}, "shared_expert_intermediate_size is missing"),
         ("Mixtral", {"num_local_experts": ...}, "num_local_experts is missing"),
         ("GptOss", {"swiglu_limit": 6.5}, "swiglu_limit is 6.5 in a GptOssForCausalLM, only 7.0 is supported"),
+        ("GptOss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0 in a GptOssForCausalLM, only 1.702 is supported"),
         ("GptOss", {"layer_types": ["sliding_attention", "full_attention"]}, "for each of the 4 layers"),
         ("DeepseekV3", {}, "DeepseekV3ForCausalLM is not supported; its attention is latent (MLA)"),
         ("DeepseekV2", {}, "DeepseekV2ForCausalLM is not supported; its attention is latent (MLA)"),

@@ -151,14 +151,14 @@ def gguf_seeds() -> list[bytes]:
     found.append(writer.gguf_bytes(metadata | pre, tensors | factors))
     metadata, tensors = writer.gguf_of(_checkpoint("llama", hidden_size=32, intermediate_size=32), writer.TYPE_Q8_0)
     found.append(writer.gguf_bytes(metadata | {"tokenizer.ggml.pre": (writer.STRING, "smollm")}, tensors))
-    found += [_mixture("qwen3"), _mixture("mixtral")]
+    found += [_mixture("qwen3"), _mixture("mixtral"), _mixture("gpt_oss")]
     return found + _damaged(found[0])
 
 
 def _mixture(family: str) -> bytes:
     name = {"qwen3": "qwen3_moe"}.get(family, family)
-    sizes = {"vocab_size": 280, "hidden_size": 4, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
-    path = make_moe_checkpoint(folder(f"gguf-base/{name}"), name, num_experts=2, top_k=1, expert_size=4, **sizes)
+    sizes = {"vocab_size": 280, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+    path = make_moe_checkpoint(folder(f"gguf-base/{name}"), name, num_experts=2, top_k=1, expert_size=32, **sizes)
     return write_mixture(folder("gguf-base") / f"{name}.gguf", path, family, "F16").read_bytes()
 
 

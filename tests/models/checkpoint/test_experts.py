@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.mxfp4 import mxfp4_values
@@ -70,12 +72,73 @@ def test_mxfp4_numbers_are_those_of_transformers() -> None:
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("qwen3_moe", {"quant_method": "mxfp4"})],
+    [("qwen3_moe", {"quant_method": "mxfp4"}), ("gpt_oss", {"quant_method": "gptq", "bits": 4, "group_size": 32})],
 )
 def test_quantisations_of_other_families_are_named(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
-    folder = make(tmp_path, family)
-    data = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps(data))
+    folder = make_moe_checkpoint(tmp_path, family, num_layers=1)
+    change(folder, {"quantization_config": settings})
     sentence = "with this quantization_config is not supported: mxfp4 is read of GptOssForCausalLM"
     with pytest.raises(CheckpointError, match=sentence), opened(folder):
         pass
+
+
+def test_experts_in_one_tensor_must_fit_the_configuration(tmp_path: Path) -> None:
+    folder = make_moe_checkpoint(tmp_path, "gpt_oss", num_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    module = "model.layers.0.mlp.experts"
+    bias, scales = tensors[f"{module}.gate_up_proj_bias"], tensors[f"{module}.down_proj_scales"]
+    for name, values, sentence in (
+        (
+            "gate_up_proj_bias",
+            bias[:7],
+            r"shape \[7, 128\], it must have 2 dimensions and 8 experts in the first",
+        ),
+        (
+            "down_proj_scales",
+            scales[:, :, :1],
+            r"down_proj_scales \[8, 64, 1\] are no MXFP4 matrices in blocks of 32",
+        ),
+    ):
+        save_file(tensors | {f"{module}.{name}": values.contiguous()}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=sentence), opened(folder):
+            pass
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    folder = make_moe_checkpoint(tmp_path, "gpt_oss", num_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5] = 255
+    save_file(tensors, folder / "model.safetensors")
+    with opened(folder) as found, pytest.raises(CheckpointError, match="down_proj_blocks has values that are infinite"):
+        found.checkpoint.weights.bfloat16("model.layers.0.mlp.experts.3.down_proj.weight", (64, 64))
+
+
+@pytest.mark.parametrize("storage", ["bf16", "mxfp4"])
+def test_an_expert_is_read_alone(tmp_path: Path, storage: str) -> None:
+    """Memory holds one expert in fp32, not the tensor with all of them."""
+    folder = make_moe_checkpoint(tmp_path, "gpt_oss", num_experts=64, num_layers=1)
+    if storage == "bf16":
+        unpack(folder)
+    name = "model.layers.0.mlp.experts.60.up_proj.weight"
+    with opened(folder) as found:
+        tracemalloc.start()
+        values = found.checkpoint.weights.float32(name, (64, 64))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 64 * values.nbytes / 4
+
+
+def change(folder: Path, changes: dict[str, Any]) -> None:
+    data = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(data))
+
+
+def unpack(folder: Path) -> None:
+    """Store the experts of a gpt-oss in bf16, each [in, out], as transformers does."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        blocks, scales = tensors.pop(name).numpy(), tensors.pop(name.replace("_blocks", "_scales")).numpy()
+        values = np.stack([mxfp4_values(*parts) for parts in zip(blocks, scales, strict=True)])
+        tensors[name.removesuffix("_blocks")] = torch.from_numpy(values).transpose(1, 2).contiguous().bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    change(folder, {"quantization_config": None})
