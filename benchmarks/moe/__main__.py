@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags.flag("seconds", "of a cell, for all systems together")
     flags.flag("blocks", "of a cell, after one that warms up")
     flags.flag("profile_s", "time for `faser profile`")
+    flags.flag("quick_profile", "measure as `faser build` does")
     flags.flag("quantization", "of the target, as `faser build` spells it")
     flags.flag("num_threads", "threads of every system; default: all cores")
     options = flags.parse(argv)

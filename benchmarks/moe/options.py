@@ -24,7 +24,8 @@ class MoeBenchOptions:
     acceptance: probabilities that a draft is accepted, where those before it were. batch_sizes: requests in flight.
     fixed: draft lengths of the fixed policies; num_fixed_kept: so many of a cell's, the fastest of its first block, go
     on. seconds: of a cell, for all systems together. blocks: of a cell after the first, which warms up; ratios are of
-    rates in the same block. quantization: of the target. sizes: of the target.
+    rates in the same block. quick_profile: the one of a build, without held-out points. quantization: of the target.
+    sizes: of the target.
     """
 
     output_dir: Path
@@ -38,6 +39,7 @@ class MoeBenchOptions:
     blocks: int = 5
     slice_ms: float = 40.0
     profile_s: float = 40.0
+    quick_profile: bool = False
     prompt_len: int = 16
     max_tokens: int = 192
     quantization: str = "W8A8"

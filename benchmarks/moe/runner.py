@@ -157,6 +157,7 @@ def _profile(options: MoeBenchOptions, engine_dir: Path, say: Progress) -> CostT
         profile = profile_engine_dir(
             ProfileOptions(
                 engine_dir,
+                quick=options.quick_profile,
                 cores=options.cores,
                 num_threads=options.num_threads,
                 plot=False,
