@@ -128,6 +128,18 @@ def test_deadlines_end_waiting_and_running_requests():
     assert not bench.scheduler.has_work()
 
 
+def test_a_request_that_has_ended_is_not_kept_until_its_deadline():
+    bench = Bench()
+    ended = weakref.ref(bench.add(2, max_tokens=2, deadline_s=1e9))
+    bench.add(2, max_tokens=40, first=9)
+    while len(bench.step()[0].scheduled) > 1:
+        pass
+    for _ in range(3):
+        bench.step()
+    gc.collect()
+    assert ended() is None
+
+
 def test_a_request_that_the_cache_can_never_hold_is_refused_with_both_numbers():
     bench = Bench(num_blocks=4)
     with pytest.raises(InvalidArgumentError, match=r"are 30 tokens, the KV cache holds 16"):
