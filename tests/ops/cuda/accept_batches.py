@@ -37,6 +37,14 @@ class SmallBlocks(EmulatedModule):
         super().launch(kernel, grid, small(kernel, block), arguments, stream)
 
 
+class FewBlocks(SmallBlocks):
+    """The same, with stages of two blocks after the first: each processes several parts."""
+
+    def launch(self, kernel, grid, block, arguments, stream=0):
+        is_later = any(f"_{stage}" in kernel for stage in Stages.ALL.value[1:])
+        super().launch(kernel, (min(grid[0], 2), 1, 1) if is_later else grid, block, arguments, stream)
+
+
 class SmallLaunches:
     """The same of any module compiled with SMALL_BLOCK."""
 
@@ -163,6 +171,9 @@ def run_every_mode(launcher, seed, n=24, vocab_size=300, **options):
     for slot in range(n):
         fields = {"top_k": 100 * (slot % 3 == 0), "top_p": 0.9 if slot % 2 else 1.0, "temperature": 4.0}
         fields |= edits if slot % 5 == 0 else {}
+        fields |= {"top_k": vocab_size - 1} if slot == 20 else {}  # more than its mask leaves
+        fields |= {"min_p": 0.01} if slot > 8 and slot % 6 == 5 else {}  # with top_p: one block does the whole row
+        fields |= {"temperature": 1e-31} if slot == 4 else {}  # no time of its race can be estimated
         slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=MODES[slot % 3], key=slot, **fields)
     slots.draft_sources[11:18] = native.BY_SUFFIX
     logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)

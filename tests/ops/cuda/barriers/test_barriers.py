@@ -14,7 +14,7 @@ import pytest
 
 from faser_trtllm.ops.cuda.compiler import stems
 from tests.ops.cuda.barriers.mutants import NOT_REACHED, NOTHING
-from tests.ops.cuda.barriers.places import Place, barriers, other_waits
+from tests.ops.cuda.barriers.places import Place, barriers, other_waits, untested
 from tests.ops.cuda.emulation import host_compiler, skip_without_a_compiler
 from tests.ops.cuda.kernel_cases import CASES
 from tests.support.effort import pick
@@ -73,4 +73,5 @@ def test_the_absence_of_a_barrier_is_found(place: Place) -> None:
 
 def test_every_kernel_and_barrier_is_known() -> None:
     assert sorted(CASES) == sorted(stems())
+    assert len(untested()) == 1, "say in the change why no case can show the need of one more"
     assert other_waits() == [], "waits that tests cannot leave out; teach places.py and the emulator"
