@@ -125,6 +125,7 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_layers=shape.num_layers,
+        windows=config.windows[:1] * shape.num_layers,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
