@@ -80,8 +80,8 @@ def test_unseeded_samples_have_the_targets_law(engines, drafters, monkeypatch):
 
     def sample(speculation):
         collector, params = Collector(), SamplingParams(max_tokens=5, temperature=2.0, top_k=2, end_ids=())
-        config = ExecutorConfig(num_threads=1, speculation=speculation, drafters=drafters)
-        with open_executor(engines["pair"], config) as executor:
+        config = {"speculation": speculation, "drafters": drafters, "max_queue_size": NUM_SAMPLES}
+        with open_executor(engines["pair"], ExecutorConfig(num_threads=1, **config)) as executor:
             for index in range(NUM_SAMPLES):
                 executor.submit(str(index), PROMPTS[0], params, collector.sink(str(index)))
             while executor.step():
