@@ -23,6 +23,7 @@ _SERVER_DOWN = (
     "IncompleteRead",
     "UNAVAILABLE",
     "Socket closed",
+    "Internal error from Core",  # grpc.aio's, of a call that it was writing to when the connection was cut
     "not ready",
     *ENGINE_DOWN,
     "the stream ended before its last response",

@@ -120,6 +120,7 @@ CUT = "RemoteDisconnected: Remote end closed connection without response"
         (Plan(JOB), {"text": "thy", "error": CUT}, Ending.FAILED),
         (Plan(BAD), {"error": "UNAVAILABLE failed to connect"}, Ending.LOST),
         (HOSTILE, {"error": CUT}, Ending.LOST),
+        (Plan(JOB), {"error": "INTERNAL Internal error from Core"}, Ending.LOST),
         (Plan(JOB), {"error": "INTERNAL"}, Ending.FAILED),
     ],
 )
