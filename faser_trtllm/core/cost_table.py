@@ -330,7 +330,7 @@ class CostTable:
             raise ValueError(f"no {kind} was measured on the partition {partition!r}") from None
 
     def _ms(self, key: str, num_rows: int, num_requests: int, context_len: float, num_experts: float | None) -> float:
-        curve = self._curve(*key.split("@"))
+        curve = self._curve(*key.split("@", 1))
         if num_experts is None:
             routing = self.routing if curve.per_expert_ms else None
             num_experts = 0.0 if routing is None else float(routing.distinct_of(num_rows, num_requests))
