@@ -24,7 +24,7 @@ _ONE = 0x3F80  # in bf16
 
 @dataclass(frozen=True)
 class MoeSizes:
-    """Of a Qwen3-MoE with heads of 64, four query heads to a KV head."""
+    """The sizes of a Qwen3-MoE with heads of 64, four query heads to a KV head."""
 
     num_layers: int = 14
     hidden_size: int = 1024

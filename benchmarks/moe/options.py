@@ -1,4 +1,4 @@
-"""What `faser bench moe` measures."""
+"""The options of `faser bench moe`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MoeBenchOptions:
 
     @property
     def max_batch_size(self) -> int:
-        """Of the engines, which runs of fewer requests find again."""
+        """The size of the engines' batch, so that runs of fewer requests find them again."""
         return max(BATCH_SIZES + self.batch_sizes)
 
     @property

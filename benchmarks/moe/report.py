@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """Of off and the fixed lengths, picked by what was measured."""
+        """The best of off and the fixed lengths, picked by what was measured."""
         return max(self.rivals, key=lambda name: summarize(self.rates[name]).median)
 
     def to_best(self, system: str) -> MeanRatio:

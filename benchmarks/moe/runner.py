@@ -245,7 +245,7 @@ def _block(systems: Sequence[System], least_s: float, slice_s: float, order: ran
 
 
 def _options_dict(options: MoeBenchOptions) -> dict[str, Any]:
-    """As JSON, with what None stood for, and without the machine's folders."""
+    """The options as JSON, with what None stood for, and without the machine's folders."""
     values = asdict(options) | {"cores": options.pinned_cores(), "num_threads": options.threads()}
     del values["command_line"], values["models_dir"]
     return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}

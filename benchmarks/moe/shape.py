@@ -90,7 +90,7 @@ def repeated(config: ModelConfig, scheme: Scheme | None) -> Iterator[tuple[str, 
 
 
 def read_bytes(path: Path, distinct_experts: float, num_experts: int) -> float:
-    """Of the weights that a pass of one row reads, so many experts of a layer among them."""
+    """The bytes of weights that a pass of one row reads, so many experts of a layer among them."""
     with EngineFile.open(path) as file:
         sizes = {name: int(entry["nbytes"]) for name, entry in file.header["tensors"].items()}
     experts = sum(nbytes for name, nbytes in sizes.items() if ".expert_" in name)

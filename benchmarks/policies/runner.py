@@ -273,7 +273,7 @@ class FormRun:
 
 
 def _options_dict(options: PolicyBenchOptions) -> dict[str, Any]:
-    """As JSON, with what None stood for, and without the machine's folders."""
+    """The options as JSON, with what None stood for, and without the machine's folders."""
     values = asdict(replace(options, engines_dir=None)) | {
         "cores": options.pinned_cores(),
         "num_threads": options.threads(),

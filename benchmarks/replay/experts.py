@@ -196,7 +196,7 @@ class ExpectedTokens(StepWatcher):
 
 
 def best_rival(found: Mapping[str, float]) -> str:
-    """Of off and the fixed lengths."""
+    """The best of off and the fixed lengths."""
     return max((name for name in found if name not in (PRICE, BY_ROWS)), key=found.__getitem__)
 
 

@@ -25,7 +25,7 @@ from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 
 GROUPED_MULTIPLE = 8
-"""Of the sizes of an expert: rows of grouped products begin at multiples of 16 bytes."""
+"""The number that the sizes of an expert are multiples of: rows of grouped products begin at multiples of 16 bytes."""
 
 
 class CudaBackend:

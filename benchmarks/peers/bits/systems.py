@@ -36,7 +36,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Place:
-    """What a system is opened with. work_dir: an existing folder, removed with what is in it. kept: one for files of
+    """A system's options and folders. work_dir: an existing folder, removed with what is in it. kept: one for files of
     weights, which are found again; None: they go into work_dir."""
 
     options: BitsOptions
