@@ -171,7 +171,7 @@ class CostTable:
 
     @property
     def per_expert_ms(self) -> float:
-        """Of a target pass on the partition "all", for each distinct expert of a layer."""
+        """ms of a target pass on the partition "all", for each distinct expert of a layer."""
         return self._curve("verify", ALL).per_expert_ms
 
     def draft_step_ms_array(self, max_requests: int, context_len: float, partition: str = ALL) -> FloatArray:

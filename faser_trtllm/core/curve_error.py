@@ -60,7 +60,7 @@ def fit_curves(
 def _per_expert_ms(
     key: str, groups: Mapping[str, Sequence[CostSample]], curves: Mapping[str, CostCurve]
 ) -> float | None:
-    """Of curves whose samples cannot tell experts from rows, by that of whole passes; None: the samples have to tell.
+    """per_expert_ms of curves whose samples cannot tell experts from rows, by that of whole passes; None: they can.
 
     Steps without drafts run one row of each request, and segments few passes. A segment has a share by its time.
     """

@@ -34,8 +34,8 @@ REFERENCE = "h100"  # whose tables stand for a GPU that has none of its own
 
 @dataclass(frozen=True)
 class ExpertTimes:
-    """Of one layer. rows, more_ms: what rows beyond one per expert add, in straight lines. is_assumed: scaled from
-    another GPU's tables."""
+    """Times of one layer's experts. rows, more_ms: what rows beyond one per expert add, in straight lines. is_assumed:
+    scaled from another GPU's tables."""
 
     fixed_ms: float
     expert_ms: float
@@ -96,6 +96,6 @@ def _rows_per_expert(shape: ModelShape) -> float:
 
 
 def _all_params(shape: ModelShape) -> float:
-    """Of a layer's experts: what rows add at as many rows per expert is in proportion to it."""
+    """Times of a layer's experts: what rows add at as many rows per expert is in proportion to it."""
     assert shape.experts is not None
     return shape.experts.routing.num_experts * shape.expert_params

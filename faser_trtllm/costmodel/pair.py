@@ -93,7 +93,7 @@ class Pair:
         return self.draft.ms(num_requests, num_requests, context_len, sm_share=sm_share) + self.host.draft_step_ms
 
     def drafting_gb(self, length: int, num_requests: float, context_len: float) -> float:
-        """What a draft call of so many steps reads."""
+        """GB that a draft call of so many steps reads."""
         passes = min(1, length) if self.draft.shape.block_size else length
         return passes * self.draft.pass_gb(num_requests, context_len)
 

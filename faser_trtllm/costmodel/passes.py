@@ -70,12 +70,12 @@ class PassModel:
         return 0.0 if self._experts is None else self.shape.num_layers * self._experts.expert_ms
 
     def distinct_experts(self, num_rows: float, num_requests: float) -> float:
-        """Of a layer, expected with the rows spread evenly over the requests; 0 without experts."""
+        """Distinct experts of a layer, expected with the rows spread evenly over the requests; 0 without experts."""
         experts = self.shape.experts
         return 0.0 if experts is None else float(experts.routing.distinct_of(num_rows, num_requests))
 
     def experts_ms(self, num_rows: float, num_experts: float, sm_share: float = 1.0) -> float:
-        """Of all layers' experts; 0 without any."""
+        """ms of all layers' experts; 0 without any."""
         if self._experts is None:
             return 0.0
         bandwidth = self.gpu.bandwidth_share(sm_share)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser_trtllm.core.cost.experts import Beside
+from faser_trtllm.core.cost.experts import BatchReads
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
 from faser_trtllm.policy.average import Average
@@ -39,7 +39,7 @@ class ExpertCosts:
     """ms [num_rows + 1]: of an expert that a pass over so many rows reads. reads: how many it reads by slots."""
 
     ms: Float64Array
-    reads: Beside
+    reads: BatchReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class MeasuredCosts:
         per_expert_ms, routing = self.table.per_expert_ms, self.table.routing
         if routing is None or not per_expert_ms:
             return None
-        return ExpertCosts(per_expert_ms * errors, routing.beside(np.arange(n, n + num_slots + 1), n))
+        return ExpertCosts(per_expert_ms * errors, routing.reads_of(np.arange(n, n + num_slots + 1), n))
 
 
 def _in_common(seen: Sequence[tuple[float, float]]) -> float:

@@ -66,10 +66,10 @@ class Routing:
         weights, log_unused = self._log_unused_of(num_rows, num_requests)
         return np.asarray(self.num_experts * (-np.expm1(log_unused) @ weights))
 
-    def beside(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> Beside:
+    def reads_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> BatchReads:
         """The same next to prompts."""
         weights, log_unused = self._log_unused_of(num_rows, num_requests)
-        return Beside(self, np.exp(log_unused) * weights)
+        return BatchReads(self, np.exp(log_unused) * weights)
 
     def unused(self, num_rows: int) -> FloatArray:
         """Chances that an expert is not taken by so many rows of one request, by an expert's mean [num_nodes]."""
@@ -113,7 +113,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Beside:
+class BatchReads:
     """Passes of decoding requests next to prompts. unused [num_passes, num_nodes]: weighted chances that none of their
     rows takes an expert."""
 

@@ -1,4 +1,4 @@
-"""What a cost table holds next to its curves."""
+"""The parts of a cost table next to its curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a table is valid for."""
+    """The machine and the engine that a table is valid for."""
 
     cpu_model: str
     isa: str

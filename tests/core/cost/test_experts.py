@@ -81,7 +81,7 @@ def test_each_row_adds_no_more_than_the_one_before(routing):
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_prompt_is_one_request_more_next_to_which_rows_get_cheap(routing):
     rows = np.arange(4, 37)
-    reads = routing.beside(rows, 4)
+    reads = routing.reads_of(rows, 4)
     assert reads.distinct(0) == pytest.approx(routing.distinct_of(rows, 4))
     beside = reads.distinct(64)
     assert beside[4] == pytest.approx(routing.distinct([2] * 4 + [64]))
