@@ -13,7 +13,7 @@ from benchmarks.soak.watch import ENGINE, Sample
 
 MIB = float(1 << 20)
 _MAX_POINTS = 150
-_MIN_SPANS, _MAX_SPANS = 6, 60
+_MIN_RESTS = 6  # for a trend
 _MIN_MINUTES = 5.0  # of a trend per hour
 _MAX_SETTLE_S = 30.0  # start of an engine child's life, when it first touches its memory
 
@@ -33,9 +33,9 @@ class Growth:
 
 @dataclass(frozen=True)
 class Trend:
-    """A line through the least sample of each of num_points equal spans: what is left when a request's memory is free.
+    """A line through a role's anonymous memory at num_points rests of the service, least squares.
 
-    error: standard error of the slope. There is none of less than five minutes.
+    error: standard error of the slope.
     """
 
     role: str
@@ -45,27 +45,24 @@ class Trend:
     minutes: float
 
 
-def fit_trends(samples: Sequence[Sample]) -> list[Trend]:
-    """The trend of each role by least squares, over the process that lived last."""
-    roles = dict.fromkeys(role for sample in samples for role in sample.processes)
-    return [trend for role in roles if (trend := _trend(samples, role)) is not None]
+def fit_trends(rests: Sequence[Sample]) -> list[Trend]:
+    """The trend of each role over the process that lived last; none for less than five minutes or six rests."""
+    roles = dict.fromkeys(role for rest in rests for role in rest.processes)
+    return [trend for role in roles if (trend := _trend(rests, role)) is not None]
 
 
-def _trend(samples: Sequence[Sample], role: str) -> Trend | None:
-    found = [(sample.at_s, sample.processes[role]) for sample in samples if role in sample.processes]
-    points = [(at_s, process.rss_bytes / MIB) for at_s, process in found if process.pid == found[-1][1].pid]
-    minutes = (points[-1][0] - points[0][0]) / 60
-    if len(points) < 2 * _MIN_SPANS or minutes < _MIN_MINUTES:
+def _trend(rests: Sequence[Sample], role: str) -> Trend | None:
+    found = [(rest.at_s / 3600, rest.processes[role]) for rest in rests if role in rest.processes]
+    last = [(hours, process.anon_bytes / MIB) for hours, process in found if process.pid == found[-1][1].pid]
+    minutes = 60 * (last[-1][0] - last[0][0])
+    if len(last) < _MIN_RESTS or minutes < _MIN_MINUTES:
         return None
-    number = max(_MIN_SPANS, min(_MAX_SPANS, round(minutes)))
-    spans = [points[len(points) * i // number : len(points) * (i + 1) // number] for i in range(number)]
-    least = [min(span, key=lambda point: point[1]) for span in spans]
-    hours, mib = [at_s / 3600 for at_s, _ in least], [rss for _, rss in least]
+    hours, mib = [x for x, _ in last], [y for _, y in last]
     fit = statistics.linear_regression(hours, mib)
     mean = statistics.fmean(hours)
-    residual = sum((y - fit.slope * x - fit.intercept) ** 2 for x, y in zip(hours, mib, strict=True))
-    error = math.sqrt(residual / (number - 2) / sum((x - mean) ** 2 for x in hours))
-    return Trend(role, fit.slope, error, number, minutes)
+    residual = sum((y - fit.slope * x - fit.intercept) ** 2 for x, y in last)
+    error = math.sqrt(residual / (len(last) - 2) / sum((x - mean) ** 2 for x in hours))
+    return Trend(role, fit.slope, error, len(last), minutes)
 
 
 def count_lives(samples: Sequence[Sample]) -> dict[str, int]:

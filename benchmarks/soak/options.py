@@ -28,7 +28,7 @@ class SoakOptions:
     kill_period_s: time between kills of the engine child; 0: no kills. kill_server: kill tritonserver, too. pause_s:
     how long all processes are stopped at once; 0: no pauses.
     max_growth_mib: limit for the growth of a process' resident memory over the run, by its slope.
-    max_slope_mib_per_hour: of resident memory after storm_minutes, by a linear fit over each minute's least sample.
+    max_slope_mib_per_hour: of anonymous memory after storm_minutes, by a linear fit over a rest of 3 s each minute.
     max_log_mib_per_hour: that the service's log may grow by.
     max_recovery_s: from a kill of the engine child to the first token of a request sent after it;
     max_server_recovery_s: of the server, which loads its engines anew.

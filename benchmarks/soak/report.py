@@ -161,8 +161,8 @@ def _notes(report: SoakReport) -> str:
         "clients of a killed server have connected again. failed: anything else.",
         f"Cancelled before their first token, so in the queue or the prefill: {report.ledger.cancelled_early}.",
         "Memory is judged in the calm after all kills and pauses, its first third left out. Growth by slope: "
-        "the median slope between all pairs of samples, times the time. MiB/h: least squares over the least sample of "
-        "each minute, which is what is left when the memory of single requests is free.",
+        "the median slope between all pairs of samples, times the time. MiB/h: least squares over the anonymous memory "
+        "in a rest of 3 s after each minute of load, when no request is open.",
         "Descriptors and threads: at rest after the load against at rest after the warm-up.",
     ]
     return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes)

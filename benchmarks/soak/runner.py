@@ -19,7 +19,7 @@ from benchmarks.soak.report import SoakReport, render_markdown
 from benchmarks.soak.service import Service, wait_idle
 from benchmarks.soak.storm import Event, Storm, plan_events
 from benchmarks.soak.verdict import Resting, are_counts_back, judge_run
-from benchmarks.soak.watch import ENGINE, Sample, Watch
+from benchmarks.soak.watch import ENGINE, Sample, ServiceProcesses, Watch
 from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -32,6 +32,8 @@ _STEADY_S = 5.0
 _TELL_S = 30.0
 _NUM_HOSTILE = 2  # clients
 _SETTLE_SHARE = 1 / 3  # of the calm, before memory is judged
+_REST_PERIOD_S = 60.0  # of load in the calm, between two rests
+_REST_S = 3.0  # of a rest, after which idle processes have given memory back
 
 
 def run_soak(options: SoakOptions, log: Log) -> SoakReport:
@@ -71,12 +73,14 @@ class _Soak:
         start_s = time.monotonic()
         self._log(f"load for {options.minutes:g} minutes")
         samples: list[Sample] = []
+        rests: list[Sample] = []
         log_bytes = service.log_bytes()
         if service.processes is None:
             self._load(ledger, 60 * options.minutes, [], options.seed + 2)
         else:
             with Watch(service.processes, options.sample_period_s, lambda: ledger.num_tokens) as watch:
-                self._load(ledger, 60 * options.minutes, plan_events(options), options.seed + 2)
+                self._load(ledger, options.storm_s, plan_events(options), options.seed + 2)
+                rests = self._calm(ledger, service.processes, start_s + 60 * options.minutes)
             samples = watch.samples
         seconds = time.monotonic() - start_s
         log_mib_per_hour = (service.log_bytes() - log_bytes) / MIB * 3600 / seconds
@@ -84,7 +88,7 @@ class _Soak:
         leftovers = service.stop()
         calm_s = start_s + options.storm_s + _SETTLE_SHARE * (seconds - options.storm_s)
         calm = [sample for sample in samples if sample.at_s >= calm_s]
-        growths, trends = measure_growth(calm), fit_trends(calm)
+        growths, trends = measure_growth(calm), fit_trends([rest for rest in rests if rest.at_s >= calm_s])
         judged = (growths, leftovers, trends, count_lives(samples), log_mib_per_hour)
         return SoakReport(
             options,
@@ -101,6 +105,15 @@ class _Soak:
             tuple(trends),
             samples,
         )
+
+    def _calm(self, ledger: Ledger, processes: ServiceProcesses, end_s: float) -> list[Sample]:
+        """Load without events until end_s; return a sample of each rest, when no request is open."""
+        rests: list[Sample] = []
+        while (left_s := end_s - time.monotonic()) > _REST_S and self._service.is_running():
+            self._load(ledger, min(_REST_PERIOD_S, left_s - _REST_S), [], self._options.seed + 3 + len(rests))
+            time.sleep(_REST_S)
+            rests.append(processes.sample())
+        return rests
 
     def _load(self, ledger: Ledger, seconds: float, events: list[Event], seed: int) -> None:
         """Load for this long, with events, until every request has ended."""

@@ -17,10 +17,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """rss_bytes: resident memory, including shared pages."""
+    """rss_bytes: resident memory, including shared pages. anon_bytes: its part that no file backs."""
 
     pid: int
     rss_bytes: int
+    anon_bytes: int
     num_fds: int
     num_threads: int
 
@@ -96,8 +97,9 @@ class Watch:
 
 def process_sample(pid: int) -> ProcessSample | None:
     try:
-        rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        _, rss_pages, shared_pages, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         num_fds, num_threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-    except (OSError, IndexError):  # it has just ended
+    except (OSError, ValueError):  # it has just ended
         return None
-    return ProcessSample(pid, rss_pages * _PAGE_BYTES, num_fds, num_threads)
+    anon_bytes = (rss_pages - shared_pages) * _PAGE_BYTES
+    return ProcessSample(pid, rss_pages * _PAGE_BYTES, anon_bytes, num_fds, num_threads)

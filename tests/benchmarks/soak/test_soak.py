@@ -200,8 +200,11 @@ def test_the_planner_keeps_its_shares_and_cancels_at_every_stage() -> None:
     assert {plan.fields["stream"] for plan in plans} == {True, False}
 
 
+FILE_MIB = 20.0  # of resident memory, backed by files
+
+
 def sample(at_s: float, rss_mib: float, pid: int = 7, fds: int = 10, threads: int = 5, role="engine"):
-    process = ProcessSample(pid, int(rss_mib * MIB), fds, threads)
+    process = ProcessSample(pid, int(rss_mib * MIB), int((rss_mib - FILE_MIB) * MIB), fds, threads)
     return Sample(at_s, {role: process})
 
 
@@ -220,16 +223,19 @@ def test_growth_of_a_process_that_lives_on(per_s: float, mib: float) -> None:
 
 
 @pytest.mark.parametrize("per_hour", [0.0, 3.0, -3.0])
-def test_a_trend_goes_through_what_each_minute_leaves(per_hour: float) -> None:
-    """Most samples are those of a request's memory; a process that died before does not count."""
-    old = [sample(float(i), 900.0 - i, pid=1) for i in range(300)]
-    peaks = [100.0 if i % 7 else 0.0 for i in range(1800)]
-    new = [sample(300.0 + i, 100.0 + per_hour * i / 3600 + peak, pid=2) for i, peak in enumerate(peaks)]
-    (trend,) = fit_trends([*old, *new])
+def test_a_trend_goes_through_the_rests(per_hour: float) -> None:
+    """A process that died before does not count, nor do pages of files."""
+    old = [sample(60.0 * i, 900.0 - 60 * i, pid=1) for i in range(5)]
+    new = [sample(60.0 * i, 100.0 + per_hour * i / 60 + 0.1 * (i % 2), pid=2) for i in range(5, 35)]
+    files = [
+        Sample(rest.at_s, {role: replace(p, rss_bytes=p.rss_bytes + i * MIB) for role, p in rest.processes.items()})
+        for i, rest in enumerate(new)
+    ]
+    (trend,) = fit_trends([*old, *files])
     assert trend.mib_per_hour == pytest.approx(per_hour, abs=0.05)
-    assert trend.error < 0.05
-    assert trend.num_points == 30
-    assert fit_trends(new[:200]) == []
+    assert 0.0 < trend.error < 0.1
+    assert (trend.num_points, trend.minutes) == (30, pytest.approx(29.0))
+    assert fit_trends(new[:5]) == []
     assert count_lives([*old, *new]) == {"engine": 2}
 
 
