@@ -1,3 +1,3 @@
-"""Speculative decoding managed at the grain of one row of one request."""
+"""Speculative decoding with a draft length per request and step, for TensorRT-LLM and NVIDIA Triton."""
 
 __version__ = "0.1.0"

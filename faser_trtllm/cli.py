@@ -1,7 +1,7 @@
-"""The `faser` command: build, profile, generate, serve, check, bench. Flags are spelled as trtllm-build's.
+"""The `faser` command. Its flags are spelled like those of trtllm-build.
 
-Exit code 0 on success, 2 for bad input (one sentence on stderr, with the fix), 1 if something broke. Only the chosen
-command is imported: its module, and typer for its flags.
+The exit code is 0 on success, 2 for bad input (one sentence on stderr, with the fix) and 1 for any other failure.
+Only the module of the chosen command is imported.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NoReturn
 from faser_trtllm.commands.table import COMMANDS, HELP_FLAGS, import_command, listing, load
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-ABOUT = "Speculative decoding behind NVIDIA Triton: build, profile, serve and watch."
+ABOUT = "Speculative decoding with a draft length per request and step, for TensorRT-LLM and NVIDIA Triton."
 
 
 def main() -> None:
-    """Entry point: user errors become one sentence and exit code 2."""
-    # Commands talk to servers of this machine, over urllib and gRPC: a company's proxy knows nothing of them.
+    """Run the command line; user errors become one sentence and exit code 2."""
+    # Commands talk to servers on this machine over urllib and gRPC, which a proxy cannot reach.
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, (known, "localhost,127.0.0.1,::1")))
     try:
@@ -35,7 +35,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes at its end what waits for standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output once more when it exits
         if error.errno == errno.EPIPE:
             sys.exit(1)
         where = f"{error.filename} is" if error.filename else "standard output or another file is"

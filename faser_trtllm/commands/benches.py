@@ -1,6 +1,6 @@
-"""`faser bench NAME`: a module that defines main(argv), in the repository's `benchmarks` or in the package.
+"""`faser bench NAME`, which runs a module with main(argv) from the repository's `benchmarks` or from the package.
 
-The first line of a bench's docstring is its line in the list. Benches are listed without being imported.
+Benches are listed without being imported, with the first lines of their docstrings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {"serve": "faser_trtllm/bench/serve/__main__.py", "golden": "faser_trtllm/bench/golden.py"}
-ABOUT = "Benchmarks. golden and serve are installed, the others run from a checkout."
+ABOUT = "Benchmarks. golden and serve are installed; the others need a checkout."
 
 
 def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
@@ -42,7 +42,7 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
 
 
 def _files(root: Path) -> dict[str, str]:
-    """Benches of a checkout by name, as in peers or peers.bits, with their files; none elsewhere."""
+    """Return the files of a checkout's benches by name, such as peers or peers.bits; {} outside a checkout."""
     found = {}
     for path in (root / "benchmarks").rglob("*.py") if _is_checkout(root) else ():
         if "\ndef main(argv" in path.read_text():
@@ -52,7 +52,7 @@ def _files(root: Path) -> dict[str, str]:
 
 
 def _is_checkout(root: Path) -> bool:
-    """Installed packages lie next to whatever else is called benchmarks."""
+    # An installed package may lie next to any other package that is called benchmarks.
     return (root / "pyproject.toml").is_file()
 
 
@@ -61,7 +61,7 @@ def _first_line(path: Path) -> str:
 
 
 def _make_importable(root: Path) -> None:
-    """Put the checkout on the import path, of child processes as well."""
+    """Put the checkout on the import path of this process and its children."""
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     inherited = os.environ.get("PYTHONPATH", "")

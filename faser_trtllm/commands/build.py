@@ -24,12 +24,12 @@ CONTEXT = FOREIGN_FLAGS
 EXAMPLES = (
     "Examples: faser build --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
     "--output_dir engines/built/demo; the same with --backend tensorrt_rtx --output_dir engines/built/demo_rtx. "
-    "The flags of trtllm-build and its configurations are understood, refused by name where they cannot be."
+    "Flags and configurations of trtllm-build are accepted, too; those without a counterpart are refused by name."
 )
 
 
 def _with_build_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each of BuildOptions, instead of its keywords **options."""
+    """Replace a command's keywords **options by an option for each field of BuildOptions."""
     signature = inspect.signature(command, eval_str=True)
     kinds = get_type_hints(BuildOptions, include_extras=True)
     options = []
@@ -37,7 +37,7 @@ def _with_build_options(command: Callable[..., None]) -> Callable[..., None]:
         kind: Any
         kind, text = get_args(kinds[field.name])
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        if isinstance(default, tuple):  # several, with commas
+        if isinstance(default, tuple):  # separated by commas
             kind, default = str, ""
         elif field.name in ("checkpoint_dir", "draft_checkpoint_dir"):  # a configuration may name them
             kind, default = Path | None, None
@@ -59,17 +59,17 @@ def build(
             "--config",
             "--extra_llm_api_options",
             "--build_config",
-            help="a configuration of TensorRT-LLM; flags on the command line win over it",
+            help="a configuration of TensorRT-LLM; flags on the command line override it",
         ),
     ] = None,
     no_profile: Annotated[
-        bool, typer.Option("--no_profile", help="leave out the quick profile, by which speculation auto decides")
+        bool, typer.Option("--no_profile", help="skip the quick profile that --speculation auto needs")
     ] = False,
     **options: Any,
 ) -> None:
     """Compile a target and a draft checkpoint into engines.
 
-    Engines that this machine can run are profiled for a few seconds, so that speculation auto knows what drafts cost.
+    Engines that this machine can run are profiled for a few seconds, which gives speculation auto the cost of drafts.
     """
     from faser_trtllm.builder.build import build_engines
     from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
@@ -92,7 +92,7 @@ def build(
 
 
 def _profile(engines: EngineDir) -> None:
-    """The engines stay built whatever becomes of their profile."""
+    """Profile engines quickly; they stay built if that fails."""
     from faser_trtllm.profiling.ensure import can_measure, measure_once
 
     if not can_measure(engines):
@@ -101,7 +101,7 @@ def _profile(engines: EngineDir) -> None:
         with ProgressBar() as progress:
             seconds = measure_once(engines.path, progress=progress)
     except KeyboardInterrupt:
-        print(f"not profiled; `faser profile --quick --engine_dir {engines.path}` makes up for it", file=sys.stderr)
+        print(f"not profiled; `faser profile --quick --engine_dir {engines.path}` does it later", file=sys.stderr)
         raise
     except (FaserError, OSError) as error:
         print(f"not profiled ({reason_of(error)}); speculation auto will be fixed:4", file=sys.stderr)
@@ -111,9 +111,9 @@ def _profile(engines: EngineDir) -> None:
 
 
 def _from_trtllm(ctx: typer.Context, config: Path | None) -> dict[str, Any]:
-    """Fields of BuildOptions from a configuration, and from flags that only trtllm-build has; reported on stderr.
+    """Return fields of BuildOptions from a configuration and from flags that only trtllm-build has; report on stderr.
 
-    What was typed as our own flag is not among them.
+    Fields whose own flag was given are left out.
     """
     from faser_trtllm.config import read_mapping
     from faser_trtllm.trtllm.convert.convert import convert

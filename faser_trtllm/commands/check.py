@@ -18,12 +18,14 @@ def check(
     ] = None,
     trtllm: Annotated[
         bool,
-        typer.Option("--trtllm", help="compare the installed TensorRT-LLM with what our adapters were written for"),
+        typer.Option(
+            "--trtllm", help="compare the installed TensorRT-LLM with the one that our adapters were written for"
+        ),
     ] = False,
 ) -> None:
     """Check an engine directory, or the installed TensorRT-LLM.
 
-    Every file is compared with its hash, and a few tokens are generated with drafts and without, which must agree.
+    Compares every file with its hash, and generates a few tokens with and without drafts, which must agree.
     """
     if trtllm:
         from faser_trtllm.commands.check_trtllm import check_tensorrt_llm

@@ -1,4 +1,4 @@
-"""`faser check --trtllm`: is the installed TensorRT-LLM what our adapters were written for?"""
+"""`faser check --trtllm`: compare the installed TensorRT-LLM with the one that our adapters were written for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = {True: "ok", False: "DIFFERS"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table; notes: what could not be looked at."""
+    """One line of the table; notes names the parts that could not be inspected."""
 
     kind: str
     name: str
@@ -33,7 +33,7 @@ class Line:
 
 
 def check_tensorrt_llm() -> int:
-    """Print a table and a verdict; 0 if all is as recorded, 1 if not. ConfigError if there is no such package."""
+    """Print a table and a verdict; return 0 if all is as recorded, else 1. ConfigError without such a package."""
     version = installed_version("the check")
     release = require_drafter()
     surfaces = [load_api_surface(DRAFTER, release)]
@@ -84,7 +84,7 @@ def _check(surfaces: list[ApiSurface]) -> Iterator[Line]:
 
 
 def _run_vector(vector: Vector, bindings: Bindings) -> str:
-    """What differs from the recorded schedule; TensorRT-LLM may raise anything, which is a difference, too."""
+    """Return the difference from the recorded schedule, "" for none. Any exception of TensorRT-LLM is a difference."""
     try:
         seen = run_on_tensorrt_llm(vector, bindings).seen_as(vector.expect)
     except Exception as error:
@@ -93,7 +93,7 @@ def _run_vector(vector: Vector, bindings: Bindings) -> str:
 
 
 def _run_model(capacity: CapacitySchedulerPolicy) -> Line:
-    """The same requests under both schedulers; their tokens may not differ by one."""
+    """Run the same requests under both schedulers, whose tokens must be equal."""
     name = f"tiny model, {capacity.value}"
     try:
         theirs = run_tiny_model(SchedulerKind.TRTLLM, capacity)

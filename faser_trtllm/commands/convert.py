@@ -23,9 +23,9 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="print the report as one JSON object")] = False,
     output: Annotated[Path | None, typer.Option("--output", help="write the resulting faser.yaml")] = None,
 ) -> None:
-    """Report what becomes of a TensorRT-LLM configuration.
+    """Convert a TensorRT-LLM configuration and report on each key.
 
-    Each key is taken over by faser build or faser serve, ignored with a reason, or refused; the exit code is then 2.
+    A key is used by faser build or faser serve, ignored with a reason, or refused with exit code 2.
     """
     import yaml
 

@@ -28,8 +28,7 @@ EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "de
 
 
 def _with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each sampling parameter that clients of every door have, instead of its keywords
-    **sampling."""
+    """Replace a command's keywords **sampling by an option for each sampling parameter of the OpenAI API."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         inspect.Parameter(
@@ -56,28 +55,31 @@ def _kind_of(row: Row) -> Any:
 @_with_sampling_options
 def generate(
     engine_dir: EngineDirOption,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="may be given several times")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="a prompt; may be given several times")] = None,
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
     ] = None,
-    stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
+    stop_words: Annotated[
+        list[str] | None, typer.Option("--stop_words", help="end the text before this; may be repeated")
+    ] = None,
     guided_json: Annotated[
-        str | None, typer.Option("--guided_json", help="a JSON schema, or a file that holds one: the output follows it")
+        str | None, typer.Option("--guided_json", help="a JSON schema that the output follows, or its file")
     ] = None,
     guided_regex: Annotated[
-        str | None, typer.Option("--guided_regex", help="a regex, or a file that holds one: the output matches it")
+        str | None, typer.Option("--guided_regex", help="a regex that the output matches, or its file")
     ] = None,
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     num_branches: Annotated[int, typer.Option("--num_branches", help=BRANCHES)] = 0,
-    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="CPU threads; default: all cores")] = None,
     quantization: Annotated[
         str,
         typer.Option("--quantization", help="none, or fp8 for cuda engines on GPUs of compute capability 8.9 or more"),
     ] = "none",
     kv_cache_dtype: Annotated[
-        str, typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines: KV caches in half the memory")
+        str,
+        typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines, which halves the memory of KV caches"),
     ] = "auto",
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
@@ -87,11 +89,12 @@ def generate(
         ),
     ] = False,
     checkpoint_dir: Annotated[
-        Path | None, typer.Option("--checkpoint_dir", help="for --interpret: the target that the engine was built from")
+        Path | None,
+        typer.Option("--checkpoint_dir", help="with --interpret: the target that the engine was built from"),
     ] = None,
     draft_checkpoint_dir: Annotated[
         Path | None,
-        typer.Option("--draft_checkpoint_dir", help="for --interpret: the draft that the engine was built from"),
+        typer.Option("--draft_checkpoint_dir", help="with --interpret: the draft that the engine was built from"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per prompt")] = False,
     **sampling: Any,
@@ -154,7 +157,7 @@ def _interpretation(
 
 
 def _check_text(name: str, texts: Iterable[str]) -> None:
-    """InvalidArgumentError for bytes of the command line that are no UTF-8."""
+    """Raise InvalidArgumentError for bytes of the command line that are not UTF-8."""
     for text in texts:
         try:
             text.encode()
@@ -166,7 +169,7 @@ def _check_text(name: str, texts: Iterable[str]) -> None:
 
 
 def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, str]:
-    """TextRequest's fields for either flag, {} for none; InvalidArgumentError where both are given."""
+    """Return TextRequest's fields for either flag, {} for none; InvalidArgumentError if both are given."""
     if guided_json is not None and guided_regex is not None:
         raise InvalidArgumentError("guided_json and guided_regex were both given; give one of them")
     flag, guide_type, value = "guided_json", "json_schema", guided_json
@@ -184,7 +187,7 @@ def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, s
 
 
 def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
-    """The prompts of either flag; InvalidArgumentError where there are none or both are given."""
+    """Return the prompts of either flag; InvalidArgumentError unless exactly one is given."""
     if (prompt is None) == (prompt_file is None):
         raise InvalidArgumentError("give either --prompt or --prompt_file")
     if prompt is not None:

@@ -20,7 +20,7 @@ def openai(
         Path | None, typer.Option("--engine_dir", help="engines to serve; with --url only their tokenizer is read")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="gRPC address of a running `faser serve`, as grpc://host:port")
+        str | None, typer.Option("--url", help="gRPC address of a running `faser serve`, such as grpc://host:port")
     ] = None,
     port: Annotated[int, typer.Option("--port", help="port of the API")] = 9000,
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
@@ -35,7 +35,7 @@ def openai(
         typer.Option(
             "--tool_call_parser",
             "--tool-call-parser",
-            help="how the model writes calls of functions, or none; default: what its chat template tells",
+            help="parser of the model's function calls, or none; default: found from its chat template",
         ),
     ] = None,
     reasoning_parser: Annotated[
@@ -43,7 +43,7 @@ def openai(
         typer.Option(
             "--reasoning_parser",
             "--reasoning-parser",
-            help="how the model marks its reasoning, or none; default: what its chat template tells",
+            help="parser of the model's reasoning, or none; default: found from its chat template",
         ),
     ] = None,
     per_request_spec_decode_metrics: Annotated[
@@ -51,8 +51,7 @@ def openai(
         typer.Option(
             "--per_request_spec_decode_metrics",
             "--per-request-spec-decode-metrics",
-            help="metrics.speculative_decoding in each answer: none, summary, or detailed with the numbers of each "
-            "step",
+            help="metrics.speculative_decoding in each answer: none, summary, or detailed (with numbers per step)",
         ),
     ] = "none",
     max_body_bytes: Annotated[
@@ -64,27 +63,27 @@ def openai(
             "--api_key",
             envvar="FASER_API_KEY",
             show_envvar=False,
-            help="key that requests to /v1 must carry; FASER_API_KEY keeps it out of the list of processes",
+            help="key that requests to /v1 must carry; set FASER_API_KEY instead to keep it out of `ps`",
         ),
     ] = None,
     allow_no_key: Annotated[
-        bool, typer.Option("--allow_no_key", help="listen on other addresses than loopback without a key")
+        bool, typer.Option("--allow_no_key", help="allow addresses other than loopback without a key")
     ] = False,
-    max_connections: Annotated[int, typer.Option("--max_connections", help="clients connected at a time")] = 4096,
+    max_connections: Annotated[int, typer.Option("--max_connections", help="most clients connected at a time")] = 4096,
     stream_padding: Annotated[
         int,
         typer.Option(
             "--stream_padding",
-            help="pad each event of a stream to a multiple of so many bytes, so that sizes do not tell the text; "
-            "0: where a client sets stream_options.include_obfuscation",
+            help="pad events of a stream to a multiple of this many bytes, so that their sizes do not reveal the text; "
+            "0: only where a client sets stream_options.include_obfuscation",
         ),
     ] = 0,
     allowed_origins: Annotated[
         str | None,
-        typer.Option("--allowed_origins", help="web origins whose pages may call the API, with commas between, or *"),
+        typer.Option("--allowed_origins", help="web origins whose pages may call the API, separated by commas, or *"),
     ] = None,
     metrics_url: Annotated[
-        str | None, typer.Option("--metrics_url", help="with --url: the metrics page that /metrics passes on")
+        str | None, typer.Option("--metrics_url", help="with --url: address of the metrics that /metrics passes on")
     ] = None,
     http_port: Annotated[int, typer.Option("--http_port", help="HTTP port of the Triton server to start")] = 8000,
     grpc_port: Annotated[int, typer.Option("--grpc_port", help="gRPC port of the Triton server to start")] = 8001,
@@ -98,7 +97,7 @@ def openai(
 ) -> None:
     """Serve OpenAI's completions and chat API in front of Triton.
 
-    The Triton server is the one at --url, or one that is started for --engine_dir.
+    Uses the Triton server at --url, or starts one for --engine_dir.
     """
     from faser_trtllm.serving.launch.options import ServeOptions
     from faser_trtllm.serving.openai.server import OpenAIOptions, serve_openai

@@ -1,4 +1,4 @@
-"""What the commands' flags have in common."""
+"""Flags that several commands share, and helpers to read flags."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FOREIGN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def own_flags(ctx: typer.Context) -> tuple[str, ...]:
-    """The flags that a command has."""
+    """Return the flags that a command defines."""
     return tuple(flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--"))
 
 
 def is_given(ctx: typer.Context, parameter: str) -> bool:
-    """Whether the value of a parameter was typed, not defaulted."""
+    """Return True if a parameter was given on the command line."""
     source = ctx.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
-    """ "2,4" -> (2, 4); InvalidArgumentError that names the flag otherwise."""
+    """Return (2, 4) for "2,4"; InvalidArgumentError names the flag."""
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:

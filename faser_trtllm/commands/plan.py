@@ -20,72 +20,81 @@ EXAMPLES = (
 
 def plan(
     gpu: Annotated[str, typer.Option("--gpu", help="h100, h200, b200, a100 or l40s")],
-    target: Annotated[str, typer.Option("--target", help="a checkpoint's directory, or a built-in name")],
+    target: Annotated[
+        str, typer.Option("--target", help="a checkpoint directory, or a built-in name such as llama-3.1-8b")
+    ],
     draft: Annotated[
         str,
         typer.Option(
             "--draft",
-            help="the same, of the draft model; or eagle3 or block, for a head or block drafter of the target",
+            help="the same for the draft model, or eagle3 or block for such a drafter of the target",
         ),
     ],
     acceptance: Annotated[
         str,
         typer.Option(
             "--acceptance",
-            help='share of tested drafts that pass, a file {"by_place": [...]}, or a published curve, as in eagle3, '
-            "dspark, mtp or kimi-k3-dspark",
+            help='acceptance rate of drafts, a file {"by_place": [...]}, or a published curve such as eagle3, dspark, '
+            "mtp or kimi-k3-dspark",
         ),
     ],
     load: Annotated[
-        str, typer.Option("--load", help="requests in flight, CSV files, or a trace's name and rate, as azure:5")
+        str,
+        typer.Option(
+            "--load", help="numbers of concurrent requests, CSV files, or a trace and its rate such as azure:5"
+        ),
     ] = "8,64",
-    num_gpus: Annotated[int, typer.Option("--num_gpus", help="that share the target (tensor parallel)")] = 1,
-    quantization: Annotated[str, typer.Option("--quantization", help="of the target: none or fp8")] = "none",
+    num_gpus: Annotated[int, typer.Option("--num_gpus", help="GPUs that share the target (tensor parallelism)")] = 1,
+    quantization: Annotated[
+        str, typer.Option("--quantization", help="quantization of the target: none or fp8")
+    ] = "none",
     requests: Annotated[
-        str, typer.Option("--requests", help="tokens of the requests in flight: PROMPT,OUTPUT or a trace's name")
+        str, typer.Option("--requests", help="tokens per request: PROMPT,OUTPUT or a trace's name")
     ] = "sharegpt",
-    ttft_ms: Annotated[float | None, typer.Option("--ttft_ms", help="objective: time to the first token")] = None,
-    tpot_ms: Annotated[float | None, typer.Option("--tpot_ms", help="objective: time per further token")] = None,
+    ttft_ms: Annotated[float | None, typer.Option("--ttft_ms", help="objective: time to first token in ms")] = None,
+    tpot_ms: Annotated[float | None, typer.Option("--tpot_ms", help="objective: time per output token in ms")] = None,
     eagle3_acceptance: Annotated[
-        str | None, typer.Option("--eagle3_acceptance", help="of an EAGLE-3 head; default: as the draft model's")
+        str | None, typer.Option("--eagle3_acceptance", help="acceptance of an EAGLE-3 head; default: --acceptance")
     ] = None,
     block_acceptance: Annotated[
-        str | None, typer.Option("--block_acceptance", help="of a block drafter; default: as the draft model's")
+        str | None, typer.Option("--block_acceptance", help="acceptance of a block drafter; default: --acceptance")
     ] = None,
     expert_overlap: Annotated[
         float | None,
         typer.Option(
             "--expert_overlap",
-            help="of a mixture of experts: the share of a row's experts that another row of its request takes too; "
-            "default: 0.2",
+            help="mixture of experts: share of a row's experts that another row of its request uses, too; default: 0.2",
         ),
     ] = None,
     exit_signal: Annotated[
         str,
         typer.Option(
             "--exit_signal",
-            help="for price+pruning: the shares of the drafts that will be rejected, and of the others, that an early "
-            "exit at a quarter of the layers doubts",
+            help="price+pruning: shares of rejected and of accepted drafts that an early exit at a quarter of the "
+            "layers prunes",
         ),
     ] = "0.4,0.03",
     systems: Annotated[
-        str | None, typer.Option("--systems", help="to compare, as in price;fixed:3; default: all")
+        str | None, typer.Option("--systems", help="systems to compare, such as price;fixed:3; default: all")
     ] = None,
-    max_requests: Annotated[int, typer.Option("--max_requests", help="of one run")] = 2000,
+    max_requests: Annotated[int, typer.Option("--max_requests", help="most requests of one run")] = 2000,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="profile.json of this pair on this GPU, or h100-measured, in place of the model"),
+        typer.Option(
+            "--table", help="profile.json of this pair on this GPU, or h100-measured, instead of the cost model"
+        ),
     ] = None,
     save_table: Annotated[
-        Path | None, typer.Option("--save_table", help="write the modelled table, for faser bench policies --simulated")
+        Path | None,
+        typer.Option("--save_table", help="write the modelled cost table, for faser bench policies --simulated"),
     ] = None,
-    report: Annotated[Path | None, typer.Option("--report", help="write an HTML page with plots here")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="of lengths, arrivals and acceptance")] = 0,
+    report: Annotated[Path | None, typer.Option("--report", help="write an HTML page with plots to this file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="seed for lengths, arrivals and acceptance")] = 0,
 ) -> None:
-    """Simulate what speculation would bring on a GPU, before you have it.
+    """Simulate the gain from speculation on a GPU that you do not have.
 
-    The real scheduler and policies run on modelled times (docs/cost_model.md), with error bands.
+    The real scheduler and policies run on modelled times with error bands (docs/plan.md).
     """
     from faser_trtllm.costmodel.gpu import find_gpu
     from faser_trtllm.costmodel.pair import Pair

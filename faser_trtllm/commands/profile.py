@@ -19,21 +19,19 @@ def profile(
     engine_dir: Annotated[
         Path | None, typer.Option("--engine_dir", help="a directory that `faser build` wrote")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="take a few seconds and leave out the calibration of pruning")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="take a few seconds; skip the calibration of pruning")] = False,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt_file", help="prompts to calibrate pruning on, one per line")
     ] = None,
-    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="CPU threads; default: all cores")] = None,
     refit: Annotated[
-        Path | None, typer.Option("--refit", help="measure nothing, and tell how well curves fit a recorded profile")
+        Path | None, typer.Option("--refit", help="measure nothing; report how well curves fit this profile.json")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="with --refit: print the errors as one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --refit: print one JSON object")] = False,
 ) -> None:
     """Measure what drafting and verification cost on this machine.
 
-    Writes profile.json beside the engines. `faser build` makes a quick profile; this one takes longer and is better.
+    Writes profile.json next to the engines. It takes longer than the quick profile of `faser build` and is better.
     """
     if refit is not None:
         _refit(refit, as_json)

@@ -10,8 +10,7 @@ LINE_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """A rich bar on a terminal, elsewhere a line on stderr every LINE_PERIOD_S. Calling it: what is done, how much, of
-    how much, what right now."""
+    """A rich bar on a terminal, elsewhere a line on stderr every LINE_PERIOD_S."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -15,8 +15,8 @@ from faser_trtllm.errors import InvalidArgumentError
 CONTEXT = FOREIGN_FLAGS
 EXAMPLES = (
     "Examples: faser serve --engine_dir engines/built/demo --http_port 8000 --grpc_port 8001; "
-    "faser serve engines/built/demo --config trtllm.yaml --max_batch_size 16. The flags of trtllm-serve and its "
-    "YAML are understood, refused by name where they cannot be."
+    "faser serve engines/built/demo --config trtllm.yaml --max_batch_size 16. Flags and YAML of trtllm-serve are "
+    "accepted, too; those without a counterpart are refused by name."
 )
 
 
@@ -25,7 +25,8 @@ def serve(
     engine_dir: Annotated[
         Path | None,
         typer.Option(
-            "--engine_dir", help="engines to serve; the flag's name may be left out; default: engine_dir of --config"
+            "--engine_dir",
+            help="engines to serve, also as an argument without the flag; default: engine_dir of --config",
         ),
     ] = None,
     http_port: Annotated[int, typer.Option("--http_port", "--port", help="port of Triton's HTTP API")] = 8000,
@@ -47,37 +48,37 @@ def serve(
     models: Annotated[
         str | None,
         typer.Option(
-            "--models", help="models to load, all on one engine; default: all but preprocessing and postprocessing"
+            "--models", help="models to load, which share one engine; default: all but preprocessing and postprocessing"
         ),
     ] = None,
     decoupled: Annotated[
         str,
         typer.Option(
             "--decoupled",
-            help="true or false; false: one response per request, for clients that call infer, and no streaming",
+            help="true, or false for one response per request without streaming, for clients that call infer",
         ),
     ] = "true",
     allow_hash_mismatch: Annotated[
         bool,
-        typer.Option("--allow_hash_mismatch", help="serve engine files that differ from their manifest.json"),
+        typer.Option("--allow_hash_mismatch", help="serve engine files that differ from manifest.json"),
     ] = False,
     allow_control: Annotated[
         bool,
         typer.Option(
             "--allow_control",
             help="let anyone who reaches the ports load models, register shared memory and set logs and traces; "
-            "otherwise that takes the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
+            "without it they need the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
         ),
     ] = False,
     allow_vulnerable_triton: Annotated[
         bool,
         typer.Option(
             "--allow_vulnerable_triton",
-            help="listen where others can reach the ports though this tritonserver has known vulnerabilities",
+            help="listen beyond loopback with a tritonserver that has known vulnerabilities",
         ),
     ] = False,
 ) -> None:
-    """Serve engines behind NVIDIA Triton until SIGTERM, then drain."""
+    """Serve engines with NVIDIA Triton until SIGTERM, then drain."""
     from faser_trtllm.serving.launch.launcher import serve as run
     from faser_trtllm.serving.launch.options import ServeOptions
     from faser_trtllm.trtllm.convert.flags import SERVE_FLAGS, judge_flags

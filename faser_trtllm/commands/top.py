@@ -24,7 +24,7 @@ EXAMPLES = "Examples: faser top; faser top --url http://127.0.0.1:8002/metrics -
 
 _WINDOW_S = 10.0
 _BAR_WIDTH = 10
-_MAX_LENGTHS = 7  # lengths that have a row of their own; the last has the longer ones, too
+_MAX_LENGTHS = 7  # rows of the table of lengths; the last one includes longer ones
 
 
 def top(
@@ -32,7 +32,7 @@ def top(
         str, typer.Option("--url", help="metrics address of a running server")
     ] = "http://127.0.0.1:8002/metrics",
     interval: Annotated[float, typer.Option("--interval", help="seconds between two updates")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="watch for two intervals, print once and end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="watch for two intervals, print once and exit")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --once: print one JSON object")] = False,
 ) -> None:
     """Watch a running server: requests, acceptance, cache and latencies."""
@@ -90,13 +90,13 @@ def _watch(url: str, interval: float) -> None:
                 return
             if console.is_terminal:
                 live.update(render(view, url, note), refresh=True)
-            else:  # frame after frame, until the reader ends
+            else:
                 console.print(render(view, url, note))
                 console.file.flush()
 
 
 def render(view: View, url: str, note: str | None = None) -> RenderableType:
-    """The whole screen, for 80 columns and 24 lines. note: in place of the engine's state."""
+    """Return the whole screen, for 80 columns and 24 lines; note replaces the engine's state."""
     from rich.console import Group
     from rich.text import Text
 
@@ -170,7 +170,7 @@ def _acceptance(view: View) -> Table:
 
 
 def _frontiers(view: View) -> Table:
-    """Row n: the share of frontiers with n drafts, and how often the n-th draft was accepted."""
+    """Return a table whose row n has the share of passes with n drafts and how often draft n was accepted."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))

@@ -16,23 +16,26 @@ EXAMPLES = (
 
 
 def trtllm_serve(
-    model: Annotated[str, typer.Argument(help="the target, as for trtllm-serve: a checkpoint or a name of the Hub")],
+    model: Annotated[str, typer.Argument(help="the target: a checkpoint, or a name on the Hub")],
     engine_dir: EngineDirOption,
-    max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="drafts per request and step, at most")] = 4,
+    max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="most drafts per request and step")] = 4,
     speculation: Annotated[
-        str, typer.Option("--speculation", help="as in faser.yaml; default: price with --cost_table, else fixed:K")
+        str,
+        typer.Option(
+            "--speculation", help="as in faser.yaml; default: price with --cost_table, else fixed:max_draft_len"
+        ),
     ] = "",
     cost_table: Annotated[
-        Path | None, typer.Option("--cost_table", help="a profile.json whose verify times are the target's, for price")
+        Path | None, typer.Option("--cost_table", help="a profile.json with the target's verify times, for price")
     ] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option("--max_concurrency", help="no speculation while more requests are active")
+        int | None, typer.Option("--max_concurrency", help="do not speculate while more requests are active")
     ] = None,
-    cores: Annotated[str, typer.Option("--cores", help="of a draft on the CPU, as in 0,1; default: all")] = "",
-    num_threads: Annotated[int | None, typer.Option("--num_threads", help="of a draft on the CPU")] = None,
+    cores: Annotated[str, typer.Option("--cores", help="cores for a draft on the CPU, such as 0,1; default: all")] = "",
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="threads for a draft on the CPU")] = None,
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "localhost",
     port: Annotated[int, typer.Option("--port", help="port of the OpenAI API")] = 8000,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="default: the target's")] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="tokenizer; default: the target's")] = None,
     config: Annotated[
         Path | None,
         typer.Option(
