@@ -24,7 +24,7 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
     """Run a benchmark: peers, policies, the service, endurance, host, GPUs."""
     files = {**PACKAGED, **_files(root)}
     if not arguments or arguments[0] in HELP_FLAGS:
-        print(listing("faser bench", ABOUT, {name: _first_line(root / file) for name, file in sorted(files.items())}))
+        print(listing("faser bench", ABOUT, bench_lines(root)))
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in files:
@@ -39,6 +39,12 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
         _make_importable(root)
     module = importlib.import_module(files[name].removesuffix(".py").replace("/", "."))
     return module.main(rest) or 0
+
+
+def bench_lines(root: Path = ROOT) -> dict[str, str]:
+    """Return the line of help of each bench by name, sorted."""
+    files = {**PACKAGED, **_files(root)}
+    return {name: _first_line(root / file) for name, file in sorted(files.items())}
 
 
 def _files(root: Path) -> dict[str, str]:
