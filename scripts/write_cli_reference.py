@@ -24,8 +24,8 @@ HEAD = """# Commands and flags
 
 With this page you can look up every command of `faser` and every flag with its default.
 
-`faser COMMAND --help` prints the same with examples. A flag without a default is optional unless it is marked as required.
-`scripts/write_cli_reference.py` writes this page from the commands.
+`faser COMMAND --help` prints the same with examples. A flag without a default is optional unless it is marked as
+required. `scripts/write_cli_reference.py` writes this page from the commands.
 """
 SAMPLING = {f"--{row.name}" for row in rows(SamplingFields)}
 
