@@ -25,19 +25,18 @@ from faser_trtllm.serving.triton.contract import INPUTS
 
 MODEL_NAME = "faser"
 CLIENT_HEADER = "x-faser-client"
-"""The header, of HTTP and of a gRPC call, in which a proxy says who sent a request; its key for fair shares."""
+"""The HTTP or gRPC header in which a proxy names the client of a request; fair shares are per client."""
 
 INPUT_DTYPES = {**INPUTS, "pad_id": "INT32"}
-"""Inputs of the model `faser` and Triton's type of each."""
-
+"""Inputs of the model `faser` and the Triton type of each."""
 
 Top = Sequence[tuple[int, float]]
-"""The most probable tokens of a place and their log probs, best first."""
+"""The most probable tokens at one position and their log probs, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The tokens of a prompt, the log probs of all but the first, and the most probable tokens there, or none."""
+    """A prompt's tokens; for all but the first, their log probs and, if requested, the most probable tokens."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -48,9 +47,8 @@ class Context:
 class Response:
     """One response: new text of a sequence and its tokens.
 
-    The counts are None where they were not sent, as in all but a sequence's last. log_probs, tops, is_draft (the draft
-    model proposed the token): of token_ids, if asked for. context: with the first response, acceptance: with the last,
-    if asked for. prediction: drafts from the request's prediction that were accepted and rejected, with the last.
+    Counts are None where the server did not send them; by default only the last response of a sequence has them.
+    log_probs, tops, context, is_draft and acceptance are empty or None unless the request asked for them.
     """
 
     text: str
@@ -63,12 +61,12 @@ class Response:
     batch_index: int = 0
     sequence_index: int = 0
     log_probs: tuple[float, ...] = ()
-    is_draft: tuple[bool, ...] = ()
+    is_draft: tuple[bool, ...] = ()  # for each token: it was an accepted draft token
     num_cached_tokens: int | None = None
     tops: Sequence[Top] = ()
-    context: Context | None = None
-    acceptance: Acceptance | None = None
-    prediction: tuple[int, int] | None = None
+    context: Context | None = None  # in the first response
+    acceptance: Acceptance | None = None  # in the last response
+    prediction: tuple[int, int] | None = None  # accepted and rejected draft tokens of the request's prediction
 
     @property
     def is_final(self) -> bool:
@@ -76,9 +74,9 @@ class Response:
 
 
 class ResponseError(FaserError):
-    """The server answered with an error. code: Triton's status, "UNKNOWN" where the server does not say.
+    """An error that the server sent. code is Triton's status code, or "UNKNOWN".
 
-    field, value, limit: of the model's errors about a field, where the client asked for them (gRPC does).
+    field, value and limit are set for errors about a field if the client asked for error codes, as GrpcClient does.
     """
 
     def __init__(self, message: str, code: str = "UNKNOWN", **about: Any) -> None:
@@ -87,9 +85,9 @@ class ResponseError(FaserError):
 
 
 def response_error(details: str, code: str = "UNKNOWN") -> ResponseError:
-    """The error that a request with the parameter error_codes got: JSON from a model, a sentence from Triton itself.
+    """Return the error of a request that was sent with the parameter error_codes.
 
-    code: of a sentence.
+    A model answers with JSON, Triton itself with a sentence; `code` is the code of such a sentence.
     """
     try:
         record = parse_json(details)
@@ -125,27 +123,27 @@ class GrpcClient:
         self.close(cancel=kind is not None)
 
     def close(self, cancel: bool = False) -> None:
-        """End the stream; cancel: do not wait for running requests, end them."""
+        """End the stream. With cancel, end running requests instead of waiting for them."""
         self._client.stop_stream(cancel_requests=cancel)
         self._client.close()
 
     def send(self, text: str | None = None, **fields: Any) -> str:
-        """Send a request without waiting for its answer, and give its id. fields: inputs of the model `faser`."""
+        """Send a request without waiting for its answer, and return its id. fields: inputs of the model `faser`."""
         inputs = [infer_input(self._grpc, name, value) for name, value in _with_text(text, fields).items()]
-        request_id = uuid.uuid4().hex  # whoever knows it can stop the request
+        request_id = uuid.uuid4().hex  # random, since anyone who knows it can stop the request
         asked = {"error_codes": True}
         self._client.async_stream_infer(MODEL_NAME, inputs, request_id=request_id, parameters=asked)
         return request_id
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Response]:
-        """The next response of any request, and the request's id; raises ResponseError, or queue.Empty."""
+        """Return the next response of any request with the request's id; raise ResponseError or queue.Empty."""
         result, error = self._answers.get(timeout=timeout_s)
         if error is not None:
             raise response_error(error.message(), str(error.status() or "UNKNOWN").removeprefix("StatusCode."))
         return result.get_response().id, response_of(result.as_numpy)
 
     def stream(self, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
-        """Send one request and give its responses as they come; no other request may be open."""
+        """Send one request and yield its responses as they arrive; no other request may be open."""
         self.send(text, **{"stream": True} | fields)
         while True:
             _, response = self.receive(timeout_s)
@@ -155,9 +153,9 @@ class GrpcClient:
 
 
 def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
-    """Responses of generate_stream as they come (server-sent events). url: such as http://localhost:8000.
+    """Yield the responses of generate_stream (server-sent events). url: such as http://localhost:8000.
 
-    ResponseError, too, if the stream ends before a last response, which HTTP alone does not tell from its end.
+    Raises ResponseError, also if the stream ends before the last response: HTTP alone does not show that.
     """
     body, is_whole = _body(text, {"stream": True} | fields), False
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate_stream", body, timeout_s) as answer:
@@ -171,13 +169,13 @@ def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fi
 
 
 def generate_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Response:
-    """One answer of generate; not streamed."""
+    """Return the answer of generate, which is not streamed."""
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate", _body(text, fields), timeout_s) as answer:
         return _response_of_json(answer.read())
 
 
 def infer_input(grpcclient: Any, name: str, value: Any) -> Any:
-    """An input of the model `faser` for a request of grpcclient, of batch size 1; raises as to_tensor."""
+    """Return an input of the model `faser`, of batch size 1, for grpcclient. Raises like to_tensor."""
     array = to_tensor(name, value)
     found = grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name])
     found.set_data_from_numpy(array)
@@ -206,7 +204,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> Any:
 
 
 def _message_of(body: bytes) -> str:
-    """The sentence of an error; generate_stream gives it as an event."""
+    """Return the sentence of an error; generate_stream sends it as an event."""
     try:
         return str(parse_json(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError, TypeError):
@@ -214,12 +212,12 @@ def _message_of(body: bytes) -> str:
 
 
 def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """The value of an input of the model `faser` as an array of shape [1, n]: batch 1 and the values.
+    """Return the value of an input of the model `faser` as an array [1, n].
 
-    Raises InvalidArgumentError for a name that is none.
+    Raises InvalidArgumentError if the model has no such input.
     """
     if name not in INPUT_DTYPES:
-        raise InvalidArgumentError("is no input of the model faser; leave it out", name)
+        raise InvalidArgumentError("is not an input of the model faser; leave it out", name)
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
     if INPUT_DTYPES[name] == "BYTES":
         encoded = [item.encode() if isinstance(item, str) else item for item in values]
@@ -229,7 +227,7 @@ def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def response_of(get: Any) -> Response:
-    """The response whose output tensors get(name) gives, None for one that was not sent."""
+    """Build a response from its output tensors. get(name) returns a tensor, or None if it was not sent."""
 
     def number(name: str) -> int | None:
         array = get(name)
@@ -275,12 +273,12 @@ def response_of(get: Any) -> Response:
 
 
 def _response_of_json(text: bytes) -> Response:
-    """Triton leaves out the shapes of tensors in JSON, and the list around one value."""
+    """Parse an answer in JSON, where Triton leaves out tensor shapes and the list around a single value."""
     try:
         answer = parse_json(text)
         if "error" not in answer:
             return response_of(lambda name: np.array(answer[name]) if name in answer else None)
         reason = str(answer["error"])
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
-        reason = f"the server's answer is none of the model {MODEL_NAME} ({error})"
+        reason = f"the server's answer is not one of the model {MODEL_NAME} ({error})"
     raise ResponseError(reason)

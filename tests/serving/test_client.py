@@ -48,10 +48,10 @@ ANSWERS = [
 def test_an_answer_that_is_none_is_an_error(server, answer):
     url = f"http://127.0.0.1:{server.server_port}"
     server.answer = answer
-    with pytest.raises(ResponseError, match="the server's answer is none of the model faser"):
+    with pytest.raises(ResponseError, match="the server's answer is not one of the model faser"):
         generate_http(url, "a")
     server.answer = b"data: " + answer + b"\n\n"
-    with pytest.raises(ResponseError, match="the server's answer is none of the model faser"):
+    with pytest.raises(ResponseError, match="the server's answer is not one of the model faser"):
         list(stream_http(url, "a"))
 
 

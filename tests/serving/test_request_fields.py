@@ -79,7 +79,7 @@ def test_the_client_library_sends_it(row):
 
 
 def test_the_client_library_names_what_is_no_input():
-    with pytest.raises(InvalidArgumentError, match="max_token is no input of the model faser; leave it out"):
+    with pytest.raises(InvalidArgumentError, match="max_token is not an input of the model faser; leave it out"):
         to_tensor("max_token", 3)
 
 

@@ -1,4 +1,4 @@
-"""The definitions of all metrics: name, kind, label, help, and how to read it from the executor's stats."""
+"""Definitions of all metrics: name, kind, label, help text, and how to read them from the executor's stats."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from faser_trtllm.executor.stats import HISTOGRAMS
 
 FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
 _DRAFT_MS = {DrafterName.MODEL: "draft_ms", DrafterName.SUFFIX: "free_draft_ms"}
-COST_KINDS = ("verify", "decode", "draft_step", "draft_rows", "draft_block")  # of curves that prices go by
+COST_KINDS = ("verify", "decode", "draft_step", "draft_rows", "draft_block")  # kinds of passes with a cost curve
 FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 
 class Stats:
-    """Executor.stats() by key, 0 for a missing key; series(name) lists name[0], name[1], ..."""
+    """Reads Executor.stats() by key, 0 if it is missing; series(name) lists name[0], name[1], ..."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = values
@@ -37,23 +37,23 @@ Read = Callable[[Stats], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. kind: counter or gauge. label: the name of its label besides model and version, "" for none."""
+    """One metric."""
 
     name: str
-    kind: str
+    kind: str  # counter or gauge
     help: str
     read: Read
-    label: str = ""
+    label: str = ""  # name of its label in addition to model and version
 
 
 @dataclass(frozen=True)
 class HistogramFamily:
-    """A histogram with one value per request. key: its name in executor.stats.HISTOGRAMS. labels: constant ones."""
+    """A histogram with one value per request."""
 
     name: str
     help: str
-    key: str
-    labels: tuple[tuple[str, str], ...] = ()
+    key: str  # in executor.stats.HISTOGRAMS
+    labels: tuple[tuple[str, str], ...] = ()  # constant ones
 
 
 def _gauge(name: str, key: str, text: str, scale: float = 1.0) -> Family:
@@ -69,7 +69,7 @@ def _by_index(name: str, key: str, label: str, text: str) -> Family:
 
 
 def _when_running(stats: Stats, key: str) -> float:
-    """A number of the last step; 0 while the executor is idle."""
+    """Return a number of the last step; 0 while the executor is idle."""
     return stats[key] if stats["num_running"] else 0.0
 
 
@@ -110,7 +110,7 @@ def _batcher(stats: Stats) -> dict[str, float]:
 
 
 def _cumulative(stats: Stats) -> dict[str, float]:
-    """Cumulative counts of inter-token latencies by their le label."""
+    """Return cumulative counts of inter-token latencies by their label `le`."""
     bounds = [f"{bound:g}" for bound in HISTOGRAMS["inter_token_latency_s"]] + ["+Inf"]
     total, found = 0.0, {}
     for bound, count in zip(bounds, stats.series("inter_token_latency_s") or [0.0] * len(bounds), strict=True):
@@ -120,7 +120,9 @@ def _cumulative(stats: Stats) -> dict[str, float]:
 
 
 _ITL = "faser_inter_token_latency_seconds"
-_ITL_HELP = "Seconds between two steps that gave a request tokens (vLLM: inter_token_latency); a histogram in counters"
+_ITL_HELP = (
+    "Seconds between two steps in which a request got tokens (vLLM: inter_token_latency), a histogram in counters"
+)
 
 READY = _gauge(
     "faser_engine_ready", "is_ready", "1 while the engine process answers, makes progress and accepts requests, else 0"
@@ -142,7 +144,11 @@ FAMILIES = (
         "kv_cache_block_type",
     ),
     Family(
-        "nv_trt_llm_inflight_batcher_metrics", "gauge", "The last step", _batcher, "inflight_batcher_specific_metric"
+        "nv_trt_llm_inflight_batcher_metrics",
+        "gauge",
+        "Counts of the last step",
+        _batcher,
+        "inflight_batcher_specific_metric",
     ),
     Family(
         "nv_trt_llm_general_metrics",
@@ -159,13 +165,13 @@ FAMILIES = (
     _gauge(
         "faser_price_tokens_per_second",
         "price_tokens_per_ms",
-        "Goodput expected by the policy price, the rate at which it buys rows; 0 with other policies",
+        "Goodput that the policy price expects and by which it chooses rows to verify; 0 with other policies",
         1e3,
     ),
     Family(
         "faser_doubtful_costs",
         "gauge",
-        "1 where the cost table does not fit what was measured of this kind of pass: drafting may be priced wrongly",
+        "1 if the cost table does not fit measured times of this kind of pass, so draft lengths may be chosen badly",
         lambda stats: {kind: stats[f"doubtful_costs_{kind}"] for kind in COST_KINDS},
         "kind",
     ),
@@ -175,9 +181,9 @@ FAMILIES = (
         "1 while drafts are accepted at random (synthetic_acceptance): outputs are not the target's",
     ),
     _counter("faser_engine_restarts_total", "num_restarts", "Restarts of the engine process"),
-    _counter("faser_prompt_tokens_total", "num_prompt_tokens", "Prompt tokens of requests that have a token"),
-    _counter("faser_generation_tokens_total", "num_output_tokens", "Tokens committed"),
-    _counter("faser_num_preemptions_total", "num_preemptions", "Preemptions of requests that ended"),
+    _counter("faser_prompt_tokens_total", "num_prompt_tokens", "Prompt tokens of requests that have an output token"),
+    _counter("faser_generation_tokens_total", "num_output_tokens", "Output tokens committed"),
+    _counter("faser_num_preemptions_total", "num_preemptions", "Preemptions of requests that have ended"),
     _counter("faser_prefix_cache_queries_total", "num_prefix_tokens", "Prompt tokens looked up in the KV cache"),
     _counter("faser_prefix_cache_hits_total", "num_prefix_hit_tokens", "Prompt tokens found in the KV cache"),
     Family(
@@ -194,30 +200,30 @@ FAMILIES = (
         lambda stats: {reason.value: stats[f"num_spec_fallbacks_{reason.value}"] for reason in DisabledReason},
         "reason",
     ),
-    _counter("faser_spec_decode_num_drafts_total", "num_drafts", "Frontiers with drafts, one per request and step"),
+    _counter("faser_spec_decode_num_drafts_total", "num_drafts", "Draft sequences verified, one per request and step"),
     _counter(
         "faser_spec_decode_num_draft_tokens_total",
         "num_draft_tokens",
-        "Draft tokens that were tested, or dropped with one",
+        "Draft tokens that were tested, or dropped after a rejected one",
     ),
     Family(
         "faser_spec_decode_num_tested_tokens_by_drafter_total",
         "counter",
-        "Draft tokens that were tested, by who drafted",
+        "Draft tokens that were tested, by drafter",
         lambda stats: {name.value: stats[f"num_tested_drafts_{name.value}"] for name in DrafterName},
         "drafter",
     ),
     Family(
         "faser_spec_decode_num_accepted_tokens_by_drafter_total",
         "counter",
-        "Draft tokens that passed their test, by who drafted",
+        "Draft tokens that passed their test, by drafter",
         lambda stats: {name.value: stats[f"num_passed_drafts_{name.value}"] for name in DrafterName},
         "drafter",
     ),
     Family(
         "faser_spec_decode_draft_seconds_by_drafter_total",
         "counter",
-        "Seconds spent drafting, by who drafted",
+        "Seconds spent drafting, by drafter",
         lambda stats: {name.value: stats[_DRAFT_MS[name]] / 1e3 for name in DrafterName},
         "drafter",
     ),
@@ -231,18 +237,18 @@ FAMILIES = (
         "faser_spec_decode_num_accepted_tokens_per_pos_total",
         "num_accepted_tokens_per_pos",
         "position",
-        "Accepted draft tokens by their position in the frontier; 0 is the first",
+        "Accepted draft tokens by position in their draft sequence; 0 is the first",
     ),
     _counter("faser_spec_decode_num_pruned_rows_total", "num_pruned_rows", "Rows dropped inside verification passes"),
-    _counter("faser_spec_decode_num_branch_rows_total", "num_branch_rows", "Rows beside the chains of drafts"),
-    _counter("faser_spec_decode_num_branch_tokens_total", "num_branch_tokens", "Tokens that such rows yielded"),
+    _counter("faser_spec_decode_num_branch_rows_total", "num_branch_rows", "Rows of branches, in addition to drafts"),
+    _counter("faser_spec_decode_num_branch_tokens_total", "num_branch_tokens", "Tokens that rows of branches yielded"),
     _by_index(
         "faser_spec_decode_frontier_len_total",
         "num_frontiers_by_len",
         "length",
-        "Frontiers by the number of drafts whose rows ran, one per request and step; 0: no speculation",
+        "Verification lengths: draft tokens whose rows ran, one value per request and step; 0 is no speculation",
     ),
-    _counter("faser_spec_decode_num_rows_total", "num_frontier_rows", "Rows of frontiers that ran through all layers"),
+    _counter("faser_spec_decode_num_rows_total", "num_frontier_rows", "Verification rows that ran through all layers"),
     _counter(
         "faser_spec_decode_num_oracle_rows_total",
         "num_oracle_rows",
@@ -251,14 +257,14 @@ FAMILIES = (
     Family(
         "faser_steps_total",
         "counter",
-        "Steps by the mode of the draft and verify lanes",
+        "Steps by mode, which is how drafting and verification overlap",
         lambda stats: {mode: stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")},
         "mode",
     ),
     Family(
         "faser_lane_seconds_total",
         "counter",
-        "Seconds spent in schedule, draft, verify and update; draft and verify overlap unless the mode is serial",
+        "Seconds spent in schedule, draft, verify and update; draft and verify may overlap unless the mode is serial",
         lambda stats: {lane: stats[f"{lane}_ms"] / 1e3 for lane in ("schedule", "draft", "verify", "update")},
         "lane",
     ),
@@ -310,7 +316,7 @@ VLLM_FAMILIES = tuple(replace(f, name=VLLM_PREFIX + n) for n in _VLLM_NAMES for 
 VLLM_HISTOGRAM_FAMILIES = tuple(
     replace(f, name=VLLM_PREFIX + n) for n in _VLLM_NAMES for f in HISTOGRAM_FAMILIES if f.name == PREFIX + n
 )
-"""Once more under the names that dashboards and benchmarks of vLLM look for."""
+"""The same metrics under the names that vLLM's dashboards and benchmarks look for."""
 
 SUCCESSES = ("faser_request_success_total", "Successful requests, by finish_reason")
 FAILURES = ("faser_request_failures_total", "Requests that were refused or failed, by Triton's status code")

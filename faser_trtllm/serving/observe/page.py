@@ -1,7 +1,7 @@
-"""Triton's metrics page, as new as the request for it.
+"""Reads Triton's metrics page and waits for it to be current.
 
-The engine publishes once a second, and clients such as vLLM's benchmark read the page right before and after their
-load: what is missing then would be missing in their numbers.
+The engine publishes metrics once a second, and clients such as vLLM's benchmark read the page right before and after
+their load, so a page that is up to a second old would falsify their numbers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ MAX_WAIT_S = 1.5
 _PERIOD_S = 0.05
 _TIMEOUT_S = 5.0
 _STAMP = re.compile(rb'^nv_trt_llm_general_metrics\{[^}]*general_type="timestamp"[^}]*\} (\S+)', re.MULTILINE)
-"""The series that changes with every publication."""
+"""Matches the series that changes with every publication."""
 
 
 async def fresh_page(url: str) -> bytes:
-    """The page at this address once the engine has published again, or after MAX_WAIT_S; raises OSError."""
+    """Return the page once the engine has published again, or after MAX_WAIT_S; raise OSError."""
     page = await asyncio.to_thread(_read, url)
     stamp = _STAMP.search(page)
     if stamp is None:

@@ -1,4 +1,4 @@
-"""The series of one scrape of /metrics, looked up by name and labels."""
+"""Parses a scrape of /metrics, and looks up its series by name and labels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scrape:
-    """All series of one scrape by name; a histogram is its name_bucket, name_sum and name_count."""
+    """All series of one scrape by name; a histogram has the series NAME_bucket, NAME_sum and NAME_count."""
 
     samples: Mapping[str, list[Sample]]
 
     def get(self, name: str, **labels: str) -> float:
-        """The sum of the series that have these labels; 0 if there are none."""
+        """Return the sum of the series that have these labels; 0 if there are none."""
         return sum(sample.value for sample in self._matching(name, labels))
 
     def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Sums by the value of a label, in order of appearance."""
+        """Return sums by the value of a label, in order of appearance."""
         found: defaultdict[str, float] = defaultdict(float)
         for sample in self._matching(name, labels):
             if label in sample.labels:
@@ -32,7 +32,7 @@ class Scrape:
         return dict(found)
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Cumulative counts of a histogram by upper bound, in order; {} if it is missing."""
+        """Return a histogram's cumulative counts by upper bound, in order; {} if it is missing."""
         counts = self.by_label(f"{name}_bucket", "le", **labels)
         return dict(sorted((float(bound), count) for bound, count in counts.items()))
 
@@ -41,10 +41,10 @@ class Scrape:
 
 
 def parse_metrics(text: str) -> Scrape:
-    """Raises UnavailableError for text that is not in Prometheus' format."""
+    """Parse text in Prometheus' format; raise UnavailableError for any other text."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    # Without the TYPE lines, because the parser appends _total to the names of counters that lack it.
+    # TYPE lines are dropped: the parser would append _total to the names of counters that lack it.
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     try:
@@ -54,13 +54,13 @@ def parse_metrics(text: str) -> Scrape:
     except (ValueError, IndexError) as error:
         first = next((line for line in lines if line.strip()), "")
         raise UnavailableError(
-            f"the answer is not in Prometheus' text format, it begins with {first[:80]!r}; check the address"
+            f"the answer is not in Prometheus' text format: it begins with {first[:80]!r}; check the address"
         ) from error
     return Scrape(dict(samples))
 
 
 def quantile(q: float, buckets: Mapping[float, float]) -> float | None:
-    """Prometheus' histogram_quantile: linear inside a bucket, the last bound above it; None without values."""
+    """Compute Prometheus' histogram_quantile: linear inside a bucket; None without values."""
     bounds = list(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0
     if total <= 0.0:

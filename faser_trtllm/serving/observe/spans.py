@@ -1,7 +1,7 @@
 """OpenTelemetry spans per request: llm_request contains queue, prefill and decode; decode contains draft and verify.
 
 The executor's thread only records the times of each step; another thread turns them into spans when the request has
-ended. Attributes have vLLM's names (gen_ai.*) where they exist, else names under faser.*.
+ended. Attributes have vLLM's names (gen_ai.*) where it has them, otherwise names under faser.*.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from faser_trtllm.executor.stats import StepWatcher
 
 log = logging.getLogger("faser.spans")
 
-MAX_STEPS = 64  # steps of a request that get spans; later steps count only in the attributes of decode
+MAX_STEPS = 64  # steps of a request that get spans; later steps only count in the attributes of decode
 _FLUSH_S = 0.25
 _TRACES_PATH = "/v1/traces"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -29,21 +29,21 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of the executor, with what it did for each request. Times are (start, end) in seconds of its clock."""
+    """One step of the executor, with counts for each request. Times are (start, end) in seconds of its clock."""
 
     draft_s: tuple[float, float]
     verify_s: tuple[float, float]
     mode: str
     num_drafts: list[int]
     num_verified: list[int]
-    num_accepted: list[int]  # of those that have a token next, which come first, as num_tokens
+    num_accepted: list[int]  # only of the requests that got tokens, which come first; num_tokens too
     num_tokens: list[int]
-    num_running: int  # of the requests those that have rows, which come first; the step only drafted for the others
+    num_running: int  # requests that have rows, which come first; the step only drafted for the others
 
 
 @dataclass(slots=True)
 class _Timeline:
-    parts: list[tuple[_Step, int]] = field(default_factory=list)  # with the request's index in the step
+    parts: list[tuple[_Step, int]] = field(default_factory=list)  # a step and the request's index in it
     num_steps: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -104,13 +104,13 @@ class SpanRecorder(StepWatcher):
             self._wake.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Export the requests that have ended; waits at most timeout_s."""
+        """Export the requests that have ended; wait at most timeout_s."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
 
     def _settle(self) -> None:
-        """Move requests that have ended and whose last step is recorded to the list to be written."""
+        """Move requests that have ended, and whose last step is recorded, to the list to be written."""
         self._done += [(request, self._open.pop(request)) for request in self._ended]
         self._ended.clear()
 
@@ -211,10 +211,10 @@ class SpanRecorder(StepWatcher):
 
 
 def open_span_recorder(endpoint: str | None) -> SpanRecorder | None:
-    """A recorder that exports to endpoint, or else as the OTEL_* variables say; None if tracing is off.
+    """Open a recorder that exports to an endpoint, or as the OTEL_* variables configure it; None if tracing is off.
 
-    endpoint: of an OTLP/HTTP collector, such as http://localhost:4318. If tracing cannot work, raises ConfigError, or
-    logs a warning where only the environment asked for it.
+    endpoint: an OTLP/HTTP collector, such as http://localhost:4318. If tracing cannot work, raises ConfigError, or logs
+    a warning if only the environment asked for it.
     """
     in_environment = any(os.environ.get(name) for name in _ENDPOINTS)
     if _is_off() or not (endpoint or in_environment):
@@ -239,7 +239,7 @@ def open_span_recorder(endpoint: str | None) -> SpanRecorder | None:
 
 
 def check_endpoint(endpoint: str | None) -> str | None:
-    """The URL that spans go to, None as the environment says; ConfigError if it is none, or the exporter is missing."""
+    """Return the URL for spans, or None to use the environment's; raise ConfigError if tracing cannot work."""
     if _is_off():
         return None
     url = _traces_url(endpoint) if endpoint else None

@@ -23,14 +23,14 @@ LATENCIES = {
 
 @dataclass(frozen=True)
 class View:
-    """A server over one window of time. engine has is_synthetic only if outputs are not the target's, and
-    doubtful_costs, the kinds of passes whose costs do not fit, only where there are such.
+    """A server's numbers over one window of time.
 
-    Fractions are 0 to 1, times in seconds; None where a window without traffic has no value. Rates and lanes are those
-    of the window. Acceptance, frontiers, cache hits and latencies are too, or since the start if is_since_start.
+    Fractions are 0 to 1, times are in seconds, and values that a window without traffic does not have are None. Rates
+    and lanes refer to the window; so do acceptance, cache hits and latencies, or to the time since the start if
+    is_since_start.
     """
 
-    engine: Mapping[str, Any]
+    engine: Mapping[str, Any]  # is_synthetic and doubtful_costs (kinds of passes) are only there if they apply
     requests: Mapping[str, float | None]
     throughput: Mapping[str, float | None]
     lanes: Mapping[str, Any]
@@ -42,7 +42,7 @@ class View:
 
 
 def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
-    """Scrape a server; raises UnavailableError with the reason if it has no metrics of ours."""
+    """Scrape a server; raise UnavailableError with the reason if it has no metrics of faser_trtllm."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             text = answer.read(_MAX_BYTES).decode(errors="replace")
@@ -62,7 +62,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
 
 
 def make_view(now: Scrape, before: Scrape | None = None) -> View:
-    """before: an older scrape of the same server; without it, values that need a window are None."""
+    """Compute the view from a scrape and an older one of the same server, without which windowed values are None."""
     window = _Window(now, before)
     since_start = window.delta("faser_generation_tokens_total") <= 0.0
     counts = _Window(now, None) if since_start else window
@@ -147,7 +147,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
 
 
 class _Window:
-    """Differences of counters between two scrapes, or since the start; counters restart with the server."""
+    """Differences of counters between two scrapes, or since the server's start."""
 
     def __init__(self, now: Scrape, before: Scrape | None) -> None:
         self._now, self._before = now, before
@@ -174,7 +174,7 @@ class _Window:
 
 
 def _timestamp(scrape: Scrape) -> float:
-    """When the engine counted; steadier than the time of the scrape."""
+    """Return when the engine counted, which is steadier than the time of the scrape."""
     return scrape.get("nv_trt_llm_general_metrics", general_type="timestamp")
 
 

@@ -1,4 +1,4 @@
-"""How many drafts each step of a request tested, and how many of them became tokens."""
+"""Counts of the draft tokens that each step of a request tested and accepted."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from faser_trtllm.core.request import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The drafts of a request by step; a step without drafts is left out.
+    """Draft tokens of a request, for each step that had any.
 
-    histogram [max_draft_len + 1]: steps by the number of drafts that became tokens. drafted, accepted: of each step.
-    A draft that waits for a later step counts there, and one that follows a rejected draft counts with it.
+    A draft that waits for a later step counts in that step. Drafts after a rejected one count in its step.
     """
 
-    histogram: Sequence[int]
-    drafted: Sequence[int]
-    accepted: Sequence[int]
+    histogram: Sequence[int]  # [max_draft_len + 1]: number of steps by accepted drafts
+    drafted: Sequence[int]  # per step
+    accepted: Sequence[int]  # per step
 
     @property
     def max_draft_len(self) -> int:
-        """Drafts of a step at most."""
         return len(self.histogram) - 1
 
 
 class AcceptanceLog:
-    """Collects the steps of one request."""
+    """Collects the counts of one request."""
 
     def __init__(self) -> None:
         self._drafted, self._accepted = array("i"), array("i")
         self._before = (0, 0, 0)
 
     def add(self, stats: RequestStats, num_kept: int, end: OutputEnd | None = None) -> None:
-        """Count a step, if there was one since the last call. num_kept: its tokens that are output: a stop word or an
-        end token cuts off the others. end: what counts up to a stop word that ended the output."""
+        """Count a step, if there was one since the last call.
+
+        num_kept: tokens of the step that are output, before any stop word or end token. end: the counts up to the stop
+        word, if one ended the output.
+        """
         now = (stats.num_steps, stats.num_settled_drafts, stats.num_accepted_tokens)
         if end is not None:
             now = (stats.num_steps, end.num_draft_tokens, end.num_accepted_tokens)

@@ -9,18 +9,20 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Clients take turns, and a client's newest item comes first, so that a burst delays only itself, not later items.
+    """A queue in which clients take turns and a client's newest item comes first, so a burst delays only itself.
 
     Not thread-safe.
     """
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
-        self._queues: dict[str, list[tuple[int, T]]] = {}  # in the order of turns, none empty
+        self._queues: dict[str, list[tuple[int, T]]] = {}  # in the order of turns; none is empty
 
     def put(self, client_key: str, number: int, item: T) -> T | None:
-        """Add an item. number: higher for newer items. If the queue is over its limit, remove the oldest item of the
-        client with the most items and return it; otherwise return None."""
+        """Add an item, whose number is higher the newer it is.
+
+        If the queue is then over its limit, remove and return the oldest item of the client with the most items.
+        """
         insort(self._queues.setdefault(client_key, []), (number, item), key=lambda entry: entry[0])
         if sum(map(len, self._queues.values())) <= self._max_items:
             return None
@@ -31,7 +33,7 @@ class FairQueue(Generic[T]):
         return lost
 
     def take(self) -> T | None:
-        """Remove and return the next item, None if there is none."""
+        """Remove and return the next item, or None."""
         if not self._queues:
             return None
         client_key = next(iter(self._queues))

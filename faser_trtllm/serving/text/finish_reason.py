@@ -1,4 +1,4 @@
-"""The finish_reason that clients see; it is marked when the output is not the target's (synthetic_acceptance)."""
+"""The finish_reason that clients see; synthetic_acceptance marks it, since the output is not the target's then."""
 
 from __future__ import annotations
 

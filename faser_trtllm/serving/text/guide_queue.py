@@ -1,4 +1,4 @@
-"""Requests that wait for their guide to be compiled, off the threads that read requests and run steps."""
+"""A queue of requests whose guide is compiled on threads other than those that read requests and run steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faser_trtllm.serving.text.fair_queue import FairQueue
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_GUIDES = 256  # for each budget, and requests for one guide
+MAX_WAITING_GUIDES = 256  # per budget; also the limit of requests that wait for one guide
 QUICK_BUDGETS_S = (0.01, 0.1)
 
 OnGuide = Callable[[Guide], None]
@@ -25,12 +25,12 @@ OnError = Callable[[FaserError], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A guide that requests wait for. number: in the order of arrival. level: how many budgets it has used up."""
+    """A guide that requests wait for."""
 
     spec: GuideSpec
     client_key: str
-    number: int
-    level: int = 0
+    number: int  # in the order of arrival
+    level: int = 0  # budgets that it has used up
     requests: dict[str, OnGuide] = field(default_factory=dict)
 
 
@@ -42,15 +42,15 @@ class _Waiting:
 
 
 class GuideQueue:
-    """Provides each request with its guide: at once if it is cached, else from one of two threads.
+    """Provides each request with its guide: at once if it is cached, otherwise from one of two threads.
 
-    What a guide costs shows only when it is compiled. So each is tried for 10 ms, then for 100 ms, by a thread that
-    prefers those not tried yet; what takes longer goes to the other thread. Clients take turns, the newest guide of
-    each is first, and where too many wait, the client with most of them loses its oldest (FairQueue). So a plain guide
-    waits for one try, however many others wait for minutes.
+    The time to compile a guide is only known afterwards. One thread therefore tries each guide for 10 ms, then for
+    100 ms, and prefers guides not tried yet; a guide that takes longer goes to the other thread. Clients take turns,
+    starting with their newest guide, and if too many wait, the client with the most loses its oldest (FairQueue). A
+    simple guide thus waits for one try, however many slow ones are queued.
 
     Thread-safe. Exactly one of on_guide and on_error is called, once. on_guide runs under the lock that cancel() takes,
-    so that a request is either cancelled here or passed on; it must be quick, and its exceptions go to on_error.
+    so a request is either cancelled here or passed on; it must be quick, and its exceptions go to on_error.
     """
 
     def __init__(self, compiler: GuideCompiler) -> None:
@@ -71,11 +71,10 @@ class GuideQueue:
         timeout_ms: float | None = None,
         client_key: str = "",
     ) -> None:
-        """Wait for a guide, for timeout_ms at most, after which the request ends as one in the executor's queue does.
+        """Wait for a guide for at most timeout_ms, after which the request times out as it would in the queue.
 
-        client_key: the same for all requests of a client. Raises UnavailableError if too many wait,
-        InvalidArgumentError if the id already waits, and what on_guide raises for a cached guide; then neither callback
-        is called.
+        Raises UnavailableError if too many guides wait, InvalidArgumentError if the id is already waiting, and
+        whatever on_guide raises for a cached guide; in these cases neither callback is called.
         """
         guide = self._compiler.find(spec)
         if guide is not None:
@@ -106,7 +105,7 @@ class GuideQueue:
             self._finish(lost, _too_many())
 
     def cancel(self, request_id: str) -> bool:
-        """End a waiting request with a CancelledError; False if it is not waiting."""
+        """End a waiting request with a CancelledError; return False if it is not waiting."""
         return self._end(request_id, CancelledError("the request was cancelled"))
 
     def _end(self, request_id: str, error: FaserError) -> bool:
@@ -117,7 +116,7 @@ class GuideQueue:
         return on_error is not None
 
     def _pop(self, request_id: str) -> OnError | None:
-        """With the lock: the request waits no longer."""
+        """Remove a waiting request. The caller holds the lock, as for _put and _take."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return None
@@ -127,7 +126,7 @@ class GuideQueue:
         return waiting.on_error
 
     def _put(self, job: _Job) -> _Job | None:
-        """With the lock: queue a job for its level; returns what there is no room for."""
+        """Queue a job at its level; return the job that there is no room for, if any."""
         if not self._has_threads:
             self._has_threads = True
             for name, levels in (("quick", self._levels[:-1]), ("slow", self._levels[-1:])):
@@ -152,7 +151,7 @@ class GuideQueue:
                 self._finish(lost, _too_many())
 
     def _take(self, levels: Sequence[FairQueue[_Job]]) -> _Job | None:
-        """With the lock: the next job that a request still waits for."""
+        """Return the next job that a request still waits for."""
         for queue in levels:
             while (job := queue.take()) is not None:
                 if job.requests:
@@ -179,7 +178,7 @@ class GuideQueue:
             on_error(refusal)
 
     def _compile(self, job: _Job) -> Guide | FaserError | None:
-        """None if it takes more than the budget of the job's level."""
+        """Return the guide or the error, or None if the budget of the job's level is used up."""
         try:
             if job.level < len(QUICK_BUDGETS_S):
                 return self._compiler.compile_quickly(job.spec, QUICK_BUDGETS_S[job.level])
@@ -192,4 +191,4 @@ class GuideQueue:
 
 
 def _too_many() -> UnavailableError:
-    return UnavailableError(f"{MAX_WAITING_GUIDES} guides wait to be compiled, which is the limit; try again later")
+    return UnavailableError(f"{MAX_WAITING_GUIDES} guides are waiting to be compiled, the limit; try again later")

@@ -1,4 +1,4 @@
-"""Text generation in process, without a server: submits all prompts at once and returns answers in their order."""
+"""In-process text generation without a server: submits all prompts at once and yields the answers in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from faser_trtllm.serving.text.service import TextGenerator
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer to one prompt. Field names are the JSON keys of `faser generate --json`. seconds: since submission."""
+    """The answer to one prompt. Field names are the JSON keys of `faser generate --json`."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -28,18 +28,18 @@ class Completion:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_pruned_rows: int
-    seconds: float
+    seconds: float  # since all prompts were submitted
     synthetic_acceptance: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields for JSON; synthetic_acceptance only if true, because then the text is not the target's."""
+        """Return the fields for JSON; synthetic_acceptance only if it is true, when the text is not the target's."""
         return {name: value for name, value in asdict(self).items() if name != SYNTHETIC or value}
 
 
 def generate_all(
     executor: Executor, engine_dir: Path, prompts: Sequence[str], fields: Mapping[str, Any]
 ) -> Iterator[Completion]:
-    """Run the prompts on an executor that was not started. fields: of TextRequest, the same for every prompt."""
+    """Run the prompts on an executor that was not started. fields: TextRequest fields for every prompt."""
     engines = EngineDir.load(engine_dir)
     generator = TextGenerator(executor, Tokenizer.load(engines.tokenizer_dir, engines.vocab_size))
     finals: dict[int, tuple[TextOutput, float]] = {}
@@ -59,7 +59,7 @@ def generate_all(
             emitted += 1
             yield _completion(output, seconds)
         elif not executor.step():
-            raise FaserError(f"prompt {emitted} got no answer and the executor has nothing to do")
+            raise FaserError(f"prompt {emitted} got no answer although the executor is idle; please report this bug")
 
 
 def _completion(output: TextOutput, seconds: float) -> Completion:

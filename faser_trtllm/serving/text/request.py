@@ -14,9 +14,9 @@ from faser_trtllm.serving.text.acceptance import Acceptance
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
-MAX_STOP_CHARS = 8 << 10  # of all stop words of a request, or tokens where it has no text
-MAX_WORDS_CHARS = 64 << 10  # of all words of another field: they are tokenized before the request runs
-MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each is banned at the start of a line and after a space
+MAX_STOP_CHARS = 8 << 10  # in all stop words of a request together; tokens if the request has no text
+MAX_WORDS_CHARS = 64 << 10  # in all words of any other field together: they are tokenized before the request runs
+MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each text is banned at the start of a line and after a space
 MAX_DRAFTERS_CHARS = 256
 MAX_LOGITS_BYTES = 32 << 20
 MAX_PREDICTION_CHARS = 64 << 10
@@ -25,82 +25,81 @@ DAY_MS = 86_400_000.0
 
 @dataclass(frozen=True, slots=True)
 class TextRequest(SamplingFields):
-    """One prompt, as text or as token ids (exactly one of the two), and what to do with it.
+    """One prompt, as text or as token ids (exactly one of the two), and how to answer it.
 
-    A prompt and max_tokens that together exceed the engine's max_seq_len are served and end there with finish reason
-    "length", as TensorRT-LLM does.
-    stream: True returns deltas of the output, False one answer: prompt and output, as TensorRT-LLM does, or only the
-    output with exclude_input_in_output.
+    If the prompt and max_tokens together exceed the engine's max_seq_len, the output ends there with finish reason
+    "length", as in TensorRT-LLM.
+
+    stream: True returns deltas of the output; False returns one answer, the prompt and the output as in TensorRT-LLM,
+        or with exclude_input_in_output the output only.
     end_ids: None uses the tokenizer's; with () the output runs to max_tokens.
     detokenize: False returns token ids without text; use stop_token_ids instead of stop_words then.
     stop_token_ids: token sequences that end the output and are not part of it.
-    bad_token_ids, logit_bias: sequences never produced; (token id, value) added to the logits. Both add to bad_words
-    and embedding_bias_words.
+    bad_token_ids: token sequences never produced, in addition to bad_words.
+    logit_bias: (token id, value) pairs added to the logits, in addition to embedding_bias_words.
     return_statistics: return the statistics so far with every output, not only with the last.
     """
 
-    exclude_input_in_output: bool = param(False, "without `stream`: the answer is the output only")
+    exclude_input_in_output: bool = param(False, "without `stream`, return the output without the prompt")
     stop_words: tuple[str, ...] = param(
         (),
-        "texts that end the output and are not part of it, however they are tokenized; special tokens may be among "
-        f"them, or in them; at most {MAX_STOP_WORDS} of {MAX_WORD_CHARS} characters, {MAX_STOP_CHARS} together",
+        "texts that end the output and are not part of it, however they are tokenized; they may have special tokens; "
+        f"at most {MAX_STOP_WORDS} of {MAX_WORD_CHARS} characters each, {MAX_STOP_CHARS} characters together",
         openai="stop",
     )
     bad_words: tuple[str, ...] = param(
         (),
-        "words whose tokens, special ones included, are never produced, neither at the start of a line nor after a "
-        f"space; at most {MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters and {MAX_BAD_TOKENS} tokens together",
+        "words that are never produced, neither at the start of a line nor after a space; they may contain special "
+        f"tokens; at most {MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters and {MAX_BAD_TOKENS} tokens together",
     )
     embedding_bias_words: tuple[str, ...] = param(
-        (), "words with a weight in `embedding_bias_weights` each, which is added to the logits of the word's tokens"
+        (), "words whose tokens get a bias: `embedding_bias_weights` has the value for each word, added to the logits"
     )
     drafters: str | None = param(
         None,
-        "names of the drafters that may draft for the request, with commas between them; not given all that the server "
-        "has",
+        "names of the drafters that may draft for the request, separated by commas; by default all that the server has",
         openai="drafters",
     )
     priority: float = param(
-        0.5, "requests of a higher one run sooner", bounds=Bounds(0.0, 1.0, words="0 to 1 (higher runs sooner)")
+        0.5, "requests with a higher priority run sooner", bounds=Bounds(0.0, 1.0, words="0 to 1 (higher runs sooner)")
     )
     timeout_ms: float | None = param(
         None,
-        "the request is ended if it has not finished by then",
+        "end the request if it has not finished by then",
         bounds=Bounds(0.0, DAY_MS, above_low=True, words=f"more than 0 and at most {DAY_MS:.0f} (a day)"),
         openai="timeout_ms",
         openai_bounds=Bounds(1.0, DAY_MS, words=f"1 to {DAY_MS:.0f} (a day)"),
     )
     add_special_tokens: bool = param(
         True,
-        "add to the prompt what the tokenizer adds to a text, such as a token that begins it; of a prompt of token ids "
-        "nothing changes",
+        "add the tokens that the tokenizer adds to a text, such as one for its beginning; has no effect on a prompt of "
+        "token ids",
         openai="add_special_tokens",
     )
     parse_special_tokens: bool = param(
         False,
-        "read special tokens that the prompt's text spells out, such as those of a chat template that the client has "
-        "rendered, as these tokens: whoever writes a part of such a text can forge a turn. TensorRT-LLM's models do so "
-        "unless told otherwise",
+        "parse special tokens that the prompt's text spells out, as needed for a chat template that the client has "
+        "rendered; anyone who writes part of such a text can forge a turn. TensorRT-LLM's models do this by default",
         openai="parse_special_tokens",
     )
     skip_special_tokens: bool = param(
         True,
-        "the text leaves special tokens out; their ids are in the output all the same",
+        "leave special tokens out of the text; the output ids still contain them",
         openai="skip_special_tokens",
     )
-    return_is_draft: bool = param(False, "return for each output token whether it was an accepted draft")
+    return_is_draft: bool = param(False, "return for each output token whether it was an accepted draft token")
     return_acceptance: bool = param(
         False,
-        "return with the last response how many drafts each step tested and accepted, and a histogram of the latter",
+        "return with the last response the draft tokens tested and accepted in each step, and a histogram of accepted "
+        "ones",
     )
     prediction: str | None = param(
         None,
-        "text that much of the output is expected to repeat, such as a file that it changes a little: its tokens are "
-        f"tested as drafts, so it changes how fast the output comes and no token of it; at most {MAX_PREDICTION_CHARS} "
-        "characters",
+        "text that much of the output is expected to repeat, such as a file with small changes: its tokens are used as "
+        f"draft tokens, which affects speed but not the output; at most {MAX_PREDICTION_CHARS} characters",
     )
     guided_decoding_guide_type: str | None = param(
-        None, f"constrains the output: {', '.join(GUIDE_TYPES)} ([guided decoding](guided_decoding.md))"
+        None, f"kind of the guide that the output must match: {', '.join(GUIDE_TYPES)}"
     )
     guided_decoding_guide: str | None = param(None, "the schema, regex or grammar")
     text: str | None = None
@@ -115,9 +114,9 @@ class TextRequest(SamplingFields):
     return_statistics: bool = False
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for what can be checked without tokenizer and engine.
+        """Raise InvalidArgumentError for values that are wrong without regard to the tokenizer and the engine.
 
-        What goes with the vocabulary and the engine's size is checked by executor/admission.py.
+        executor/admission.py checks those that depend on the vocabulary and the engine's size.
         """
         if self.text is None and self.token_ids is None:
             raise InvalidArgumentError("is missing, send text_input or input_ids", "prompt")
@@ -149,7 +148,7 @@ class TextRequest(SamplingFields):
         self.guide()
 
     def guide(self) -> GuideSpec | None:
-        """The constraints on the output, None for any text; raises InvalidArgumentError."""
+        """Return the constraints on the output, or None; raise InvalidArgumentError."""
         return guide_spec(self.guided_decoding_guide_type, self.guided_decoding_guide)
 
 
@@ -157,8 +156,7 @@ class TextRequest(SamplingFields):
 class Statistics:
     """Counts and times of one request. A time is None if the request ended before that point.
 
-    *_ms: since its arrival. *_time_ns: of this machine's monotonic clock. num_reused_blocks: KV cache blocks found when
-    the request was admitted; num_new_blocks: blocks allocated after that.
+    *_ms count from its arrival; *_time_ns are times of this machine's monotonic clock.
     """
 
     num_input_tokens: int
@@ -171,34 +169,33 @@ class Statistics:
     queue_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float | None = None
-    num_reused_blocks: int = 0
-    num_new_blocks: int = 0
+    num_reused_blocks: int = 0  # KV cache blocks found when the request was admitted
+    num_new_blocks: int = 0  # KV cache blocks allocated after that
     arrival_time_ns: int = 0
     first_scheduled_time_ns: int | None = None
     first_token_time_ns: int | None = None
     last_token_time_ns: int | None = None
     num_predicted: int = 0  # accepted drafts from the request's prediction
-    num_mispredicted: int = 0  # those that were rejected, or dropped with one that was
+    num_mispredicted: int = 0  # drafts from it that were rejected, or dropped after a rejected one
     is_synthetic: bool = False  # synthetic_acceptance was on: the output is not the target's
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens / draft tokens; 0 without drafts."""
+        """The ratio of accepted draft tokens to draft tokens; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogProbs:
-    """The most probable tokens of some places, best first: ids int32 and log_probs fp32, each [num_places, num_top] in
-    C order."""
+    """The most probable tokens at some positions, best first: arrays [num_positions, num_top] in C order."""
 
-    ids: bytes = b""
-    log_probs: bytes = b""
+    ids: bytes = b""  # int32
+    log_probs: bytes = b""  # fp32
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLogProbs:
-    """The tokens of a prompt, the log probs of all but the first, and the most probable tokens in those places."""
+    """A prompt's tokens; for all but the first, their log probs and the most probable tokens at their positions."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -209,24 +206,21 @@ class ContextLogProbs:
 class TextOutput:
     """New text and its tokens.
 
-    The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". With
-    return_statistics every output has statistics.
-    error: why it ended, only with "error" and "timeout".
-    log_probs, tops: of the token ids. logits: [len(token_ids), vocab_size] fp32 in C order. All are empty unless
-    requested. context: with the first output of a request that asks for it, acceptance: with the last.
+    The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". All fields
+    from log_probs on are empty unless requested.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
-    statistics: Statistics | None = None
-    error: FaserError | None = None
+    statistics: Statistics | None = None  # with return_statistics in every output
+    error: FaserError | None = None  # with "error" and "timeout" only
     log_probs: tuple[float, ...] = ()
-    logits: bytes = b""
+    logits: bytes = b""  # [len(token_ids), vocab_size] fp32 in C order
     is_draft: tuple[bool, ...] = ()
     tops: TopLogProbs = TopLogProbs()
-    context: ContextLogProbs | None = None
-    acceptance: Acceptance | None = None
+    context: ContextLogProbs | None = None  # in the first output
+    acceptance: Acceptance | None = None  # in the last output
 
     @property
     def is_final(self) -> bool:
@@ -234,8 +228,10 @@ class TextOutput:
 
 
 def check_words(field: str, words: Sequence[str], limit: int, max_chars: int = MAX_WORDS_CHARS) -> None:
-    """Raise InvalidArgumentError if there are more words than limit, one is longer than MAX_WORD_CHARS, or all together
-    are longer than max_chars."""
+    """Raise InvalidArgumentError if there are more words than `limit`, or words longer than allowed.
+
+    A word may have MAX_WORD_CHARS characters, all words together max_chars.
+    """
     check_count(field, len(words), limit)
     num_chars = max(map(len, words), default=0)
     if num_chars > MAX_WORD_CHARS:

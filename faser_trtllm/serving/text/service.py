@@ -1,6 +1,6 @@
-"""Text generation over an executor: checks and tokenizes requests, and makes text of the tokens that come back.
+"""Text generation with an executor: checks and tokenizes requests, and detokenizes their output.
 
-Knows nothing of sockets: the engine process serves it, and `faser generate` calls it in process.
+The engine process serves it over a socket; `faser generate` calls it in process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from faser_trtllm.serving.text.word_ids import bad_word_ids, holds_special_token
 
 OnOutput = Callable[[TextOutput], None]
 Sink = Callable[[RequestOutput], bool | OutputEnd]
-"""Receives a request's new tokens on the executor's thread; True, or what counts of them, ends it."""
+"""Receives a request's new tokens on the executor's thread. Returning True or an OutputEnd ends the request."""
 
 
 class TokenExecutor(Protocol):
@@ -63,7 +63,7 @@ class TextGenerator:
         stream_interval: int = 1,
         guide_compile_timeout_s: float = COMPILE_TIMEOUT_S,
     ) -> None:
-        """stream_interval: steps between two outputs of a request; the first and the last output are due at once."""
+        """stream_interval: steps between two outputs of a request; its first and last are sent at once."""
         self._executor = executor
         self._stream_interval = stream_interval
         self._tokenizer = tokenizer
@@ -72,10 +72,10 @@ class TextGenerator:
         self._guides = GuideQueue(self._compiler)
 
     def prepare(self, request: TextRequest, like: PreparedText | None = None, num_sequences: int = 1) -> PreparedText:
-        """Check a request and tokenize its prompt; raises InvalidArgumentError.
+        """Check a request and tokenize its prompt; raise InvalidArgumentError.
 
-        like: another request, whose tokens it shares if it differs in its seed only, as the sequences of a prompt do.
-        num_sequences: that the client asked for with it, which share the limit of logits.
+        like: a prepared request, whose tokens are reused if the requests differ only in their seeds.
+        num_sequences: sequences of the client's request, which share the size limit of logits.
         """
         if like is not None and request == dataclasses.replace(like.request, seed=request.seed):
             params = dataclasses.replace(like.params, seed=request.seed)
@@ -98,7 +98,7 @@ class TextGenerator:
         spelled = (word for word in request.stop_words if holds_special_tokens(self._tokenizer, word))
         return PreparedText(
             request,
-            array("i", prompt),  # a list of them takes up to 36 bytes each
+            array("i", prompt),  # a list takes up to 36 bytes per token
             params,
             stop_words,
             self._tokenizer,
@@ -110,10 +110,10 @@ class TextGenerator:
     def start(
         self, request_id: str, prepared: PreparedText, sink: Sink, on_error: Callable[[FaserError], None]
     ) -> None:
-        """Queue a prepared request, whose tokens the executor's thread hands to the sink.
+        """Queue a prepared request; the executor's thread passes its tokens to the sink.
 
-        Raises InvalidArgumentError or UnavailableError, and then neither function is called. If the request's guide
-        has to be compiled first, that happens on another thread, and on_error receives what is found from then on.
+        Raises InvalidArgumentError or UnavailableError, and then calls neither function. If the request's guide must
+        first be compiled, another thread does that, and on_error receives any later error.
         """
         request, prompt, params = prepared.request, prepared.prompt, prepared.params
         arrived_s = time.monotonic()
@@ -131,8 +131,10 @@ class TextGenerator:
             self._guides.submit(request_id, spec, run, on_error, request.timeout_ms, request.client_key)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
-        """Prepare and start a request. on_output receives its outputs on the executor's thread; the last has a
-        finish_reason. Raises as prepare() and start()."""
+        """Prepare and start a request; raise like prepare() and start().
+
+        on_output receives the outputs on the executor's thread; the last one has a finish_reason.
+        """
         stream = TextStream(self.prepare(request))
 
         def sink(output: RequestOutput) -> bool | OutputEnd:
@@ -148,7 +150,7 @@ class TextGenerator:
         self.start(request_id, stream.prepared, sink, fail)
 
     def compile_guide(self, request: TextRequest) -> None:
-        """Compile the request's guide, if any, so that submit() need not wait; raises InvalidArgumentError."""
+        """Compile the request's guide, if any, so that submit() need not wait; raise InvalidArgumentError."""
         spec = request.guide()
         if spec is not None:
             self._compiler.compile(spec)
@@ -170,7 +172,7 @@ class TextGenerator:
         )
 
     def _params(self, request: TextRequest, num_sequences: int) -> SamplingParams:
-        """All but what is tokenized."""
+        """Return the sampling parameters, without those that need tokenizing."""
         max_tokens, min_tokens = request.max_tokens, request.min_tokens
         if min_tokens <= max_tokens:
             max_tokens, min_tokens = (min(number, self._executor.max_seq_len) for number in (max_tokens, min_tokens))
@@ -179,8 +181,8 @@ class TextGenerator:
         if request.return_generation_logits and num_bytes > MAX_LOGITS_BYTES:
             sequences = f" and {num_sequences} sequences" if num_sequences > 1 else ""
             raise InvalidArgumentError(
-                f"with max_tokens {max_tokens}{sequences} is {num_bytes} bytes, allowed are {MAX_LOGITS_BYTES}; lower "
-                f"max_tokens to {MAX_LOGITS_BYTES // token_bytes}",
+                f"with max_tokens {max_tokens}{sequences} needs {num_bytes} bytes, allowed are {MAX_LOGITS_BYTES}; "
+                f"lower max_tokens to {MAX_LOGITS_BYTES // token_bytes}",
                 "return_generation_logits",
                 num_bytes,
                 MAX_LOGITS_BYTES,

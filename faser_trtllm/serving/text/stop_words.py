@@ -10,30 +10,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopWords:
-    """The automaton of some words, which any number of finders share: 8 bytes and a character for each state.
+    """The automaton of some words, which finders share; it takes 8 bytes and a character per state.
 
-    A state is a beginning of a word. States are numbered by their length, then by their characters, so that those that
-    go on from one state are a range: first[state] to first[state + 1].
+    A state is a prefix of a word. States are numbered by length, then by characters, so the states that extend a state
+    by one character are a range: first[state] to first[state + 1].
     """
 
-    chars: str  # the last character of each state
+    chars: str  # last character of each state
     first: array[int]
     suffix: array[int]  # longest proper suffix of the state that is also a state
-    depth: array[int]  # characters of the state
+    depth: array[int]  # characters in the state
     match: array[int]  # length of the longest stop word that ends in the state, 0 if none
 
     @staticmethod
     def of(words: Iterable[str]) -> StopWords | None:
-        """None if no word has a character. All words together have less than 2^16 characters."""
+        """Build the automaton; None if all words are empty. The words must have fewer than 2^16 characters together."""
         known = sorted({word for word in words if word})
         return _build(known) if known else None
 
 
 class StopWordFinder:
-    """Reads characters and tells how much text can no longer be part of a stop word.
+    """Finds the first stop word in text that it reads piece by piece.
 
-    The word that is complete first wins; among words that end at the same character, the longest. So the result does
-    not depend on how the text is split.
+    The word that is complete first wins; among words that end at the same character, the longest. The result therefore
+    does not depend on how the text is split.
     """
 
     def __init__(self, words: StopWords) -> None:
@@ -47,9 +47,9 @@ class StopWordFinder:
         return self._automaton.depth[self._state]
 
     def push(self, text: str, ignore: bool = False) -> tuple[int, int] | None:
-        """Read text up to the first stop word: (characters read, length of the word), or None without a stop word.
+        """Read text up to the first stop word; return (characters read, length of the word), or None.
 
-        ignore: skip words that end within this text (min_tokens is not reached yet).
+        With `ignore`, skip words that end within this text (min_tokens is not reached yet).
         """
         words, beginnings = self._automaton, self._beginnings
         chars, first, suffix, match = words.chars, words.first, words.suffix, words.match
@@ -65,7 +65,7 @@ class StopWordFinder:
 
 
 def _next(chars: Sequence[str], first: Sequence[int], suffix: Sequence[int], state: int, char: str) -> int:
-    """The state after another character."""
+    """Return the state after one more character."""
     while True:
         begin, end = first[state], first[state + 1]
         if begin < end:
@@ -78,14 +78,14 @@ def _next(chars: Sequence[str], first: Sequence[int], suffix: Sequence[int], sta
 
 
 def _build(words: list[str]) -> StopWords:
-    """words: sorted, each once and not empty."""
+    """Build the automaton of words that are sorted, distinct and not empty."""
     chars, first = ["\0"], array("H")  # the empty state has no last character
     suffix, depth, match = array("H", [0]), array("H", [0]), array("H", [0])
-    spans = [(0, len(words))]  # of the words that begin with each state
-    for state, (begin, end) in enumerate(spans):  # grows meanwhile
+    spans = [(0, len(words))]  # for each state, the range of words that begin with it
+    for state, (begin, end) in enumerate(spans):  # the loop appends to spans
         length = depth[state]
         first.append(len(spans))
-        if length and len(words[begin]) == length:  # the state is a word, which comes before those that go on from it
+        if length and len(words[begin]) == length:  # the state is itself a word, and sorts before its extensions
             begin += 1
         while begin < end:
             char, same = words[begin][length], begin + 1

@@ -1,4 +1,4 @@
-"""The output of a request up to its stop: text up to a stop word, token ids up to a stop sequence."""
+"""Cuts the output of a request at its first stop word, or at its first stop sequence of token ids."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from faser_trtllm.serving.text.stop_words import StopWordFinder, StopWords
 class StoppingText:
     """Detokenized text up to the first stop word; text is released once it cannot be part of a stop word.
 
-    A token is released with its last character. A token that overlaps the stop word is not part of the output. Words
-    that hold special tokens are searched in the text with those spelled out, too, where the output leaves them out.
-    num_tokens: those that were searched, up to the one that completed a stop word.
+    A token is released with its last character, and a token that overlaps the stop word is not output. If the output
+    leaves special tokens out, stop words with special tokens are searched in a text that spells them out.
+    num_tokens counts the tokens searched, up to the one that completed a stop word.
     """
 
     def __init__(
@@ -24,24 +24,22 @@ class StoppingText:
         spelled_words: StopWords | None = None,
         spellings: Mapping[int, str] | None = None,
     ) -> None:
-        """spelled_words: those to look for in the text with `spellings`, by id, of the tokens that it leaves out."""
+        """Set the stop words, and those to find in the text with `spellings`, by id, of left-out tokens."""
         self._detokenizer = detokenizer
         self._finder = None if stop_words is None else StopWordFinder(stop_words)
         self._spelled_finder = None if spelled_words is None else StopWordFinder(spelled_words)
         self._spellings: Mapping[int, str] = {} if spelled_words is None or spellings is None else spellings
         self._min_tokens = min_tokens
         self.num_tokens = 0
-        self._held = ""  # with spellings; places count characters of the whole output with them
-        self._hidden: list[
-            tuple[int, int]
-        ] = []  # places of spellings that are held, those that follow each other as one
-        self._held_ids: list[tuple[int, int]] = []  # token id, its end
+        self._held = ""  # with spellings; positions count characters of the whole output with spellings
+        self._hidden: list[tuple[int, int]] = []  # spans of held spellings, adjacent ones merged
+        self._held_ids: list[tuple[int, int]] = []  # token id and its end position
         self._end = 0
         self._free_text: list[str] = []
         self._free_ids: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> bool:
-        """Add tokens; True if they complete a stop word. The tokens after it are dropped."""
+        """Add tokens; return True if they complete a stop word. Tokens after it are dropped."""
         if self._finder is None:
             if token_ids:
                 self._free_text.append(self._detokenizer.push(token_ids))
@@ -56,7 +54,7 @@ class StoppingText:
         return False
 
     def finish(self) -> bool:
-        """Release everything, including the detokenizer's rest; True if that completes a stop word."""
+        """Release everything, including the detokenizer's rest; return True if that completes a stop word."""
         rest = self._detokenizer.finish()
         if self._finder is None:
             self._free_text.append(rest)
@@ -67,7 +65,7 @@ class StoppingText:
         return False
 
     def take(self) -> tuple[str, list[int]]:
-        """What was released since the last call."""
+        """Return the text and tokens released since the last call."""
         text, token_ids = "".join(self._free_text), self._free_ids
         self._free_text, self._free_ids = [], []
         return text, token_ids
@@ -87,7 +85,7 @@ class StoppingText:
         return found is not None
 
     def _find(self, text: str, ignore: bool, is_hidden: bool) -> int | None:
-        """Where the stop word begins that is complete first within the new text, of several the longest; or None."""
+        """Return the start of the stop word, the longest of several, that is complete first in the new text."""
         assert self._finder is not None
         found = []
         begin = self._end - len(text)
@@ -104,13 +102,13 @@ class StoppingText:
         return min(found)[1] if found else None
 
     def _first_held(self) -> int:
-        """The place from which on the text may be part of a stop word."""
+        """Return the position from which on the text may be part of a stop word."""
         assert self._finder is not None
         held = self._shown_before(self._end, self._finder.num_held)
         return held if self._spelled_finder is None else min(held, self._end - self._spelled_finder.num_held)
 
     def _shown_before(self, end: int, num_shown: int) -> int:
-        """The place where the last num_shown characters before `end` begin, spellings not counted."""
+        """Return the start of the last num_shown characters before `end`, not counting spellings."""
         place = end - num_shown
         for first, last in reversed(self._hidden):
             if last <= place:
@@ -119,7 +117,7 @@ class StoppingText:
         return place
 
     def _release(self, end: int) -> None:
-        """Let the text and the tokens before this place go."""
+        """Release the text and the tokens before this position."""
         begin = self._end - len(self._held)
         if end > begin:
             text, self._held = self._held[: end - begin], self._held[end - begin :]
@@ -134,7 +132,7 @@ class StoppingText:
         del self._held_ids[:num_ids]
 
     def _shown(self, text: str, begin: int) -> str:
-        """A text that begins at this place without the spellings in it."""
+        """Return a text that begins at this position without the spellings in it."""
         pieces, place = [], 0
         for first, last in self._hidden:
             pieces.append(text[place : first - begin])
@@ -143,18 +141,17 @@ class StoppingText:
 
 
 def token_text(token_ids: Sequence[int]) -> str:
-    """A text with a character for each token id, since a StopWordFinder reads characters."""
+    """Return a text with one character per token id, since a StopWordFinder reads characters."""
     return "".join(map(chr, token_ids))
 
 
 class StoppingTokens:
     """Token ids up to the first stop sequence, released once they cannot be part of one; produces no text.
 
-    num_tokens: those that were searched, up to the one that completed a stop sequence.
+    num_tokens counts the tokens searched, up to the one that completed a stop sequence.
     """
 
-    def __init__(self, stop_sequences: StopWords | None, min_tokens: int) -> None:
-        """stop_sequences: of token_text()."""
+    def __init__(self, stop_sequences: StopWords | None, min_tokens: int) -> None:  # sequences as token_text()
         self._finder = None if stop_sequences is None else StopWordFinder(stop_sequences)
         self._min_tokens = min_tokens
         self.num_tokens = 0
@@ -162,7 +159,7 @@ class StoppingTokens:
         self._free_ids: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> bool:
-        """Add tokens; True if they complete a stop sequence. The tokens after it are dropped."""
+        """Add tokens; return True if they complete a stop sequence. Tokens after it are dropped."""
         if self._finder is None:
             self._free_ids += token_ids
             return False
@@ -176,12 +173,12 @@ class StoppingTokens:
         return False
 
     def finish(self) -> bool:
-        """Release everything. Returns False, because that cannot complete a stop sequence."""
+        """Release everything. Return False, since that cannot complete a stop sequence."""
         self._release(0)
         return False
 
     def take(self) -> tuple[str, list[int]]:
-        """The token ids released since the last call, with an empty text."""
+        """Return an empty text and the token ids released since the last call."""
         token_ids, self._free_ids = self._free_ids, []
         return "", token_ids
 

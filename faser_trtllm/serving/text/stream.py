@@ -1,4 +1,4 @@
-"""The output of one request as text: the executor's tokens in, text outputs out."""
+"""Turns the executor's tokens of one request into text outputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """A text request that was checked and tokenized.
-
-    stop_words: texts or, of a request without text, token_text() of token ids; None if it has none. spelled_words:
-    those of them that hold special tokens, where the text leaves such out. tokens_per_block: tokens of a block of the
-    engine's KV cache. stream_interval: steps between two outputs of a stream; the first and the last output are due at
-    once.
-    """
+    """A text request that was checked and tokenized."""
 
     request: TextRequest
     prompt: Sequence[int]
     params: SamplingParams
-    stop_words: StopWords | None
+    stop_words: StopWords | None  # texts; token_text() of token ids if the request has no text
     tokenizer: Tokenizer
-    tokens_per_block: int
-    stream_interval: int = 1
-    spelled_words: StopWords | None = None
+    tokens_per_block: int  # of the engine's KV cache
+    stream_interval: int = 1  # steps between two outputs of a stream; the first and the last are due at once
+    spelled_words: StopWords | None = None  # stop words with special tokens, if the text leaves those out
 
     @property
     def prompt_text(self) -> str:
@@ -48,13 +42,17 @@ class PreparedText:
 
 
 class TextStream:
-    """Tokens that push() adds come out of take() as text, all that was added since the last call.
+    """The output of a request: push() adds tokens, take() returns the text of all tokens added since the last call.
 
-    One thread at a time may call it. is_due: there is something to take. is_done: the stream takes no more tokens,
-    since a stop word was found or the text could not be made. may_stop: text may end the request. needs_stats: push()
-    reads the statistics before the end too. num_bytes: an estimate of the memory that waits in it. taken_log_probs,
-    cum_log_prob: the log probs of all tokens that were taken, as fp32, and their sum. output_end: what counts once a
-    stop word has ended the request.
+    One thread at a time may call it.
+
+    is_due: take() has an output to return.
+    is_done: the stream takes no more tokens, since a stop word was found or detokenizing failed.
+    may_stop: the text may end the request.
+    needs_stats: push() reads the statistics before the end too.
+    num_bytes: estimated memory of the output not taken yet.
+    taken_log_probs, cum_log_prob: fp32 log probs of all tokens taken, and their sum.
+    output_end: the counts that apply once a stop word has ended the request.
     """
 
     def __init__(self, prepared: PreparedText) -> None:
@@ -87,33 +85,33 @@ class TextStream:
         self._num_steps_held = prepared.stream_interval
         self._num_output_tokens = 0
         self._num_sent_tokens = 0
-        self._num_pushed_tokens = 0  # those that wait for the end of a stop word included
+        self._num_pushed_tokens = 0  # including tokens held for a possible stop word
         self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
         self.output_end: OutputEnd | None = None
-        self._counted = (0, 0)  # drafts that are no longer pending, and accepted ones, as of the latest push()
+        self._counted = (0, 0)  # drafts no longer pending and accepted drafts, as of the latest push()
         self._reason: FinishReason | None = None
         self._error: FaserError | None = None
         self._progress: tuple[Request, RequestStats] | None = None  # as of the latest push()
 
     def push(self, output: RequestOutput, stats: RequestStats) -> bool:
-        """Add the tokens of a step; True if the request ends here, by a stop word or because the text cannot be made.
+        """Add the tokens of a step; return True if a stop word or an error in detokenizing ends the request here.
 
-        stats: the request's when the output was committed.
+        stats: the request's statistics when the output was committed.
         """
         if self.is_done:
             return True
         try:
             self._push(output, stats)
         except Exception as error:
-            log.exception("the text of a request could not be made; the request ends")
-            self.end(FaserError(f"the text could not be made: {type(error).__name__}; see the server's log"))
+            log.exception("the output of a request could not be detokenized; the request ends")
+            self.end(FaserError(f"the output could not be detokenized: {type(error).__name__}; see the server's log"))
         return self.is_done
 
     def end(self, error: FaserError, *, drop: bool = False) -> None:
-        """End the request with an error, or as cancelled; does nothing if it has ended.
+        """End the request with an error, or as cancelled; do nothing if it has ended.
 
-        drop: without the output that waits to be taken, even if that is the request's end.
+        With `drop`, discard the output not taken yet, even if it includes the request's end.
         """
         if self._reason is not None and not drop:
             return
@@ -126,11 +124,11 @@ class TextStream:
 
     @property
     def has_end(self) -> bool:
-        """The next output is the last."""
+        """True if the next output is the last."""
         return self._reason is not None
 
     def take(self) -> TextOutput:
-        """Everything that was pushed since the last call; with a finish reason if it is the last output."""
+        """Return the output added since the last call; the last output has a finish reason."""
         request, error = self.prepared.request, self._error
         text, token_ids = "".join(self._pieces), tuple(self._token_ids)
         is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
@@ -159,7 +157,7 @@ class TextStream:
         num_before, self._num_pushed_tokens = self._num_pushed_tokens, self._num_pushed_tokens + num_new
         before, self._counted = self._counted, (stats.num_settled_drafts, stats.num_accepted_tokens)
         num_accepted = self._counted[1] - before[1]
-        if request.return_is_draft:  # a step's accepted drafts are the first of its tokens
+        if request.return_is_draft:  # a step's first tokens are its accepted drafts
             num_drafts = min(num_accepted, num_new)
             self._is_draft += [True] * num_drafts + [False] * (num_new - num_drafts)
         stopped = self._stopping.push(output.new_token_ids)
@@ -168,7 +166,7 @@ class TextStream:
             stopped = self._stopping.finish()
         if stopped:
             num_tokens = self._stopping.num_tokens
-            place = num_tokens - num_before  # of the token that completed the stop word, 1 for the first of the step
+            place = num_tokens - num_before  # index in the step, from 1, of the token that completed the stop word
             num_drafted = before[0] + place if place <= num_accepted else self._counted[0]
             self.output_end = OutputEnd(num_tokens, num_drafted, before[1] + min(num_accepted, max(0, place - 1)))
         text, token_ids = self._stopping.take()
@@ -180,9 +178,7 @@ class TextStream:
         self._token_ids += token_ids
         self._num_output_tokens += len(token_ids)
         self._num_steps_held += 1
-        self.num_bytes += 4 * len(text) + 36 * len(
-            token_ids
-        )  # a character has up to 4 bytes, a number 36 with its place
+        self.num_bytes += 4 * len(text) + 36 * len(token_ids)  # Python's sizes: 4 bytes per character, 36 per int
         if output.request.keeps_rows and num_new:
             self.num_bytes += num_new * _row_bytes(output.request)
         if stopped or reason is not None:
@@ -192,7 +188,7 @@ class TextStream:
             self.is_due = bool(self._pieces or (self._token_ids and not request.detokenize))
 
     def _take_kept_rows(self) -> dict[str, Any]:
-        """Log probs and logits of the tokens taken now, and once those of the prompt, as fields of TextOutput."""
+        """Return, as fields of TextOutput, log probs and logits of the tokens taken now, and once the prompt's."""
         first, end = self._num_sent_tokens, self._num_output_tokens
         self._num_sent_tokens = end
         if self._progress is None:
@@ -218,7 +214,7 @@ class TextStream:
         return self._acceptance.result(self._progress[0].max_draft_len)
 
     def _statistics(self) -> Statistics:
-        if self._progress is None:  # it ended before it reached the executor
+        if self._progress is None:  # the request ended before it reached the executor
             return Statistics(len(self.prepared.prompt), 0, 0, 0, 0, 0, 0)
         (request, stats), end = self._progress, self.output_end
         block = self.prepared.tokens_per_block
@@ -229,7 +225,7 @@ class TextStream:
         def in_ns(time_s: float | None) -> int | None:
             return None if time_s is None else round(1e9 * time_s)
 
-        num_tokens = request.prompt_len + self._num_pushed_tokens  # the executor's thread may have cut the request's
+        num_tokens = request.prompt_len + self._num_pushed_tokens  # the executor may have truncated request.tokens
         num_blocks = -(-num_tokens // block) if stats.num_steps else 0
         num_reused_blocks = stats.num_cached_tokens // block
         return Statistics(
@@ -267,7 +263,7 @@ class TextStream:
 
 
 def _row_bytes(request: Request) -> int:
-    """Memory of a token's kept log prob, most probable tokens and logits, roughly."""
+    """Estimate the bytes of a token's kept log prob, most probable tokens and logits."""
     arrays = [*request.output_logits[:1], *(array for top in request.output_tops[:1] for array in top)]
     return 36 + sum(array.nbytes for array in arrays)
 

@@ -1,4 +1,4 @@
-"""Token ids of words that a request bans or biases, and of what it stops at."""
+"""Token ids of the words that a request bans, biases or stops at."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ _LINE_END = "\n"
 
 
 def holds_special_tokens(tokenizer: Tokenizer, text: str) -> bool:
-    """True if a special token is spelled out in the text."""
+    """Return True if the text spells out a special token."""
     return any(token in text for token in tokenizer.special_tokens.values() if token)
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """The word as tokens, special ones included."""
+    """Tokenize a word, including any special tokens in it."""
     parse = holds_special_tokens(tokenizer, word)
     return tokenizer.encode(word, add_special_tokens=False, parse_special_tokens=parse)
 
 
 def stop_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[tuple[int, ...]]:
-    """The tokens of each word, as TensorRT-LLM's preprocessing has them."""
+    """Tokenize each word as TensorRT-LLM's preprocessing does."""
     return [tuple(word_ids(tokenizer, word)) for word in words if word]
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[tuple[int, ...]]:
-    """The tokens of each word at the start of a line and after a space, each sequence once.
+    """Tokenize each word at the start of a line and after a space; return each token sequence once.
 
-    Both as they follow a line's end, since SentencePiece's tokenizers put a space before a text of its own.
+    A line break goes before the word, since SentencePiece tokenizers put a space before the start of a text.
     """
     before = word_ids(tokenizer, _LINE_END)
     found: dict[tuple[int, ...], None] = {}

@@ -191,7 +191,7 @@ def test_text_that_cannot_be_made_ends_its_request_with_an_error(tokenizer, monk
     monkeypatch.setattr(Tokenizer, "token_bytes", mock.Mock(side_effect=ZeroDivisionError))
     assert not put(sequence, tokenizer.encode("a"), reason)
     world.take()
-    assert world.error(1).message == "the text could not be made: ZeroDivisionError; see the server's log"
+    assert world.error(1).message == "the output could not be detokenized: ZeroDivisionError; see the server's log"
     assert world.metrics.ends == ["INTERNAL"]
     assert put(sequence, (), reason), "what is made later ends with the next output"
 

@@ -91,8 +91,8 @@ def test_the_sequences_of_a_request_share_the_limit_of_logits(backend):
     backend.ask(0, 1, num_return_sequences=ints(27), **inputs)
     (error,) = backend.answers(1)[1]
     assert error.message == (
-        "return_generation_logits with max_tokens 1000 and 27 sequences is 34560000 bytes, allowed are 33554432; lower "
-        "max_tokens to 970"
+        "return_generation_logits with max_tokens 1000 and 27 sequences needs 34560000 bytes, allowed are 33554432; "
+        "lower max_tokens to 970"
     )
 
 

@@ -186,7 +186,7 @@ def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
         case.submit(name, f"{name}+")
     refused = case.last("b")
     assert refused.error.code == "UNAVAILABLE"
-    assert str(refused.error) == "2 guides wait to be compiled, which is the limit; try again later"
+    assert str(refused.error) == "2 guides are waiting to be compiled, the limit; try again later"
     with pytest.raises(InvalidArgumentError, match="request id 'd' is already in use"):
         case.submit("d", "e+")
     case.compiler.gate.set()
