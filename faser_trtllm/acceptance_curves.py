@@ -1,6 +1,6 @@
-"""Acceptance curves: mean acceptance lengths by number of draft tokens, and chances by place made of them.
+"""Acceptance curves: mean acceptance length by number of draft tokens, and the conversion to chances by position.
 
-golden_acceptance.yaml next to this has InferenceX's golden ones (Apache-2.0), which are taken by name.
+golden_acceptance.yaml, next to this file, has InferenceX's golden curves (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Curves = dict[str, tuple[float, ...]]
 
 
 def parse_curves(data: Mapping[Any, Any], source: str) -> Curves:
-    """Return by name/mode the mean acceptance length of 1, 2, ... draft tokens, the target's own token included.
+    """Return the mean acceptance lengths for 1, 2, ... draft tokens by "name/mode", the target's own token included.
 
-    data: of a file, source its name. InvalidArgumentError names the curve at fault.
+    source: the name of the file that data comes from. Raises InvalidArgumentError, naming the curve at fault.
     """
     found: Curves = {}
     for name, modes in data.items():
@@ -40,8 +40,8 @@ def parse_curves(data: Mapping[Any, Any], source: str) -> Curves:
 
 @functools.cache
 def published_curves() -> Curves:
-    """Curves by each name that they are taken by: model-drafter/mode, model-drafter where a pair has one mode, and a
-    drafter of DRAFTERS, whose curve is the mean of its pairs'."""
+    """Return the published curves by every name they have: "model-drafter/mode", "model-drafter" if the pair has only
+    one mode, and a drafter of DRAFTERS for the mean over its pairs."""
     golden = parse_curves(yaml.safe_load(PUBLISHED.read_text()), PUBLISHED.name)
     pairs = [name.partition("/")[0] for name in golden]
     found = {pair: curve for pair, curve in zip(pairs, golden.values(), strict=True) if pairs.count(pair) == 1}
@@ -52,17 +52,16 @@ def published_curves() -> Curves:
 
 
 def published_names() -> str:
-    """Return the names for a message: the drafters, then every curve once."""
+    """Return all names for an error message: the drafters, then every curve once."""
     return ", ".join((*DRAFTERS, *(name for name in published_curves() if "/" in name)))
 
 
 def by_place(lengths: Sequence[float]) -> tuple[float, ...]:
-    """The chance that the draft at each place is accepted, given those before it, from mean acceptance lengths of
-    1, 2, ... draft tokens.
+    """Convert mean acceptance lengths for 1, 2, ... draft tokens to each position's conditional acceptance chance.
 
-    The share of steps that accept the j-th draft is lengths[j] - lengths[j - 1], which makes the mean right for every
-    draft length at once. It cannot rise with j nor be negative; where measured lengths say so, it is the nearest
-    sequence of which that is true (pool adjacent violators, then at least 0).
+    The share of steps that accept draft j is lengths[j] - lengths[j - 1], so the mean is right for every draft length.
+    This share can neither be negative nor rise with j. Measured lengths that violate this are replaced by the nearest
+    valid sequence (pool adjacent violators, then clipped at 0).
     """
     pools: list[tuple[float, int]] = []  # sum, number of places
     for place, length in enumerate(lengths):
@@ -79,7 +78,7 @@ def by_place(lengths: Sequence[float]) -> tuple[float, ...]:
 
 
 def lengths_of(chances: Sequence[float]) -> tuple[float, ...]:
-    """The mean acceptance lengths of 1, 2, ... draft tokens with these chances; the inverse of by_place."""
+    """Return the mean acceptance lengths for 1, 2, ... draft tokens; the inverse of by_place."""
     found, reached, length = [], 1.0, 1.0
     for chance in chances:
         reached *= chance

@@ -1,7 +1,6 @@
-"""The backends by name: what builds their engines, what opens them, and what they can.
+"""The table of backends: how each one's engines are built and opened, and what it supports.
 
-A new backend is a line here. What a line names is imported when it is asked for, so that a name costs nothing, and so
-that this module stands below everything it names.
+Modules are imported only when a backend is used, so unused backends cost nothing and this module imports none of them.
 """
 
 from __future__ import annotations
@@ -14,30 +13,24 @@ from faser_trtllm.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """builder, opener, draft_opener: functions as "module:name", for pkgutil.resolve_name.
-
-    builder: of (BuildOptions) -> EngineBuilder (builder/backend.py). opener: of (OpenRequest, ExitStack) ->
-    OpenedEngines (engine/opening.py). draft_opener: of the same -> Engine, for a draft beside a target that is not
-    ours; None: there is none. dtypes: that engines can be built in. note: for the flag's help. on_cpu: engines run on
-    the cores of a CoreSet.
-    """
+    """One backend; builder, opener and draft_opener are functions as "module:name", for pkgutil.resolve_name."""
 
     name: str
-    builder: str
-    opener: str
-    dtypes: tuple[str, ...]
-    note: str = ""
-    draft_opener: str | None = None
-    on_cpu: bool = False
-    has_integer_weights: bool = False  # quantization int8 and int4, when engines are built
-    has_fp8: bool = False  # quantization fp8, when engines are opened
-    builds_fp8: bool = False  # quantization FP8, when engines are built
-    builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
-    has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
-    has_ranks: bool = False  # a target that is split over several GPUs
+    builder: str  # (BuildOptions) -> EngineBuilder (builder/backend.py)
+    opener: str  # (OpenRequest, ExitStack) -> OpenedEngines (engine/opening.py)
+    dtypes: tuple[str, ...]  # supported when engines are built
+    note: str = ""  # for the help text of --backend
+    draft_opener: str | None = None  # (OpenRequest, ExitStack) -> Engine, to draft for a target of another runtime
+    on_cpu: bool = False  # engines run on the cores of a CoreSet
+    has_integer_weights: bool = False  # builds engines with int8 and int4 weights
+    has_fp8: bool = False  # quantizes to fp8 when an engine is opened
+    builds_fp8: bool = False  # builds fp8 engines
+    builds_for_other_gpus: bool = False  # builds for compute capabilities of GPUs that are not present
+    has_fp8_kv: bool = False  # can keep the KV cache in fp8
+    has_ranks: bool = False  # can split a target over several GPUs
     has_branches: bool = False  # token trees
-    has_vocabulary_maps: bool = False  # a draft model with another tokenizer than its target's
-    can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
+    has_vocabulary_maps: bool = False  # a draft model may have another tokenizer than its target
+    can_interpret: bool = False  # can also run its networks on the CPU, from the checkpoints
 
 
 BACKENDS = (
@@ -88,7 +81,7 @@ BACKENDS = (
 
 
 def find_backend(name: str) -> Backend:
-    """The backend of a name; InvalidArgumentError for one that there is not."""
+    """Return the backend with this name; raise InvalidArgumentError if there is none."""
     for backend in BACKENDS:
         if backend.name == name:
             return backend
@@ -96,5 +89,5 @@ def find_backend(name: str) -> Backend:
 
 
 def names_with(trait: Callable[[Backend], object]) -> str:
-    """The backends that have it, for a sentence: "cpu or cuda"."""
+    """Return the names of the backends with this trait, for a sentence: "cpu or cuda"."""
     return " or ".join(backend.name for backend in BACKENDS if trait(backend))

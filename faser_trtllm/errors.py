@@ -8,20 +8,20 @@ from collections.abc import Mapping
 
 _MAX_VALUE_CHARS = 64
 _SPOKEN = {"prompt": "the prompt", "prompt_tokens": "the prompt"}
-"""Fields of requests that no client sends under that name, as a sentence calls them."""
+"""Names for request fields that no client sends under their own name."""
 
 
 class FaserError(Exception):
     """Base of all errors meant for users; `code` is the Triton status it maps to.
 
-    field, value, limit: the field at fault, what it is and what is allowed, as text, where the error is about a field.
-    A prompt that is too long for the engine has the field "prompt_tokens" and as limit the number that it takes.
+    field, value, limit: the field at fault, its value and the allowed range, as text; None if no field is at fault. A
+    prompt that is too long for the engine has the field "prompt_tokens" and the engine's maximum as its limit.
     """
 
     code = "INTERNAL"
 
     def __init__(self, message: str, field: str | None = None, value: object = None, limit: object = None) -> None:
-        """message: the sentence, or with a field what follows the field's name: "is -1, allowed is 0 to 2"."""
+        """With a field, message continues a sentence that starts with its name: "is -1, allowed is 0 to 2"."""
         self.message = message
         self.field = field
         self.value = None if value is None else _short(str(value))
@@ -29,7 +29,7 @@ class FaserError(Exception):
         super().__init__(self.sentence({}))
 
     def sentence(self, names: Mapping[str, str]) -> str:
-        """The message with the field's name in names, where a client knows the field by another."""
+        """Return the message with the client's own name for the field, if names has one."""
         if self.field is None:
             return self.message
         return f"{names.get(self.field) or _SPOKEN.get(self.field, self.field)} {self.message}"
@@ -48,7 +48,7 @@ class UnavailableError(FaserError):
 
 
 def timed_out(where: str, timeout_ms: float | None) -> UnavailableError:
-    """The end of a request that was given timeout_ms. where: "in the queue" or "while it ran"."""
+    """Return the error of a request whose timeout_ms ended. where: "in the queue" or "while it ran"."""
     return UnavailableError(f"the request timed out {where}, timeout_ms is {timeout_ms:g}; try again later or raise it")
 
 
@@ -77,12 +77,12 @@ class ConfigError(InvalidArgumentError):
 
 
 def install(extras: str) -> str:
-    """How to install extras of this package, such as "serve,openai". The project is on no package index."""
+    """Return the command that installs extras such as "serve,openai"; the project is on no package index."""
     return f"pip install -c constraints.txt -e '.[{extras}]' in a checkout of faser_trtllm"
 
 
 def reason_of(error: Exception) -> str:
-    """The system's reason why a file could not be used, and who has no right to: "Permission denied, as uid 1000"."""
+    """Return why a file could not be used, and the user id if permission is missing ("Permission denied, as uid 1")."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     has_no_right = error.errno in (errno.EACCES, errno.EPERM)

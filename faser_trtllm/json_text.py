@@ -1,4 +1,4 @@
-"""The JSON parser of files and requests, under limits that json.loads lacks, and the writer of files."""
+"""A JSON parser for files and requests, with limits that json.loads lacks, and an atomic writer for files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_DEPTH = 128
-"""Objects and arrays within each other: more than any file or request of ours has, and far from Python's own limit, so
-that what was read can be compared, printed and written, too."""
+"""Limit on nested objects and arrays: more than any file or request needs, and far enough below Python's own limit that
+a parsed value can also be compared, printed and written."""
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False, finite: bool = False) -> Any:
-    """The value of a JSON text; ValueError with the reason, also if it is nested deeper than MAX_DEPTH.
+    """Parse a JSON text; raise ValueError if it is malformed or nested deeper than MAX_DEPTH.
 
-    unique_names: no object may have a name twice. finite: NaN and Infinity, which Python adds to JSON, are errors, and
-    so is what rounds to Infinity.
+    unique_names: refuse a name that occurs twice in one object. finite: refuse NaN and Infinity, which Python adds to
+    JSON, and numbers that overflow to Infinity.
     """
     hook = _unique if unique_names else None
     try:
@@ -33,7 +33,7 @@ def parse_json(text: str | bytes, *, unique_names: bool = False, finite: bool = 
 
 
 def write_json(data: Mapping[str, object], path: Path) -> None:
-    """Write a JSON file atomically; OSError if its directory cannot be written."""
+    """Write a JSON file atomically; raise OSError if its directory is not writable."""
     staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         staged.write_text(json.dumps(data, indent=1) + "\n")

@@ -12,21 +12,16 @@ Int32Array = npt.NDArray[np.int32]
 
 @value
 class RaggedBatch:
-    """Rows of many requests, each request's rows at consecutive positions.
+    """Rows of many requests, each request's rows at consecutive positions. All arrays are int32 and contiguous."""
 
-    slots [num_requests]: rows of block_table. cu_rows [num_requests + 1]: cumulative rows.
-    token_ids, positions [num_rows]. logit_rows [num_logit_rows]: ascending row indices whose logits are wanted.
-    block_table [max_batch_size, max_blocks_per_seq]. All int32 and contiguous.
-    branch_parents [num_branches]: the last so many requests are one row each, which takes the place of a row of the
-    request of this index (executor/branches.py); None: there are none.
-    """
-
-    slots: Int32Array
-    cu_rows: Int32Array
-    token_ids: Int32Array
-    positions: Int32Array
-    logit_rows: Int32Array
-    block_table: Int32Array
+    slots: Int32Array  # [num_requests] each request's row of block_table
+    cu_rows: Int32Array  # [num_requests + 1] cumulative rows
+    token_ids: Int32Array  # [num_rows]
+    positions: Int32Array  # [num_rows]
+    logit_rows: Int32Array  # [num_logit_rows] rows whose logits are needed, ascending
+    block_table: Int32Array  # [max_batch_size, max_blocks_per_seq]
+    # [num_branches] The last num_branches requests are branches, one row each, that replaces a row of the request with
+    # this index (executor/branches.py). None: no branches.
     branch_parents: Int32Array | None = None
 
     @property
@@ -39,7 +34,7 @@ class RaggedBatch:
 
 
 class BatchBuilder:
-    """Builds a batch from rows that are added by request; ops/requests/fill_rows.py does so natively in every step."""
+    """Builds a batch request by request; the executor's steps use the native ops/requests/fill_rows.py instead."""
 
     def __init__(self, block_table: Int32Array) -> None:
         self._block_table = block_table
@@ -67,7 +62,7 @@ class BatchBuilder:
 
 
 def keep_rows(batch: RaggedBatch, rows: Int32Array, num_kept: npt.ArrayLike) -> RaggedBatch:
-    """The batch after pruning: the rows listed (ascending indices), num_kept[i] of them from request i.
+    """Return the batch after pruning: the given rows (ascending indices), num_kept[i] of them from request i.
 
     Each request keeps a prefix of its rows. Logit rows that were dropped are dropped from logit_rows too.
     """

@@ -1,4 +1,4 @@
-"""Time as the executor sees it: monotonic, and replaceable in simulation and tests."""
+"""The executor's monotonic clock, which simulations and tests replace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when advance() is called."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """A context manager that calls its close() at the end of the block, whether an exception ends it or not."""
+    """A context manager that calls its close() at the end of the block, also after an exception."""
 
     def close(self) -> None:
         raise NotImplementedError

@@ -1,12 +1,15 @@
-"""One curve of a cost table: stairs over rows plus slopes, and the fit of one to samples.
+"""One curve of a cost table, a step function of the rows plus slopes, and its fit to samples.
 
-T(rows, requests, context) = stairs(rows) + per_request * requests + per_row_context * rows * context
-+ per_request_context * requests * context (a request's cache is read once for all its rows) + per_context * context (a
-small pass of a GPU waits for the block that walks a context) + per_expert * distinct experts of a layer (weights of a
-mixture that the rows read), in ms: an additive model whose stairs are measured at chosen row counts, never fall, are
-joined by straight lines (the kernels' tiles of 16 rows are steps with a slope, so the row counts around a tile's edge
-are measured) and continued with the last slope. An engine that pads its passes runs stairs of its own: rows count as
-the size that they are padded to. Context is the mean number of tokens that a row attends to.
+T = base(rows) + per_request * requests + per_row_context * rows * context + per_request_context * requests * context
+  + per_context * context + per_expert * experts, in ms.
+
+- base is measured at chosen row counts, never falls, is interpolated linearly and continued with the last slope.
+  Kernels work on tiles of 16 rows, so the row counts around a tile's edge are measured. An engine that pads its passes
+  has steps of its own: rows count as the size they are padded to.
+- context is the mean number of tokens that a row attends to.
+- per_request_context: a request's KV cache is read once for all its rows.
+- per_context: a small pass on a GPU waits for the thread block that walks the context.
+- experts: the distinct experts of a layer whose weights a mixture-of-experts pass reads.
 """
 
 from __future__ import annotations
@@ -21,25 +24,27 @@ import numpy as np
 from faser_trtllm.core.nnls import FloatArray, nnls
 
 RIDGE = (0.02, 0.1, 0.02, 0.02)  # weight of 0 for each slope's part of the largest pass, in mean passes
-EXPERT_RIDGE = 0.02  # the same of the slope over experts
-LATENCY_REACH = 2.0  # times the longest measured context, where attention has split it among blocks, at a guess
-CONTEXTS_DIFFER = 1.5  # the longest over the shortest, from which on slopes over context can be told
+EXPERT_RIDGE = 0.02  # the same for the slope over experts
+LATENCY_REACH = 2.0  # estimate: attention splits contexts over blocks from this multiple of the longest measured one on
+CONTEXTS_DIFFER = 1.5  # minimum ratio of the longest to the shortest context for fitting slopes over context
 MAX_SAMPLES = 512  # of a file; a full profile has some 170
 _MAX_NUMBER = 10**9  # of rows, tokens and ms
 _NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit", "per_expert_ms")
 Number = TypeVar("Number", int, float)
-ALL = "all"  # every core; the streams of an overlapped step run on "verify" and "draft"
+ALL = "all"  # the partition of every core; the streams of an overlapped step run on "verify" and "draft"
 
 
 @dataclass(frozen=True)
 class CostSample:
     """One measured point: the median of several runs.
 
-    kind: "verify" (a target pass), "decode" (one without drafting before it), "draft_step" (one autoregressive step,
-    num_rows == num_requests), "draft_rows" (the draft model's catch-up rows), "draft_block" (a block drafter's, with
-    its pass over the blocks; its "draft_step" is a further draft of a block), "segment:I" (segment I of the target, 0
-    is the first), "exit:I" (candidate scores at boundary I). num_experts: distinct experts of a layer whose weights the
-    pass read, the mean over layers; 0: a model without experts.
+    Kinds:
+        verify: a target pass. decode: a target pass without drafting before it.
+        draft_step: one autoregressive step of the draft model, num_rows == num_requests.
+        draft_rows: the draft model's pass over committed tokens that it has not seen.
+        draft_block: the same for a block drafter, with its pass over the blocks; its draft_step is one more draft of a
+            block.
+        segment:I: segment I of the target, from 0. exit:I: scoring candidates at boundary I.
     """
 
     kind: str
@@ -48,16 +53,16 @@ class CostSample:
     context_len: int
     ms: float
     partition: str = ALL
-    num_experts: float = 0.0
+    num_experts: float = 0.0  # distinct experts whose weights the pass read, the mean over layers; 0 without experts
 
     @property
     def curve(self) -> str:
-        """The key of the curve that it belongs to."""
+        """The key of the curve that this sample belongs to."""
         return f"{self.kind}@{self.partition}"
 
 
 def read_samples(items: Sequence[Mapping[str, Any]]) -> list[CostSample]:
-    """Samples from their JSON, unknown keys ignored; KeyError, TypeError or ValueError if they are none."""
+    """Parse samples from JSON, ignoring unknown keys; raise KeyError, TypeError or ValueError if they are invalid."""
     if len(items) > MAX_SAMPLES:
         raise ValueError(f"{len(items)} samples, at most {MAX_SAMPLES} are read")
     return [
@@ -75,7 +80,7 @@ def read_samples(items: Sequence[Mapping[str, Any]]) -> list[CostSample]:
 
 
 def read_curve(item: Mapping[str, Any]) -> CostCurve:
-    """A curve from its JSON; KeyError, TypeError or ValueError if it is none. Old files lack the newer slopes."""
+    """Parse a curve from JSON; raise KeyError, TypeError or ValueError if invalid. Old files lack the newer slopes."""
     rows, sizes = ([_checked("rows", int(n)) for n in item.get(name, ())] for name in ("rows", "sizes"))
     ms = [_checked("ms", float(t)) for t in item["ms"]]
     if not rows or len(rows) != len(ms) or any(a >= b for each in (rows, sizes) for a, b in pairwise(each)):
@@ -93,20 +98,17 @@ def _checked(what: str, number: Number, least: float = 0) -> Number:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """rows (ascending) and ms of the stairs; ms per request, per row and token of context, per request and token of
-    context, and per token of context up to context_limit, however many requests have it. sizes (ascending): what passes
-    are padded to; larger ones, and all where there are none, run as they are. per_expert_ms: per distinct expert of a
-    layer that a pass reads, all layers together."""
+    """The parameters of one curve; see the module for the formula."""
 
-    rows: tuple[int, ...]
-    ms: tuple[float, ...]
+    rows: tuple[int, ...]  # row counts of the base, ascending
+    ms: tuple[float, ...]  # base at these row counts
     per_request_ms: float = 0.0
     per_row_context_ms: float = 0.0
     per_request_context_ms: float = 0.0
-    per_context_ms: float = 0.0
+    per_context_ms: float = 0.0  # independent of the number of requests, up to context_limit
     context_limit: float = 0.0
-    sizes: tuple[int, ...] = ()
-    per_expert_ms: float = 0.0
+    sizes: tuple[int, ...] = ()  # sizes that passes are padded to, ascending; larger passes run as they are
+    per_expert_ms: float = 0.0  # per distinct expert of a layer, for all layers together
 
     def at(self, num_rows: float, num_requests: float, context_len: float, num_experts: float = 0.0) -> float:
         rows, ms = self.rows, self.ms
@@ -120,7 +122,7 @@ class CostCurve:
         return base + by_request + by_row + self._latency_ms(context_len) + self.per_expert_ms * num_experts
 
     def request_ms(self, context_len: float) -> float:
-        """Of one request more with as many rows."""
+        """ms of one more request with the same number of rows."""
         return self.per_request_ms + self.per_request_context_ms * context_len
 
     def _latency_ms(self, context_len: float) -> float:
@@ -128,13 +130,13 @@ class CostCurve:
 
     @property
     def tail_slope(self) -> float:
-        """ms per row beyond the last measured cell: the slope over the last half of the range, not over one step."""
+        """ms per row beyond the last measured row count: the slope over the last half of the range."""
         first = int(np.searchsorted(self.rows, self.rows[-1] / 2))
         first = min(first, len(self.rows) - 2)
         return (self.ms[-1] - self.ms[first]) / (self.rows[-1] - self.rows[first])
 
     def over_rows(self, max_rows: int, num_requests: float, context_len: float) -> FloatArray:
-        """ms [max_rows + 1] for 0, 1, ..., max_rows rows, without experts; zero rows cost nothing."""
+        """Return ms [max_rows + 1] for 0, 1, ..., max_rows rows, without experts; zero rows cost nothing."""
         n = np.arange(max_rows + 1, dtype=np.float64)
         sizes = pad(n, self.sizes)
         base = np.interp(sizes, self.rows, self.ms)
@@ -147,7 +149,7 @@ class CostCurve:
 
 
 def pad(num_rows: FloatArray, sizes: Sequence[int]) -> FloatArray:
-    """The smallest of the sizes that holds as many rows; as they are where there is none."""
+    """Round each number of rows up to the next size; numbers above the largest size stay as they are."""
     if not sizes:
         return num_rows
     places = np.searchsorted(sizes, num_rows)
@@ -162,10 +164,10 @@ def fit_curve(
     sizes: tuple[int, ...] = (),
     per_expert_ms: float | None = None,
 ) -> CostCurve:
-    """Least squares on relative errors, of the stairs' increments and the slopes at once, none of them negative.
+    """Fit the increments of the base and the slopes together: non-negative least squares on relative errors.
 
-    A slope that few samples can tell from the stairs, or from another slope, is drawn to 0 (RIDGE). slopes: without
-    them, stairs alone, and experts. sizes: as the curve has them. per_expert_ms: if it is known from elsewhere.
+    A slope that few samples can tell from the base or from another slope is drawn to 0 (RIDGE). slopes: if False, fit
+    only the base and experts. sizes: of CostCurve. per_expert_ms: a known value, which is then not fitted.
     """
     n, requests, context, experts, ms = np.array(
         [(s.num_rows, s.num_requests, s.context_len, s.num_experts, s.ms) for s in samples], np.float64
@@ -174,7 +176,7 @@ def fit_curve(
     rows = np.unique(size)
     extras = np.column_stack([requests, n * context, requests * context, context])
     if context.max() < CONTEXTS_DIFFER * context.min():
-        extras[:, 1:] = 0.0  # the rows of one request more make its context a little longer, which tells nothing
+        extras[:, 1:] = 0.0  # one more request makes its rows' context a little longer, which is no information
     ridges: tuple[float, ...] = RIDGE
     if not slopes:
         extras = np.zeros_like(extras)

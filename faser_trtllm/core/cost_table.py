@@ -1,4 +1,4 @@
-"""The cost of passes on one machine with one pair of engines: a curve (core/cost_curve.py) by kind and partition."""
+"""The measured cost of passes on one machine: a curve (core/cost_curve.py) for each kind of pass and partition."""
 
 from __future__ import annotations
 
@@ -40,34 +40,26 @@ MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
 
 
 def context_bucket(context_len: float) -> int:
-    """The index of the multiple of CONTEXT_BUCKET that is nearest."""
+    """Return the index of the nearest multiple of CONTEXT_BUCKET."""
     return max(0, round(context_len / CONTEXT_BUCKET))
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """curves: by "kind@partition". errors: by the same, of curves that were left out, too; held_out of a modelled table
-    is on public measurements.
-
-    source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
-    the passes draw from memory, if known: then overlapped streams slow each other by it, else by `interference`.
-    warning: one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
-    routing: of a mixture of experts, as it was measured or modelled. Where the experts of a pass are not told, they are
-    those that it says for as many rows, spread evenly over the requests.
-    """
+    """All that is known of the cost of passes on one machine with one pair of engines."""
 
     fingerprint: Fingerprint
-    curves: Mapping[str, CostCurve]
+    curves: Mapping[str, CostCurve]  # by "kind@partition"
     interference: tuple[Interference, ...] = ()
     exits: tuple[ExitModel, ...] = ()
     overhead_ms: float = 0.0  # of a step, besides drafting and the pass
-    errors: Mapping[str, CurveError] = field(default_factory=dict)
-    source: str = MEASURED
-    anchors: str = ""
-    traffic: Traffic | None = None
-    warning: str = ""
-    quick: bool = False
-    routing: Routing | None = None
+    errors: Mapping[str, CurveError] = field(default_factory=dict)  # by "kind@partition", left-out curves included
+    source: str = MEASURED  # or MODELLED from anchors, for simulations only; held_out is then on public measurements
+    anchors: str = ""  # what a modelled table was computed from, in words
+    traffic: Traffic | None = None  # memory traffic of passes; if known, it replaces interference
+    warning: str = ""  # one sentence if other work disturbed the measurement
+    quick: bool = False  # of a quick profile, which a server may replace when it starts
+    routing: Routing | None = None  # of a mixture of experts; the default for passes whose experts are not given
     _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
@@ -87,8 +79,8 @@ class CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
 
-        held_out samples are never fitted; curves are judged by them and by what was fitted, and left out if they are
-        too far off and another can stand for them (core/curve_error.py). sizes: what passes are padded to.
+        held_out: samples that judge the curves but are never fitted. Curves that are too far off are left out if
+        another can stand in (core/curve_error.py). sizes: what passes are padded to.
         """
         if not any(sample.curve == f"verify@{ALL}" for sample in samples):
             raise ValueError(f"no samples of verify on the partition {ALL!r}")
@@ -107,7 +99,7 @@ class CostTable:
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
-        """Of the curves that are used, by kind, on the partition "all"."""
+        """Held-out errors of the curves in use, by kind, on the partition "all"."""
         found = ((key.partition("@"), error) for key, error in self.errors.items() if not error.left_out)
         return {
             kind: error.held_out for (kind, _, place), error in found if place == ALL and error.held_out is not None
@@ -115,12 +107,12 @@ class CostTable:
 
     @property
     def doubtful_kinds(self) -> tuple[str, ...]:
-        """Kinds of which a curve is off by more than MAX_ERROR or was left out."""
+        """Kinds with a curve that is off by more than MAX_ERROR or was left out."""
         return tuple(sorted({key.partition("@")[0] for key, error in self.errors.items() if error.is_doubtful}))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences for people: that other work disturbed the measurement, and which curves do not fit it."""
+        """Sentences for users: other work disturbed the measurement, or curves do not fit it."""
         found = (self.warning, describe(self.errors) if self.source == MEASURED else "")
         return tuple(sentence for sentence in found if sentence)
 
@@ -140,49 +132,49 @@ class CostTable:
         partition: str = ALL,
         num_experts: float | None = None,
     ) -> float:
-        """A target pass over num_rows rows of num_requests requests, which reads so many experts of a layer."""
+        """Return ms of a target pass; num_experts: distinct experts of a layer that it reads, None: by routing."""
         return self._ms(f"verify@{partition}", num_rows, num_requests, context_len, num_experts)
 
     def decode_ms(self, num_requests: int, context_len: float, num_experts: float | None = None) -> float:
-        """A target pass of one row per request with no drafting between passes, when the target's weights are still in
-        the caches; verify_ms if this was not measured."""
+        """Return ms of a target pass of one row per request without drafting between passes, when the target's weights
+        are still in the caches; verify_ms if this was not measured."""
         kind = "decode" if self.has("decode") else "verify"
         return self._ms(f"{kind}@{ALL}", num_requests, num_requests, context_len, num_experts)
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """One autoregressive step of the draft model."""
+        """Return ms of one autoregressive step of the draft model."""
         return self._curve("draft_step", partition).at(num_requests, num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """The draft model's pass over committed tokens it has not seen, a block drafter's with its pass over
-        blocks; the time of a draft step if this was not measured."""
+        """Return ms of the draft model's pass over committed tokens that it has not seen, with a block drafter's pass
+        over blocks; the time of a draft step if this was not measured."""
         return self._curve(self._first_kind(partition), partition).at(num_rows, num_requests, context_len)
 
     def _first_kind(self, partition: str) -> str:
         return next((kind for kind in ("draft_block", "draft_rows") if self.has(kind, partition)), "draft_step")
 
     def verify_ms_array(self, max_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """verify_ms for 0 to at least max_rows rows; read-only, context rounded to CONTEXT_BUCKET."""
+        """Return verify_ms for 0 to at least max_rows rows; read-only, context rounded to CONTEXT_BUCKET."""
         return self._with_experts("verify", max_rows, num_requests, context_len, partition)
 
     def rows_ms_array(self, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
-        """The same on the partition "all" without what the experts take; cached."""
+        """Return verify_ms_array on the partition "all" without the time of experts; cached."""
         return self._array("verify", max_rows, num_requests, context_len, ALL)
 
     @property
     def per_expert_ms(self) -> float:
-        """ms of a target pass on the partition "all", for each distinct expert of a layer."""
+        """ms of a target pass per distinct expert of a layer, on the partition "all"."""
         return self._curve("verify", ALL).per_expert_ms
 
     def draft_step_ms_array(self, max_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """draft_step_ms for 0 to at least max_requests requests; cached and read-only, as verify_ms_array."""
+        """Return draft_step_ms for 0 to at least max_requests requests; cached and read-only."""
         return self._array("draft_step", max_requests, 0, context_len, partition)
 
     def draft_first_ms_array(
         self, max_requests: int, rows_per_request: float, context_len: float, partition: str = ALL
     ) -> FloatArray:
-        """The first step of a draft call for 0 to max_requests requests, which also runs the rows_per_request tokens
-        that each has committed since the last call (1 to 2 in steady drafting)."""
+        """Return ms of a draft call's first step for 0 to max_requests requests. It also runs the rows_per_request
+        tokens that each has committed since the last call (1 to 2 in steady drafting)."""
         kind = self._first_kind(partition)
         if kind == "draft_step":
             return self.draft_step_ms_array(max_requests, context_len, partition)[: max_requests + 1]
@@ -194,7 +186,7 @@ class CostTable:
         return found + curve.request_ms(context_len) * n
 
     def remaining_ms_array(self, boundary: int, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
-        """ms of the segments from boundary (an index into EngineSpec.segments) on, for 0 to at least max_rows rows."""
+        """Return ms of the segments from index boundary of EngineSpec.segments on, for 0 to at least max_rows rows."""
         kinds = [f"segment:{i}" for i in range(boundary, self.num_segments)]
         arrays = [self._with_experts(kind, max_rows, num_requests, context_len, ALL)[: max_rows + 1] for kind in kinds]
         return np.sum(arrays, axis=0)  # type: ignore[no-any-return]
@@ -202,26 +194,26 @@ class CostTable:
     def segment_ms(
         self, segment: int, num_rows: int, num_requests: int, context_len: float, num_experts: float | None = None
     ) -> float:
-        """One segment of the target (0 is the first) on the partition "all"."""
+        """Return ms of one segment of the target (0 is the first) on the partition "all"."""
         return self._ms(f"segment:{segment}@{ALL}", num_rows, num_requests, context_len, num_experts)
 
     def exit_ms(self, boundary: int, num_rows: int) -> float:
-        """Scoring the candidates of num_rows rows at a boundary; 0 if not measured."""
+        """Return ms of scoring the candidates of num_rows rows at a boundary; 0 if not measured."""
         curve = self.curves.get(f"exit:{boundary}@{ALL}")
         return curve.at(num_rows, 0, 0) if curve is not None else 0.0
 
     @property
     def num_segments(self) -> int:
-        """Segments measured one by one; 0 without exit layers."""
+        """Number of segments that were measured one by one; 0 without exit layers."""
         return sum(1 for key in self.curves if key.startswith("segment:") and key.endswith(f"@{ALL}"))
 
     def interference_of(self, draft_partition: str, verify_partition: str) -> Interference | None:
-        """The measured slowdown of this pair of partitions, or None."""
+        """Return the measured slowdown of this pair of partitions, or None."""
         pair = (draft_partition, verify_partition)
         return next((i for i in self.interference if (i.draft_partition, i.verify_partition) == pair), None)
 
     def check_measured(self, name: str) -> None:
-        """ConfigError for a modelled table, which does not say how this machine is; name: its file."""
+        """Raise ConfigError for a modelled table, which was not measured on this machine. name: its file."""
         if self.source != MEASURED:
             raise ConfigError(
                 f"the cost table {name} is {self.source} (from {self.anchors}), which is for `faser plan` and "
@@ -247,10 +239,10 @@ class CostTable:
 
     @staticmethod
     def from_json(data: Mapping[str, object]) -> CostTable:
-        """The inverse of to_json; ConfigError if it is not one. Unknown keys are ignored.
+        """Parse the result of to_json, ignoring unknown keys; raise ConfigError if it is invalid.
 
-        A measured table from before curves were judged is fitted again where the file keeps its samples, as that of
-        `faser profile` does, and else loses the curves that cannot be.
+        A measured table without errors, from an older version, is fitted again if the file has samples, as those of
+        `faser profile` do. Otherwise its invalid curves are left out.
         """
         try:
             if data["format"] != FORMAT:
@@ -271,7 +263,7 @@ class CostTable:
                 found.anchors,
                 found.traffic,
                 found.warning,
-                # Before, held-out errors told a full one.
+                # Older versions marked a full profile by its held-out errors.
                 found.quick if found.quick is not None else not data.get("error"),
                 found.routing,
             )
@@ -293,7 +285,7 @@ class CostTable:
 
     @staticmethod
     def read(path: Path) -> CostTable:
-        """The table in a file, of any machine; ConfigError if it is none."""
+        """Read a table of any machine from a file; raise ConfigError if it is invalid."""
         try:
             data = parse_json(path.read_bytes(), finite=True)
         except (OSError, ValueError) as error:
@@ -305,12 +297,12 @@ class CostTable:
         return CostTable.from_json(data)
 
     def save(self, path: Path) -> None:
-        """Write a file of to_json(); readers see the old table or the new one."""
+        """Write to_json() to a file atomically."""
         write_json(self.to_json(), path)
 
     @staticmethod
     def load(path: Path, fingerprint: Fingerprint) -> CostTable:
-        """Read a table for this machine and these engines; a ConfigError names what differs."""
+        """Read a table for this machine and these engines; raise a ConfigError that names what differs."""
         table = CostTable.read(path)
         table.check_measured(path.name)
         here, there = asdict(fingerprint), asdict(table.fingerprint)
@@ -368,7 +360,7 @@ class CostTable:
 
 @dataclass(frozen=True)
 class _File:
-    """Curves and samples are as the file has them. None: a file from before these were written."""
+    """The JSON of a table, with curves and samples unparsed. None: the file is older than the field."""
 
     fingerprint: Fingerprint
     curves: dict[str, dict[str, Any]]

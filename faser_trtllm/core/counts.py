@@ -1,4 +1,4 @@
-"""The counts of a request, as places of an int32 array (faser_cpu.h, faser_count)."""
+"""Indices into the int32 array of a request's counts (faser_cpu.h, faser_count)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Int32Array = npt.NDArray[np.int32]
 
 
 def are_decoding(counts: Int32Array) -> npt.NDArray[np.bool_]:
-    """Request.is_decoding [num_requests]."""
+    """Return Request.is_decoding of each request, [num_requests]."""
     found: npt.NDArray[np.bool_] = counts[:, NUM_COMPUTED] == counts[:, NUM_TOKENS] - 1
     return found

@@ -1,4 +1,4 @@
-"""How far cost curves are off what was measured, and what becomes of those that are too far."""
+"""Errors of cost curves against measurements, and the choice of the curves that are left out for them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ import numpy as np
 
 from faser_trtllm.core.cost_curve import CostCurve, CostSample, fit_curve
 
-REFIT_ERROR = 0.10  # above which stairs without slopes are tried
-MAX_ERROR = 0.15  # above which a curve is measured again, and then left out where another can stand for it
-STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # kinds that another stands for, by kind
-FIRST_STEPS, FIRST_ROW_MS, CALL_MS = 3.0, 0.01, 1.0  # what a draft call's first pass takes at most: steps, and more
+REFIT_ERROR = 0.10  # above this, a fit without slopes is tried
+MAX_ERROR = 0.15  # above this, a curve is measured again, and then left out if another can stand in for it
+STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # by kind, the kind that stands in for it
+FIRST_STEPS, FIRST_ROW_MS, CALL_MS = 3.0, 0.01, 1.0  # upper limit of a draft call's first pass: steps, ms per row, ms
 USUAL_CONTEXT = 256
 MAX_LEFT_OUT = 100  # samples, one fit each
 
 
 @dataclass(frozen=True)
 class CurveError:
-    """Mean absolute relative errors of a curve, None where there was nothing to compare with; in_sample: on what was
-    fitted, held_out: on other samples.
+    """Mean absolute relative errors of a curve; None without samples to compare with."""
 
-    refitted: without slopes, which fits better. left_out: another curve stands for it.
-    """
-
-    in_sample: float | None = None
-    held_out: float | None = None
-    refitted: bool = False
-    left_out: bool = False
+    in_sample: float | None = None  # on the samples that were fitted
+    held_out: float | None = None  # on other samples
+    refitted: bool = False  # without slopes, which fits better
+    left_out: bool = False  # another curve stands in for it
 
     @property
     def worst(self) -> float:
@@ -36,22 +32,22 @@ class CurveError:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether what is priced by it may be priced wrongly."""
+        """Times predicted by this curve may be wrong."""
         return self.left_out or self.worst > MAX_ERROR
 
 
 def fit_curves(
     samples: Iterable[CostSample], held_out: Iterable[CostSample] = (), sizes: tuple[int, ...] = ()
 ) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
-    """Curves by "kind@partition", and the errors of all, those of curves that were left out, too.
+    """Return curves by "kind@partition", and the errors of all curves, left-out ones included.
 
-    A curve that is off by more than MAX_ERROR is left out where another kind can stand for it, and kept where none can:
-    its best fit prices drafting better than nothing. sizes: as CostCurve has them.
+    A curve that is off by more than MAX_ERROR is left out if another kind can stand in for it. Otherwise it is kept:
+    its best fit predicts drafting better than nothing. sizes: of CostCurve.
     """
     groups, judges = by_curve(samples), by_curve(held_out)
     curves: dict[str, CostCurve] = {}
     errors: dict[str, CurveError] = {}
-    for key in sorted(groups, key=lambda key: not key.startswith("verify@")):  # what an expert takes is known from it
+    for key in sorted(groups, key=lambda key: not key.startswith("verify@")):  # first: others need its per_expert_ms
         per_expert_ms = _per_expert_ms(key, groups, curves)
         curves[key], errors[key] = _fit(groups[key], judges.get(key, ()), sizes, per_expert_ms)
     return leave_out({key: curves[key] for key in groups}, {key: errors[key] for key in groups})
@@ -60,9 +56,10 @@ def fit_curves(
 def _per_expert_ms(
     key: str, groups: Mapping[str, Sequence[CostSample]], curves: Mapping[str, CostCurve]
 ) -> float | None:
-    """per_expert_ms of curves whose samples cannot tell experts from rows, by that of whole passes; None: they can.
+    """Return per_expert_ms of a curve whose samples cannot tell experts from rows; None if they can.
 
-    Steps without drafts run one row of each request, and segments few passes. A segment has a share by its time.
+    Steps without drafts run one row per request, and segments are measured in few passes. They take the value of whole
+    passes, a segment in proportion to its time.
     """
     kind, _, partition = key.partition("@")
     whole = curves.get(f"verify@{partition}")
@@ -78,7 +75,7 @@ def _per_expert_ms(
 def leave_out(
     curves: Mapping[str, CostCurve], errors: Mapping[str, CurveError]
 ) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
-    """The same without the curves that another stands for better."""
+    """Return curves and errors without the doubtful curves that another can stand in for."""
     kept, judged = dict(curves), dict(errors)
     for key, curve in curves.items():
         kind, _, partition = key.partition("@")
@@ -98,7 +95,7 @@ def by_curve(samples: Iterable[CostSample]) -> dict[str, list[CostSample]]:
 
 
 def describe(errors: Mapping[str, CurveError]) -> str:
-    """One sentence about the curves that are doubtful, "" without any."""
+    """Return one sentence about the doubtful curves, "" if there are none."""
     found = []
     for key, error in sorted(errors.items()):
         if not error.is_doubtful:
@@ -111,13 +108,13 @@ def describe(errors: Mapping[str, CurveError]) -> str:
     if not found:
         return ""
     return (
-        f"the cost table does not fit what was measured ({', '.join(found)}), so drafting may be priced wrongly; run "
-        "`faser profile` again on an idle machine"
+        f"the cost table does not fit what was measured ({', '.join(found)}), so draft lengths may be chosen badly; "
+        "run `faser profile` again on an idle machine"
     )
 
 
 def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
-    """Mean absolute relative error."""
+    """Return the mean absolute relative error of a curve on samples."""
     predicted = (curve.at(s.num_rows, s.num_requests, s.context_len, s.num_experts) for s in samples)
     return float(np.mean([abs(ms - s.ms) / s.ms for ms, s in zip(predicted, samples, strict=True)]))
 
@@ -129,8 +126,8 @@ def leave_one_out(
     sizes: tuple[int, ...] = (),
     per_expert_ms: float | None = None,
 ) -> float:
-    """Mean absolute relative error of curves at the sample that each was fitted without; 0 for one sample. Of many
-    samples, some are left out in their turn."""
+    """Return the mean absolute relative error on samples that each curve was fitted without; 0 for one sample. At most
+    MAX_LEFT_OUT samples are left out, one at a time."""
     if len(samples) < 2:
         return 0.0
     errors = []
@@ -164,7 +161,7 @@ def _error_of(curve: CostCurve, samples: Sequence[CostSample], held_out: Sequenc
 
 
 def _is_absurd(first: CostCurve, step: CostCurve) -> bool:
-    """Whether the first passes of draft calls cost what no such pass does, whatever was measured."""
+    """True if the first pass of a draft call would take longer than any such pass does."""
     return any(
         first.at(n, n, USUAL_CONTEXT) > FIRST_STEPS * step.at(n, n, USUAL_CONTEXT) + FIRST_ROW_MS * n + CALL_MS
         for n in first.rows

@@ -1,4 +1,4 @@
-"""Guided decoding: the two protocols between grammars and sampling."""
+"""The protocols of guided decoding between grammars and sampling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class GuideState(Protocol):
     """The state of one request's output in its guide. Not thread-safe: one caller at a time."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Add output tokens, none of them an end id; raises GuideError if the guide does not allow one."""
+        """Append output tokens, none of them an end id; raise GuideError if the guide does not allow one."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Remove the last num_tokens tokens. A state that has failed does not raise here but on the next use."""
+        """Remove the last num_tokens tokens. Never raises: a failed state raises when it is next used."""
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
-        """Write the tokens that may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].
+        """Set the bits of the tokens that may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].
 
         The request's end ids are allowed where the output may end, and only there. Raises GuideError if computing the
         mask exceeds the guide's limits.
@@ -31,11 +31,11 @@ class GuideState(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output may end here."""
+        """The output may end here."""
 
 
 class Guide(Protocol):
     """A compiled grammar, shared by requests and threads."""
 
     def start(self, end_ids: Sequence[int]) -> GuideState:
-        """The state before the first output token of a request with these end ids."""
+        """Return the state before the first output token of a request with these end ids."""

@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-TOLERANCE = 1e-10  # of the largest gradient at zero, below which nothing more is gained
+TOLERANCE = 1e-10  # stop when no gradient exceeds this share of the largest gradient at zero
 
 
 def nnls(design: FloatArray, target: FloatArray) -> FloatArray:
-    """design [m, n], target [m] -> x [n], none of them negative, that minimises |design @ x - target|.
+    """Return the non-negative x [n] that minimises |design @ x - target|, for design [m, n] and target [m].
 
-    Lawson and Hanson's active set: unknowns become free one by one, the one that promises most first, and go back to 0
-    where a step would make them negative.
+    Lawson and Hanson's active set method: unknowns are freed one by one, that of the largest gradient first, and fixed
+    at 0 again where a step would make them negative.
     """
     q, r = np.linalg.qr(design)  # the same problem in at most n rows
     goal = q.T @ target
@@ -41,7 +41,7 @@ def nnls(design: FloatArray, target: FloatArray) -> FloatArray:
 
 
 def _solve(design: FloatArray, target: FloatArray, free: npt.NDArray[np.bool_]) -> FloatArray:
-    """Least squares of the free unknowns; the others are 0."""
+    """Solve least squares for the free unknowns; the others are 0."""
     x = np.zeros(free.size)
     x[free] = np.linalg.lstsq(design[:, free], target, rcond=None)[0]
     return x

@@ -1,4 +1,4 @@
-"""The frozen values that a step passes from schedule to draft, verify and update, and the record of all of them."""
+"""The values that one step passes from schedule to draft, verify and update, and the record of all of them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class ScheduledRequest:
 
 
 class ScheduledRequests:
-    """The requests of a step, a column per field, in the one order that all parts of the step share.
+    """The requests of a step, one column per field, in the one order that all parts of the step share.
 
-    First come the num_decoding requests whose drafts the pass verifies, then prompts whose last token it runs (up to
-    num_sampled: these have a next token), other prompts (up to num_running: these have rows), and last requests that
-    are only drafted for. So whoever works on a part takes the beginnings of the columns, and no index changes.
+    The order is: first the num_decoding requests whose drafts the pass verifies, then prompts whose last token it runs
+    (up to num_sampled; all so far have a next token), other prompts (up to num_running; all so far have rows), and last
+    requests that are only drafted for. Each part of the step can thus work on a prefix of the columns.
 
-    Columns are int32 [num_requests], contiguous. num_tokens (committed), num_pending (drafts), num_computed and
-    num_draft_computed (tokens with the target's and the draft model's KV) are as they were when the step was scheduled;
-    num_new_tokens, num_drafts and max_verified are ScheduledRequest's. max_model_drafts: pending drafts up to which the
-    draft model drafts. counts [DRAFTERS + 1, num_requests]: the first columns and bits of who may draft
-    (native.SOURCES), in the order of core/counts.py.
+    Columns are int32 [num_requests], contiguous, with counts as they were when the step was scheduled:
+        num_tokens (committed), num_pending (drafts);
+        num_computed, num_draft_computed: tokens with KV of the target and of the draft model;
+        num_new_tokens, num_drafts, max_verified: see ScheduledRequest;
+        max_model_drafts: number of pending drafts up to which the draft model drafts.
+    counts [DRAFTERS + 1, num_requests] has the first columns in the order of core/counts.py, and bits of the drafters
+    that may draft (native.SOURCES).
     """
 
     __slots__ = (
@@ -73,8 +75,8 @@ class ScheduledRequests:
         parts: Sequence[int],
         max_model_drafts: Int32Array | None = None,
     ) -> None:
-        """counts [num_requests, NUM_COUNTS] (core/counts.py). parts: num_decoding, num_sampled, num_running.
-        max_model_drafts: None: num_drafts."""
+        """counts: [num_requests, NUM_COUNTS]. parts: num_decoding, num_sampled, num_running. max_model_drafts: by
+        default num_drafts."""
         self.requests, self.slots = requests, slots
         columns = self.counts = counts[:, : DRAFTERS + 1].T.copy()
         self.num_tokens, self.num_pending = columns[NUM_TOKENS], columns[NUM_DRAFTS]
@@ -85,7 +87,7 @@ class ScheduledRequests:
 
     @staticmethod
     def of(items: Sequence[ScheduledRequest], model_lengths: Mapping[int, int] | None = None) -> ScheduledRequests:
-        """Order the requests' shares. model_lengths: as Decision has them."""
+        """Put the requests' shares in order. model_lengths: see Decision."""
         requests = [item.request for item in items]
         counts = counts_of(requests)
         columns = [[request.slot for request in requests], [item.num_new_tokens for item in items]]
@@ -110,7 +112,7 @@ class ScheduledRequests:
         )
 
     def within(self, window: int) -> ScheduledRequests:
-        """The same for a draft model that drafts within so many tokens, and neither drafts nor runs longer requests."""
+        """Return a copy for a draft model with this context window: it neither runs nor drafts for longer requests."""
         if not (self.num_tokens + self.max_model_drafts > window).any():
             return self
         rows = copy(self)
@@ -130,13 +132,12 @@ class ScheduledRequests:
 @value
 class SchedulerOutput:
     scheduled: ScheduledRequests
-    view: StepView  # its decoding requests are the first of scheduled; of a step whose plan is held, the view that it
-    # was planned by
+    view: StepView  # its decoding requests are the first of scheduled; while a plan is held, the view it was made from
     decision: Decision
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
     is_drafting: bool = True  # without drafting, prompts skip the draft model too
-    finished: tuple[Request, ...] = ()  # ended without running: cancelled, or the deadline passed in the queue
+    finished: tuple[Request, ...] = ()  # ended without running: cancelled, or timed out in the queue
 
     @property
     def mode(self) -> Mode:
@@ -144,7 +145,7 @@ class SchedulerOutput:
 
     @property
     def runs_draft_model(self) -> bool:
-        """The draft model is used, if only to keep up with prompts."""
+        """The draft model runs in this step, if only to keep up with prompts."""
         lengths = self.decision.model_lengths
         return self.is_drafting and (lengths is None or bool(lengths))
 
@@ -154,33 +155,28 @@ class DraftResult:
     """The drafts of a step. Columns are int32 [num_requests], in the order of SchedulerOutput.scheduled."""
 
     num_new_drafts: Int32Array
-    num_draft_computed: Int32Array  # number of tokens that the draft model's KV now covers
+    num_draft_computed: Int32Array  # tokens that the draft model's KV now covers
     draft_ms: float = 0.0
-    num_rows: int = 0  # of the draft model's first pass: known tokens it had not seen
+    num_rows: int = 0  # of the draft model's first pass: committed tokens it had not seen
     num_asked: int = 0  # requests that the draft model was asked to draft for
-    num_free: Int32Array | None = None  # of num_new_drafts, those that took no step of a draft model; None: none
-    free_ms: float = 0.0  # to find those
+    num_free: Int32Array | None = None  # the part of num_new_drafts that took no step of a draft model; None: none
+    free_ms: float = 0.0  # time to find those
 
 
 @value
 class KeptRows:
-    """Numbers that a request keeps of the rows that produced its committed tokens, one entry per token.
+    """Log probs and logits that a request keeps, one entry per committed token; fields not requested are empty."""
 
-    log_probs: see SamplingParams. tops: the most probable tokens in each place. logits: [vocab_size] fp32 each.
-    context_log_probs, context_tops: of the prompt's tokens that follow the rows of this pass. Fields that were not
-    requested are empty.
-    """
-
-    log_probs: Sequence[float] = ()
-    tops: Sequence[Top] = ()
-    logits: Sequence[npt.NDArray[np.float32]] = ()
-    context_log_probs: Sequence[float] = ()
+    log_probs: Sequence[float] = ()  # see SamplingParams
+    tops: Sequence[Top] = ()  # the most probable tokens at each position
+    logits: Sequence[npt.NDArray[np.float32]] = ()  # [vocab_size] each
+    context_log_probs: Sequence[float] = ()  # of the prompt tokens that follow the rows of this pass
     context_tops: Sequence[Top] = ()
 
 
 @value
 class Ended:
-    """Why the target could not go on with a request: the finish reason, and with ERROR one sentence for the client."""
+    """The end of a request that the target cannot continue: the reason, and for ERROR one sentence for the client."""
 
     reason: FinishReason
     error: str | None = None
@@ -188,7 +184,7 @@ class Ended:
 
 @value
 class OutputEnd:
-    """The counts of a request that its sink ends: its output, drafted and accepted tokens so far."""
+    """The final counts of a request that its output sink ends."""
 
     num_output_tokens: int
     num_draft_tokens: int
@@ -197,37 +193,33 @@ class OutputEnd:
 
 @value
 class VerifyResult:
-    """The findings of a target pass. Columns are int32, in the order of SchedulerOutput.scheduled.
+    """The results of a target pass. Columns are int32, in the order of SchedulerOutput.scheduled.
 
-    Of the first num_sampled requests, token_ids [num_sampled, width]: the first num_tokens[i] are committed, the first
-    num_accepted[i] of which were drafts; outcome [num_sampled]: ops/accept.py Outcome. Other requests commit nothing.
-    All four may be written again in the next step. After the update num_tokens and num_accepted count what is part of
-    the output only: the tokens up to the one that ends a request, and of the drafts those before it.
-    num_verified [num_requests]: pending drafts whose rows the pass ran to the end. num_pruned [num_requests]: rows
-    dropped at segment boundaries; None: none. ended, kept_rows: by index, of requests that end in this step whatever
-    their tokens are, and of those that keep rows.
+    The arrays of the num_sampled requests may be overwritten in the next step; other requests commit nothing. After the
+    update, num_tokens and num_accepted count only what is part of the output: tokens up to the one that ends a request,
+    and the drafts before it.
     """
 
-    token_ids: Int32Array
-    num_tokens: Int32Array
-    num_accepted: Int32Array
-    outcome: Int32Array
-    num_verified: Int32Array
-    num_pruned: Int32Array | None = None
+    token_ids: Int32Array  # [num_sampled, width] the first num_tokens[i] are committed, the first of them drafts
+    num_tokens: Int32Array  # [num_sampled]
+    num_accepted: Int32Array  # [num_sampled]
+    outcome: Int32Array  # [num_sampled] ops/accept.py Outcome
+    num_verified: Int32Array  # [num_requests] pending drafts whose rows ran to the end of the pass
+    num_pruned: Int32Array | None = None  # [num_requests] rows dropped at segment boundaries; None: none
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
-    ended: Mapping[int, Ended] = field(default_factory=dict)
-    kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
+    ended: Mapping[int, Ended] = field(default_factory=dict)  # by index, requests that end whatever their tokens are
+    kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)  # by index
     num_branches: int = 0  # rows of the pass next to the chains of drafts
-    num_followed: int = 0  # of these, those that yielded a token
+    num_followed: int = 0  # branches that yielded a token
     num_cut_drafts: int = 0  # drafts after the ends of outputs
     num_experts: float = 0.0  # Engine.distinct_experts of the pass
 
     def up_to(self, places: Mapping[int, int], pending: Int32Array) -> VerifyResult:
-        """The same without what follows the ends of outputs.
+        """Return a copy without what follows the ends of outputs.
 
-        places: by index, how many tokens are part of the output, up to and with the one that ended it; 0: it had ended
-        before. pending [num_requests]: drafts that were tested or could have been.
+        places: by index, how many tokens are part of the output, up to and including the one that ended it; 0: it had
+        ended before. pending [num_requests]: drafts that were verified or could have been.
         """
         num_tokens, num_accepted, outcome = self.num_tokens.copy(), self.num_accepted.copy(), self.outcome.copy()
         num_cut = 0
@@ -239,41 +231,35 @@ class VerifyResult:
         return replace(self, num_tokens=num_tokens, num_accepted=num_accepted, outcome=outcome, num_cut_drafts=num_cut)
 
     def num_settled(self, pending: Int32Array) -> int:
-        """Drafts that are no longer pending, those after the ends of outputs not counted; pending: as in up_to."""
+        """Return how many drafts are no longer pending, except those after ends of outputs. pending: see up_to."""
         settled = np.where(self.outcome == native.STILL_PENDING, self.num_accepted, pending[: self.outcome.size])
         return int(settled.sum()) - self.num_cut_drafts
 
 
 @value
 class StepRecord:
-    """One step as everybody who watches it is told, with its sums.
-
-    begun_s, scheduled_s, verified_s, updated_s: when it began, and the ends of scheduling, of drafting and
-    verification, and of the update. num_drafted, num_verified, num_pruned: drafts made, rows run to the end and rows
-    dropped; num_accepted: drafts that became tokens. num_tokens: committed; num_decoded: those of decoding requests.
-    num_context_rows: rows of prompts, and of requests that run their tokens again.
-    """
+    """One finished step, with its sums, for everything that watches the executor."""
 
     plan: SchedulerOutput
     drafts: DraftResult
     result: VerifyResult
     begun_s: float
-    scheduled_s: float
-    verified_s: float
-    updated_s: float
+    scheduled_s: float  # end of scheduling
+    verified_s: float  # end of drafting and verification
+    updated_s: float  # end of the update
     num_drafted: int
-    num_verified: int
-    num_pruned: int
+    num_verified: int  # draft rows that ran to the end of the pass
+    num_pruned: int  # draft rows that were dropped
     num_accepted: int
-    num_tokens: int
-    num_decoded: int
-    num_context_rows: int
+    num_tokens: int  # committed
+    num_decoded: int  # committed by decoding requests
+    num_context_rows: int  # rows of prompts, and of preempted requests that run their tokens again
 
     @staticmethod
     def of(
         plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult, times_s: tuple[float, float, float, float]
     ) -> StepRecord:
-        """times_s: begun, scheduled, verified and updated."""
+        """times_s: begun_s, scheduled_s, verified_s and updated_s."""
         rows, num_tokens = plan.scheduled, result.num_tokens.tolist()
         n, num_decoded, num_context_rows = rows.num_decoding, sum(num_tokens), 0
         total = num_decoded
@@ -301,7 +287,7 @@ class StepRecord:
 
 @value
 class RequestOutput:
-    """New tokens of a request, as the scheduler committed them; finish_reason is set on the last one."""
+    """New committed tokens of a request; finish_reason is set with the last of them."""
 
     request: Request
     new_token_ids: tuple[int, ...]

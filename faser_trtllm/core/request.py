@@ -31,13 +31,13 @@ from faser_trtllm.core.counts import (
 from faser_trtllm.core.sampling_params import SamplingParams
 
 Top = tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]
-"""The most probable tokens of a place and their log probs, best first."""
+"""The most probable tokens at a position and their log probs, best first."""
 
 NUM_CANDIDATES = 8  # the draft's best tokens kept per drafted token (faser_cpu.h)
 
 
 def _count(place: int) -> int:
-    """A field that is a place of `counts`: to the type checker the number that it is read as."""
+    """Make a property of a place of `counts`; for the type checker it is an int."""
 
     def read(self: Request | RequestStats) -> int:
         return self.counts[place]
@@ -49,7 +49,7 @@ def _count(place: int) -> int:
 
 
 def _time(place: int) -> float | None:
-    """Same as _count for `times_s`, where nan stands for None."""
+    """Make a property of a place of `times_s`, where nan means None."""
 
     def read(self: RequestStats) -> float | None:
         time_s: float = self.times_s[place]
@@ -62,12 +62,12 @@ def _time(place: int) -> float | None:
 
 
 def new_counts() -> tuple[memoryview, memoryview]:
-    """Counts [NUM_COUNTS] int32, all 0, and times [2] float64, all nan."""
+    """Return counts [NUM_COUNTS] int32, all 0, and times [2] float64, all nan."""
     return memoryview(array("i", [0] * NUM_COUNTS)), memoryview(array("d", [nan, nan]))
 
 
 def counts_of(requests: Sequence[Request]) -> npt.NDArray[np.int32]:
-    """A copy of their counts [num_requests, NUM_COUNTS]."""
+    """Return a copy of the requests' counts [num_requests, NUM_COUNTS]."""
     return np.frombuffer(b"".join([request.counts for request in requests]), np.int32).reshape(-1, NUM_COUNTS)
 
 
@@ -86,21 +86,20 @@ class FinishReason(str, enum.Enum):
 
 
 class RequestStats:
-    """Counts over the life of a request; a drafted token is counted when a pass has tested it or it was dropped."""
+    """Counts over the life of a request; a draft counts once a pass has verified it or it was dropped."""
 
     num_tokens = _count(NUM_TOKENS)  # committed, the prompt's included
     num_draft_tokens = _count(NUM_DRAFTED)
-    num_accepted_tokens = _count(NUM_ACCEPTED)  # drafts that passed their test
+    num_accepted_tokens = _count(NUM_ACCEPTED)
     num_pruned_rows = _count(NUM_PRUNED)
     num_steps = _count(NUM_STEPS)  # target passes that committed tokens
-    num_predicted = _count(NUM_PREDICTED)  # of the accepted drafts, those from the request's prediction
-    num_mispredicted = _count(NUM_MISPREDICTED)  # of its prediction, those that were rejected, or dropped with one
+    num_predicted = _count(NUM_PREDICTED)  # accepted drafts that came from the request's prediction
+    num_mispredicted = _count(NUM_MISPREDICTED)  # predicted drafts that were rejected, or dropped after one that was
     first_token_s = _time(0)
     last_token_s = _time(1)
 
     def __init__(self, counts: memoryview, times_s: memoryview, is_synthetic: bool = False) -> None:
-        """counts, times_s: of the request. is_synthetic: drafts are accepted by synthetic_acceptance, so that the
-        output is not the target's."""
+        """is_synthetic: drafts are accepted by synthetic_acceptance, so the output is not the target's."""
         self.counts, self.times_s = counts, times_s
         self.num_cached_tokens = 0  # prompt tokens found in the KV cache at admission
         self.num_preemptions = 0
@@ -113,7 +112,7 @@ class RequestStats:
         return self.counts[NUM_DRAFTED] - self.counts[NUM_DRAFTS]
 
     def copy(self) -> RequestStats:
-        """These numbers as they are now, for another thread."""
+        """Return a snapshot for another thread."""
         counts, times_s = memoryview(array("i", self.counts)), memoryview(array("d", self.times_s))
         copied = RequestStats(counts, times_s, self.is_synthetic)
         copied.num_cached_tokens = self.num_cached_tokens
@@ -125,29 +124,30 @@ class RequestStats:
 class Request:
     """Tokens and counters of one request.
 
-    tokens [capacity] int32: committed tokens tokens[:num_tokens], then pending drafts tokens[num_tokens : num_tokens +
-    num_drafts]. capacity covers max_tokens and the pending drafts. Arrays of this length are allocated when they are
-    first asked for, so that a request that waits holds its prompt alone, which its siblings share.
-    num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
-    num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
-    last_to_draft: tokens, drafts included, with which no further draft is useful, or made: where max_num_tokens or the
-    draft_window ends.
-    counts [NUM_COUNTS] int32: these numbers and those of `stats`, which are fields for whoever reads one of them. While
-    the request has a slot they, and the times of its tokens, are rows of the scheduler's table, so that a step reads
-    and writes all rows at once.
-    draft_margins [capacity] fp32: how much logit the draft at that position could lose and still be chosen, at most
-    1e4: top-1 minus top-2 of the draft model's edited logits before temperature; for a seeded request temperature x the
-    gumbel max lead (ops/draw.py gumbel_lead), the same difference with the noise that draft and target share.
-    draft_candidates [capacity, NUM_CANDIDATES] int32: the best tokens of those logits, best first, -1 where fewer are
-    possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which engines with
-    segment boundaries need. Drafting, native or not, writes both along with the pending tokens.
-    draft_runners_up [capacity] int32, [0] unless keep_runners_up: what the draft model would have drafted instead.
-    draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, BY_SUFFIX, BY_PREDICTION);
-    one that is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
-    output_log_probs [num_output_tokens], output_tops (for each of them) and output_logits [num_output_tokens], each
-    [vocab_size] fp32: what params asks to keep, else empty. An end token that ended the request is not included.
-    context_log_probs [prompt_len - 1] and context_tops: the same of the prompt's tokens from the second on; complete
-    before there is an output token.
+    Arrays of length capacity, which covers max_tokens and the pending drafts, are allocated at their first use, so a
+    waiting request holds only its prompt, which its siblings share. While a request has a slot, `counts` and the times
+    of its tokens are rows of the scheduler's table, so a step reads and writes all rows at once.
+
+    Attributes:
+        tokens: [capacity] int32, num_tokens committed tokens, then num_drafts pending drafts.
+        num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
+        num_draft_computed_tokens: the same for the draft model; may include pending drafts.
+        last_to_draft: number of tokens, drafts included, from which on no draft is useful or possible: the end of
+            max_num_tokens or of draft_window.
+        counts: [NUM_COUNTS] int32, these numbers and those of `stats`, which are also readable as fields.
+        draft_margins: [capacity] fp32, how much logit the draft at a position could lose and still be chosen, at most
+            1e4: top-1 minus top-2 of the draft model's edited logits before temperature. For a seeded request,
+            temperature x the Gumbel-max lead (ops/draw.py gumbel_lead), which includes the shared noise.
+        draft_candidates: [capacity, NUM_CANDIDATES] int32, the best tokens of those logits, best first, -1 where fewer
+            are possible; a draft that is not among them comes last. [0, NUM_CANDIDATES] unless keep_candidates, which
+            engines with segment boundaries need. Drafting writes it and draft_margins along with the pending tokens.
+        draft_runners_up: [capacity] int32, the draft model's second choices; [0] unless keep_runners_up.
+        draft_sources: [capacity] int8, the drafter of each draft (native.BY_MODEL, BY_SUFFIX, BY_PREDICTION). A draft
+            that is not the model's has its log-odds of acceptance as its margin, and no distribution.
+        output_log_probs, output_tops, output_logits ([vocab_size] fp32 each): per output token, if params asks for
+            them. The end token that ended the request is not included.
+        context_log_probs, context_tops: [prompt_len - 1] the same for prompt tokens from the second on; complete before
+            the first output token.
     """
 
     num_tokens = _count(NUM_TOKENS)
@@ -176,12 +176,12 @@ class Request:
         self.params = params
         self.sampling_mode = int(params.mode)
         self.prompt_len = int(prompt.size)
-        self.max_num_tokens = min(max_seq_len, self.prompt_len + params.max_tokens)  # committed tokens, at most
+        self.max_num_tokens = min(max_seq_len, self.prompt_len + params.max_tokens)  # committed
         self.max_draft_len = min(
             max_draft_len, params.num_draft_tokens if params.num_draft_tokens is not None else max_draft_len
         )
         self.arrival_s = arrival_s
-        self.priority = priority  # 0 to 1, more is sooner (TensorRT-LLM: default 0.5)
+        self.priority = priority  # 0 to 1, higher runs sooner (TensorRT-LLM: default 0.5)
         self.deadline_s = deadline_s
         self._prompt = prompt
         self._capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
@@ -203,7 +203,7 @@ class Request:
         self.last_to_draft = self.max_num_tokens - 1
         if draft_window is not None:
             self.last_to_draft = min(self.last_to_draft, draft_window)
-        self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
+        self.was_drafted = False  # the last step drafted for it without running its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
@@ -233,7 +233,7 @@ class Request:
         return np.zeros(self._capacity, np.int8)
 
     def keep_counts_in(self, counts: memoryview, times_s: memoryview) -> None:
-        """Go on counting there; as new_counts makes them."""
+        """Move the counts into these buffers, made as by new_counts."""
         counts[:], times_s[:] = self.counts, self.stats.times_s
         self.counts = self.stats.counts = counts
         self.stats.times_s = times_s
@@ -248,22 +248,22 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Only the last committed token lacks target KV, so a pass may verify drafts."""
+        """Only the last committed token lacks target KV, so a pass can verify drafts."""
         return self.num_computed_tokens == self.num_tokens - 1
 
     @property
     def lacks_context_log_probs(self) -> bool:
-        """Rows of its prompt are wanted with their logits, from the end of context_log_probs on."""
+        """Logits of prompt rows are still needed, from the end of context_log_probs on."""
         return self.params.return_context_log_probs and len(self.context_log_probs) < self.prompt_len - 1
 
     @property
     def num_tokens_to_look_up(self) -> int:
-        """The tokens whose KV may be that of another request, but for the last of them, which is computed."""
+        """Number of leading tokens whose KV may be reused from other requests, except the last, which is computed."""
         return len(self.context_log_probs) + 1 if self.lacks_context_log_probs else self.num_tokens
 
     @property
     def draft_limit(self) -> int:
-        """The most pending drafts that can still be useful: a pass commits one token more than it accepts."""
+        """Upper limit on useful pending drafts: a pass commits one token more than it accepts."""
         return max(0, min(self.max_draft_len, self.last_to_draft - self.num_tokens))
 
     def __repr__(self) -> str:

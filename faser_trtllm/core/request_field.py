@@ -1,7 +1,7 @@
-"""The table of request fields: the names of a field at every door, its bounds and its meaning.
+"""The table of request fields: each field's names in every API, its bounds and its meaning.
 
-A row stands where the field is declared, as the default of a dataclass's field: `top_k: int | None = param(None, ...)`.
-Every door (Triton's tensors, OpenAI's JSON, Dynamo, `faser generate`, the client library) and the docs read the rows.
+A row is declared as the default of a dataclass field: `top_k: int | None = param(None, ...)`. Every API (Triton's
+tensors, OpenAI's JSON, Dynamo, `faser generate`, the client library) and the docs read these rows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers that a field may be: low to high, without low itself if it is above_low, without high if below_high.
-
-    words: the limit as an error says it, where the numbers alone do not tell.
-    """
+    """The numbers that a field may take: low to high, both included by default."""
 
     low: float
     high: float
-    above_low: bool = False
-    below_high: bool = False
-    words: str = ""
+    above_low: bool = False  # low itself is excluded
+    below_high: bool = False  # high itself is excluded
+    words: str = ""  # the limit in error messages, where the numbers alone are unclear
 
     @property
     def limit(self) -> str:
@@ -45,40 +42,34 @@ class Bounds:
         return f"{low} to {'less than ' if self.below_high else ''}{high}"
 
     def hold(self, value: float) -> bool:
-        """True for a value inside; false for NaN."""
+        """Return True for a value inside the bounds, False for NaN."""
         above = self.low < value if self.above_low else self.low <= value
         return above and (value < self.high if self.below_high else value <= self.high)
 
     def check(self, field: str, value: float) -> None:
-        """Raise InvalidArgumentError if value, that of the field, is outside."""
+        """Raise InvalidArgumentError, naming the field, if value is outside the bounds."""
         if not self.hold(value):
             raise InvalidArgumentError(f"is {value}, allowed is {self.limit}", field, value, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request field.
+    """One request field."""
 
-    name: of the field, and of the input of our Triton models. kind: the type of its value, of one entry where it
-    is_list. bounds: of a number. openai: OpenAI's name of it, "" where that door does not take it; openai_bounds:
-    that door's, where they are narrower. trtllm: its name in TensorRT-LLM's model `tensorrt_llm`, and older_name in
-    TensorRT-LLM up to 0.18, where they differ.
-    """
-
-    name: str
-    kind: type
+    name: str  # of the field, and of the input of our Triton models
+    kind: type  # of its value, or of one entry if is_list
     is_list: bool
     default: Any
     help: str
     bounds: Bounds | None
-    openai: str
-    openai_bounds: Bounds | None
-    trtllm: str
-    older_name: str
+    openai: str  # its name in the OpenAI API; "" if that does not accept it
+    openai_bounds: Bounds | None  # may be narrower
+    trtllm: str  # its name in TensorRT-LLM's model `tensorrt_llm`, if different
+    older_name: str  # its name up to TensorRT-LLM 0.18, if different
 
     @property
     def dtype(self) -> str:
-        """Triton's type of the input."""
+        """Triton's data type of the input."""
         if self.kind is int:
             return "UINT64" if self.bounds is not None and self.bounds.high > MAX_INT32 else "INT32"
         return {float: "FP32", bool: "BOOL", str: "BYTES"}[self.kind]
@@ -94,7 +85,7 @@ def param(
     trtllm: str = "",
     older_name: str = "",
 ) -> T:
-    """A dataclass's field that is a row of the table; see Row."""
+    """Declare a dataclass field that is a row of the table; see Row."""
     row = {
         "help": help,
         "bounds": bounds,
@@ -109,7 +100,7 @@ def param(
 
 @cache
 def rows(request: type) -> tuple[Row, ...]:
-    """The rows of a dataclass, in the order of its fields, those of its base first."""
+    """Return a dataclass's rows in the order of its fields, those of its base class first."""
     hints = typing.get_type_hints(request)
     found = []
     for field in dataclasses.fields(request):
@@ -122,7 +113,7 @@ def rows(request: type) -> tuple[Row, ...]:
 
 
 def check_bounds(request: Any, of: tuple[Row, ...]) -> None:
-    """Raise InvalidArgumentError for the first number of these rows that is given and out of bounds."""
+    """Raise InvalidArgumentError for the first of these rows whose value is given and out of bounds."""
     for row in of:
         value = getattr(request, row.name)
         if row.bounds is not None and value is not None:

@@ -1,4 +1,4 @@
-"""One request's sampling parameters; token ids only, no text."""
+"""One request's sampling parameters, with token ids instead of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faser_trtllm.core.request_field import MAX_INT32, Bounds, check_bounds, par
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_BAD_WORDS = 1024
-MAX_BAD_TOKENS = 16 << 10  # of all bad words: a step looks at each of them
+MAX_BAD_TOKENS = 16 << 10  # in all bad words together: each step checks all of them
 MAX_LOGIT_BIAS = 4096
 MAX_ALLOWED_TOKENS = 16 << 10
 MAX_TOP_LOG_PROBS = 20
@@ -24,10 +24,11 @@ MAX_SALT_CHARS = 256
 
 
 class SamplingMode(IntEnum):
-    """How tokens are drawn, and therefore when a draft is accepted: greedy if it is the target's argmax, seeded if it
-    is the target's Gumbel-max draw with the same noise, sampled with probability min(1, p/q).
+    """How tokens are drawn, and therefore when a draft is accepted (faser_sampling_mode in plugins/cpu/faser_cpu.h).
 
-    faser_sampling_mode in plugins/cpu/faser_cpu.h."""
+    Greedy drafts are accepted if they are the target's argmax, seeded ones if they are the target's Gumbel-max draw
+    with the same noise, sampled ones with probability min(1, p/q).
+    """
 
     GREEDY = 0
     SEEDED = 1
@@ -38,31 +39,30 @@ NUM_MODES = len(SamplingMode)
 
 
 MIN_TEMPERATURE = 1e-3
-"""Below it the target's most probable token is taken: clients send 1e-6 to mean that, and logits / 1e-6 overflow."""
+"""Lower temperatures mean greedy: clients send 1e-6 for that, and logits / 1e-6 would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingFields:
-    """The sampling parameters that a request and the engine spell alike, with TensorRT-LLM's names; None is "not
-    given"."""
+    """Parameters that requests and the engine have in common, by TensorRT-LLM's names; None means not given."""
 
     max_tokens: int = param(
         16,
-        "tokens to generate at most; prompt and output together end at the engine's `max_seq_len`",
+        "maximum number of tokens to generate; prompt and output together end at the engine's `max_seq_len`",
         bounds=Bounds(1, MAX_INT32),
         openai="max_tokens",
         trtllm="request_output_len",
     )
     min_tokens: int = param(
         0,
-        "tokens before an end token, a stop word or the end of a guide may end the output",
+        "number of tokens before which no end token, stop word or guide ends the output",
         bounds=Bounds(0, MAX_INT32),
         openai="min_tokens",
         older_name="min_length",
     )
     temperature: float | None = param(
         None,
-        "divides the logits; 0, and anything below 0.001, takes the most probable token",
+        "divides the logits; 0, like anything below 0.001, takes the most probable token",
         bounds=Bounds(0.0, 100.0, words="0 (greedy) to 100"),
         openai="temperature",
         openai_bounds=Bounds(0.0, 2.0),
@@ -77,14 +77,14 @@ class SamplingFields:
     )
     top_p: float | None = param(
         None,
-        "keep the smallest set of tokens whose probability reaches it",
+        "keep the smallest set of the most probable tokens whose total probability reaches this",
         bounds=Bounds(0.0, 1.0, above_low=True),
         openai="top_p",
         trtllm="runtime_top_p",
     )
     min_p: float | None = param(
         None,
-        "drop tokens less probable than this times the most probable",
+        "drop tokens that are less probable than this times the most probable one",
         bounds=Bounds(0.0, 1.0, below_high=True, words="0 (off) to less than 1"),
         openai="min_p",
     )
@@ -98,45 +98,45 @@ class SamplingFields:
     )
     repetition_penalty: float = param(
         1.0,
-        "divides positive logits of tokens of prompt and output, multiplies negative ones, as in TensorRT-LLM",
+        "divides positive logits of tokens in prompt and output, multiplies negative ones, as in TensorRT-LLM",
         bounds=Bounds(0.0, 100.0, above_low=True),
         openai="repetition_penalty",
     )
     presence_penalty: float = param(
         0.0,
-        "subtracted from the logits of tokens of prompt and output, as in TensorRT-LLM (OpenAI counts the output only)",
+        "subtracted from the logits of tokens in prompt and output, as in TensorRT-LLM (OpenAI counts the output only)",
         bounds=Bounds(-100.0, 100.0),
         openai="presence_penalty",
         openai_bounds=Bounds(-2.0, 2.0),
     )
     frequency_penalty: float = param(
         0.0,
-        "the same, times how often the token has occurred",
+        "the same, times the number of the token's occurrences",
         bounds=Bounds(-100.0, 100.0),
         openai="frequency_penalty",
         openai_bounds=Bounds(-2.0, 2.0),
     )
     allowed_token_ids: tuple[int, ...] | None = param(
         None,
-        f"no other tokens may come, end tokens included; at most {MAX_ALLOWED_TOKENS}. A guide allows fewer",
+        f"the only tokens that may come, end tokens included; at most {MAX_ALLOWED_TOKENS}. A guide narrows them further",
         openai="allowed_token_ids",
     )
     num_draft_tokens: int | None = param(
         None,
-        "draft tokens per step at most; 0 turns speculation off, not given the policy decides",
+        "maximum number of draft tokens per step; 0 turns speculation off, the default leaves it to the policy",
         bounds=Bounds(0, MAX_INT32, words="0 (speculation off) or more"),
         openai="num_draft_tokens",
     )
     cache_salt: str | None = param(
         None,
-        "the request reuses the KV cache of requests with the same salt only, and only they reuse its own; at most "
-        f"{MAX_SALT_CHARS} characters. Without one it shares with all others that have none, and the number of cached "
-        "tokens tells what they have sent",
+        "share KV cache only with requests that have the same salt; at most "
+        f"{MAX_SALT_CHARS} characters. Requests without a salt share with each other, so their number of cached tokens "
+        "reveals what others have sent",
         openai="cache_salt",
     )
     cache_salt_id: int | None = param(
         None,
-        "the same as a number, as TensorRT-LLM's executor has it; requests share if both salts are equal",
+        "the salt as a number, as in TensorRT-LLM's executor; requests share KV cache if both salts are equal",
         bounds=Bounds(0, 2**64 - 1, words="0 to 2^64 - 1"),
     )
     return_log_probs: bool = param(
@@ -146,45 +146,38 @@ class SamplingFields:
     )
     return_context_log_probs: bool = param(
         False,
-        "return the log probability of every prompt token but the first, under the target's own distribution: at "
-        "temperature 1, without any edit. Such a prompt is computed whole, whatever the KV cache has of it",
+        "return the log probability of every prompt token but the first under the target's own distribution, at "
+        "temperature 1 and without any edit. The whole prompt is then computed, even if its KV cache is there",
     )
     num_top_log_probs: int = param(
         0,
-        "the most probable tokens to return with each log probability, up to this many",
+        "number of most probable tokens to return with each log probability",
         bounds=Bounds(0, MAX_TOP_LOG_PROBS),
     )
     return_generation_logits: bool = param(
         False, "return the target's logits of every output token, before any edit; at most 32 MiB per request"
     )
     client_key: str = ""
-    """Who sent the request: clients of one priority get equal shares of the engine while they wait for it."""
+    """Client that sent the request. Waiting clients of the same priority get equal shares of the engine."""
     normalize_log_probs: bool = False
-    """Use the distribution that the token was tested against or drawn from instead: also after top_k, top_p and the
-    like, so 0.0 for a greedy request."""
+    """Report log probs under the distribution that the token was verified with or drawn from instead: after top_k,
+    top_p and the like too, so 0.0 for a greedy request."""
 
     def sampling_fields(self) -> dict[str, Any]:
-        """The fields of this class by name."""
+        """Return the fields of this class by name."""
         return {field.name: getattr(self, field.name) for field in fields(SamplingFields)}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingFields):
-    """A request's parameters as the engine has them; token ids only.
+    """A request's parameters as the engine takes them."""
 
-    bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
-    end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
-    drafters: names of those that may draft for the request, of those that the server drafts with; None: all.
-    prediction: token ids that the output is expected to repeat, where drafts come from.
-    guide: constrains the output; a token that it does not allow has probability 0, for draft and target.
-    """
-
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    end_ids: tuple[int, ...] = ()
-    drafters: tuple[str, ...] | None = None
-    prediction: Sequence[int] = ()
-    guide: Guide | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    end_ids: tuple[int, ...] = ()  # tokens that end the request ("stop"); they are not part of the output
+    drafters: tuple[str, ...] | None = None  # the server's drafters that may draft for the request; None: all
+    prediction: Sequence[int] = ()  # token ids that the output is expected to repeat, a source of drafts
+    guide: Guide | None = None  # constrains the output: other tokens get probability 0 from draft and target
 
     @property
     def effective_temperature(self) -> float:
@@ -196,12 +189,12 @@ class SamplingParams(SamplingFields):
 
     @property
     def log_prob_temperature(self) -> float:
-        """The temperature of reported log probs."""
+        """Temperature of reported log probs."""
         return self.temperature if self.temperature is not None and self.temperature >= MIN_TEMPERATURE else 1.0
 
     @property
     def salt(self) -> str:
-        """The root of the request's chain of KV blocks: requests share blocks if it is the same. "" without salts."""
+        """Salt of the request's KV blocks, "" without one; requests share blocks only if their salts are equal."""
         if self.cache_salt is None and self.cache_salt_id is None:
             return ""
         return f"{'' if self.cache_salt_id is None else self.cache_salt_id}:{self.cache_salt or ''}"
@@ -248,7 +241,7 @@ class SamplingParams(SamplingFields):
 
 
 def check_allowed(token_ids: Sequence[int]) -> None:
-    """Raise InvalidArgumentError for too many allowed tokens, or none."""
+    """Raise InvalidArgumentError if there are no allowed tokens or too many."""
     check_count("allowed_token_ids", len(token_ids), MAX_ALLOWED_TOKENS)
     if not len(token_ids):
         raise InvalidArgumentError(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     @dataclass_transform(frozen_default=True)
     def value(cls: type[T]) -> type[T]:
-        """A dataclass with slots that must not be changed once created.
+        """Make a dataclass with slots that must not be changed once created.
 
         frozen=True would enforce this at run time too, but makes construction four times as expensive (it sets each
         field through object.__setattr__), and a step creates two values per request.

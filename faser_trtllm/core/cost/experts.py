@@ -1,15 +1,15 @@
-"""Experts of a layer whose weights a pass of a mixture of experts reads: their number in the mean, by rows.
+"""Expected number of distinct experts per layer whose weights a pass of a mixture-of-experts model reads.
 
-An expert is taken by a row of a request with a probability that is Beta distributed over experts and requests, with the
-mean m = top_k / num_experts. Requests are independent of each other, and the rows of one are, given its probabilities.
-So one parameter is left, the overlap o: the share of a row's experts that another row of its request takes too.
+The probability that a request's rows choose an expert is Beta distributed over experts and requests, with the mean
+m = top_k / num_experts. Requests are independent, and so are the rows of one request given its probabilities. The one
+parameter left is the overlap o: the share of a row's experts that another row of its request also chooses.
 
     q(n) = prod_{j < n} (b + j) / (a + b + j)     a + b = (1 - o) / (o - m), a = m (a + b); o = m: q(n) = (1 - m)^n
     distinct experts = num_experts (1 - prod over requests q(n_i))
 
-Some experts are taken more often by all requests. Rows of two requests share s of their experts then, m <= s <= o: the
-mean of an expert is Beta distributed too, as above with s for o, and given it the probabilities of a request are, with
-(o - s) / (1 - s) for their correlation. The number is the mean over an expert's means, by Gauss's quadrature.
+Some experts are popular with all requests, so rows of two requests share s of their experts, m <= s <= o. An expert's
+mean is then Beta distributed too, as above with s in place of o, and a request's probabilities given that mean have the
+correlation (o - s) / (1 - s). The result is the average over an expert's means, by Gaussian quadrature.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-OVERLAP = 0.2  # as long as nothing is known of the text: measured were 0.16 to 0.45
-MOST_OVERLAP = 0.95  # of what is found from counts
+OVERLAP = 0.2  # default while nothing is known of the text; measured values were 0.16 to 0.45
+MOST_OVERLAP = 0.95  # limit of overlaps fitted to counts
 NUM_NODES = 16  # of the quadrature
-_INDEPENDENT = 1e-6  # a correlation below which there is none
-_LEAST = 1e-12  # chance of an expert not to be taken, so that logarithms are finite
+_INDEPENDENT = 1e-6  # correlations below this count as none
+_LEAST = 1e-12  # minimum chance that an expert is not chosen, so that logarithms are finite
 _MOST_EXPERTS = 1 << 16
-_GRID, _FINER = 12, 3  # values of each overlap that a search begins with, and how often it goes on between the best
+_GRID, _FINER = 12, 3  # of the search for overlaps: values on the first grid, and the number of finer grids
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How rows choose among a layer's experts. overlap: of two rows of a request. across: of two rows of different
-    requests. Either, below top_k / num_experts, which is chance, is taken for that, and overlap below across for it.
-    ValueError for what no layer can have."""
+    """How rows choose among a layer's experts; raises ValueError for values that no layer can have.
+
+    Overlaps below top_k / num_experts, the overlap by chance, count as that, and overlap counts as at least across.
+    """
 
     num_experts: int
     top_k: int
-    overlap: float = OVERLAP
-    across: float = 0.0
+    overlap: float = OVERLAP  # share of experts that two rows of one request have in common
+    across: float = 0.0  # share of experts that rows of two requests have in common
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts <= _MOST_EXPERTS:
@@ -51,32 +52,32 @@ class Routing:
 
     @property
     def chance(self) -> float:
-        """The overlap of rows that choose at random."""
+        """The overlap of rows that choose experts at random."""
         return self.top_k / self.num_experts
 
     def distinct(self, rows: npt.ArrayLike) -> float:
-        """Expected distinct experts of a pass with so many rows of each request [num_requests]."""
+        """Return the expected distinct experts of a pass, given the rows of each request [num_requests]."""
         counts = np.asarray(rows, np.int64)
         weights, log_unused = self._log_unused(int(counts.max(initial=0)))
         return float(self.num_experts * (weights @ -np.expm1(log_unused[:, counts].sum(1))))
 
     def distinct_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> FloatArray:
-        """Expected distinct experts of passes of so many rows (fractions, too), spread evenly over the requests; of no
-        more than a row each where there are fewer rows than requests. The two are broadcast."""
+        """Return the expected distinct experts of passes whose rows (fractions allowed) are spread evenly over the
+        requests. Fewer rows than requests count as requests of one row each. The arguments are broadcast."""
         weights, log_unused = self._log_unused_of(num_rows, num_requests)
         return np.asarray(self.num_experts * (-np.expm1(log_unused) @ weights))
 
     def reads_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> BatchReads:
-        """The same next to prompts."""
+        """Prepare distinct_of for passes that also run a prompt's rows; see BatchReads."""
         weights, log_unused = self._log_unused_of(num_rows, num_requests)
         return BatchReads(self, np.exp(log_unused) * weights)
 
     def unused(self, num_rows: int) -> FloatArray:
-        """Chances that an expert is not taken by so many rows of one request, by an expert's mean [num_nodes]."""
+        """Return the chances that no row of one request with num_rows rows chooses an expert, [num_nodes]."""
         return np.exp(self._log_unused(num_rows)[1][:, num_rows])
 
     def _log_unused_of(self, num_rows: npt.ArrayLike, num_requests: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """Weights [num_nodes] of an expert's means, and logs [..., num_nodes] of the chance that no row takes it."""
+        """Return quadrature weights [num_nodes] and logs [..., num_nodes] of the chance that no row chooses it."""
         rows, requests = np.broadcast_arrays(np.asarray(num_rows, np.float64), np.asarray(num_requests, np.float64))
         requests = np.maximum(1.0, np.minimum(rows, requests))
         each = rows / requests
@@ -90,8 +91,8 @@ class Routing:
         return _log_unused(self.num_experts, self.top_k, self.overlap, self.across, size)
 
     def fitted(self, counts: Sequence[tuple[float, float, float]]) -> Routing:
-        """The same with the overlaps that give the counts best: (rows, requests, distinct experts) of passes whose rows
-        are spread evenly over the requests. Least squares of logs, by a search on ever finer grids."""
+        """Return a copy whose overlaps fit counts best: (rows, requests, distinct experts) of passes whose rows are
+        spread evenly over the requests. Minimises squared errors of logs on ever finer grids."""
         rows, requests, found = np.array(counts, np.float64).reshape(-1, 3).T
         logs, chance = np.log(found), min(self.chance, MOST_OVERLAP)
 
@@ -114,14 +115,13 @@ class Routing:
 
 @dataclass(frozen=True)
 class BatchReads:
-    """Passes of decoding requests next to prompts. unused [num_passes, num_nodes]: weighted chances that none of their
-    rows takes an expert."""
+    """Passes of decoding requests, to which rows of a prompt may be added."""
 
     routing: Routing
-    unused: FloatArray
+    unused: FloatArray  # [num_passes, num_nodes] weighted chances that none of the rows chooses an expert
 
     def distinct(self, num_prompt_rows: int) -> FloatArray:
-        """Expected distinct experts [num_passes] next to so many rows of a prompt, which is one request more."""
+        """Return the expected distinct experts [num_passes] with num_prompt_rows rows of one more request."""
         return np.asarray(self.routing.num_experts * (1.0 - self.unused @ self.routing.unused(num_prompt_rows)))
 
 
@@ -129,7 +129,7 @@ class BatchReads:
 def _log_unused(
     num_experts: int, top_k: int, overlap: float, across: float, most_rows: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Weights [num_nodes] of an expert's means, and log q(n) for each and n = 0 to most_rows, read-only."""
+    """Return read-only weights [num_nodes] of the quadrature, and log q(n) at each node for n = 0 to most_rows."""
     mean = min(top_k / num_experts, 1.0 - _LEAST)
     means, weights = _means(mean, min((across - mean) / (1.0 - mean), 1.0 - _LEAST))
     across = min(max(across, mean), 1.0 - _LEAST)
@@ -147,7 +147,7 @@ def _log_unused(
 
 
 def _means(mean: float, correlation: float) -> tuple[FloatArray, FloatArray]:
-    """Nodes and weights of Gauss's quadrature for a Beta distribution of this mean, a + b = 1 / correlation - 1 (Golub
+    """Return nodes and weights of Gaussian quadrature for a Beta distribution with a + b = 1 / correlation - 1 (Golub
     and Welsch: eigenvalues of the Jacobi polynomials' recurrence)."""
     if correlation < _INDEPENDENT:
         return np.array([mean]), np.ones(1)

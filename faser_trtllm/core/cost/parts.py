@@ -1,4 +1,4 @@
-"""The parts of a cost table next to its curves."""
+"""Parts of a cost table other than its curves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class ExitModel:
-    """Early exit at a boundary, calibrated by `faser profile`.
+    """An early-exit model for one segment boundary, calibrated by `faser profile`.
 
-    Log-odds that a draft passes its test: rank * min(place, 8) + gap * score gap + survival * logit(estimate before the
-    pass) + intercept. pays: whether dropping rows here was faster on the profile's prompts.
+    The log-odds that a draft is accepted are rank * min(place, 8) + gap * score gap + survival * logit(estimate before
+    the pass) + intercept.
     """
 
     boundary: int
@@ -28,12 +28,12 @@ class ExitModel:
     gap: float
     survival: float
     intercept: float
-    pays: bool = False
+    pays: bool = False  # dropping rows here was faster on the profile's prompts
 
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of each stream while the other is busy too, for a pair of partitions."""
+    """Slowdown of each stream while the other one also runs, for a pair of partitions."""
 
     draft_partition: str
     verify_partition: str
