@@ -1,6 +1,6 @@
 """How far the model may be off: mean absolute errors on public measurements (benchmarks/model), rounded up.
 
-Where nothing public was found, an assumption stands; docs/cost_model.md says which.
+Where nothing public was found, an assumption stands; docs/plan.md says which.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ T = G(n) r + X(n, D) + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matric
 distinct, elementwise kernels, all-reduces, attention, LM head and the launch of a graph, for n rows of b requests with
 c tokens of context each. g: the share of the bandwidth that a share of the SMs draws; a: what our attention takes at
 least; r: what fewer SMs do to a matrix product that takes (latency^4 + memory^4 + compute^4)^(1/4). What another pass
-next to it does is core/traffic.py's. docs/cost_model.md has the sources and the errors.
+next to it does is core/traffic.py's. docs/plan.md has the sources and the errors.
 """
 
 from __future__ import annotations

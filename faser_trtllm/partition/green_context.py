@@ -58,7 +58,7 @@ def default_draft_sms(device_sms: int) -> tuple[int, ...]:
     """SM counts of the draft for the prepared pairs: one pair, with a quarter of the GPU in multiples of 8.
 
     On modelled GPUs that is the best split for a 1B draft of an 8B at 256 requests, where overlap is nearest to paying;
-    where others are better, none pays (docs/simulated_paper.md).
+    where others are better, none pays (docs/results.md).
     """
     return (max(8, device_sms // 4 // 8 * 8),)
 

@@ -99,11 +99,18 @@ def test_our_own_points_are_as_close_as_claimed_and_hardly_further_off_than_befo
         assert now < before + 0.01, group
 
 
-def test_the_document_has_the_table_as_it_is_now(groups):
-    text = (Path(__file__).parents[3] / "docs/cost_model.md").read_text()
-    assert render_own(read_own_points()) in text, (
-        "run `faser bench model` and put its first table into docs/cost_model.md"
-    )
-    assert render_validation([c for found in groups.values() for c in found]) in text, (
-        "run `faser bench model` and put its output below the heading Validation of docs/cost_model.md"
-    )
+def test_the_page_has_the_stated_errors():
+    text = (Path(__file__).parents[3] / "docs/plan.md").read_text()
+    assumed = dict.fromkeys(("a100", "l40s"), " *")
+    for title, is_mixture in (("a decode step, dense", False), ("a decode step, mixture of experts", True)):
+        cells = [f"{error_by_kind(gpu, is_mixture=is_mixture)['decode']:.0%}".replace("%", " %") for gpu in GPUS]
+        cells = [cell + assumed.get(gpu, "") for cell, gpu in zip(cells, GPUS, strict=True)]
+        assert f"| {title} | {' | '.join(cells)} |" in text
+    drafting = [f"{error_by_kind(gpu)['draft_step']:.0%}".replace("%", " %") for gpu in GPUS]
+    assert f"| drafting | {' | '.join(drafting)} |" in text
+
+
+def test_the_report_has_a_row_for_each_group(groups):
+    own, public = render_own(read_own_points()), render_validation([c for found in groups.values() for c in found])
+    assert all(f"| {group} |" in own for group in OWN_LIMITS)
+    assert all(f"| {group} |" in public for group in LIMITS)
