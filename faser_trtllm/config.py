@@ -1,4 +1,4 @@
-"""The service's configuration (faser.yaml): TensorRT-LLM's names where they exist, unknown keys refused."""
+"""The service's configuration (faser.yaml), with TensorRT-LLM's names where they exist; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from faser_trtllm.acceptance_curves import by_place, published_curves, published
 from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
-MAX_FILE_BYTES = 128 << 10  # some 0.8 s of the parser
-MAX_TIME_S = 365 * 86_400  # a year, as good as never; JSON has no infinity, and clocks overflow
+MAX_FILE_BYTES = 128 << 10  # takes about 0.8 s to parse
+MAX_TIME_S = 365 * 86_400  # a year, in place of infinity, which JSON lacks; clocks overflow at larger values
 SPELLINGS = (
-    "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
-    "(price where costs were measured, as `faser build` does for the CPU, else fixed:4)"
+    "off, fixed:K, schedule, schedule:1=4,8=0 (4 drafts from batch size 1 on, none from 8 on), gp_lcb, price, or auto "
+    "(price if costs were measured, as `faser build` does for the CPU, else fixed:4)"
 )
 DRAFTERS = (
-    "who drafts: model (the draft model), suffix (what followed in the request's own text), or suffix,model; default: "
-    "model, or suffix where there is no draft engine"
+    "source of drafts: model (the draft model), suffix (continuations found in the request's own text), or both as "
+    "suffix,model; default: model, or suffix without a draft engine"
 )
 
 BRANCHES = (
-    "token trees (SpecInfer): rows per request and step, at most, for what the target may say in the place of a draft; "
-    "each takes the row of a less likely draft, and with price, which takes those that pay, comes on top. cpu and cuda "
-    "engines with a draft model; each needs a KV block"
+    "token trees (SpecInfer): verify up to this many alternative tokens per request and step, each with a KV block. With "
+    "fixed:K they replace the least likely drafts; with price they are added where they pay. Needs a draft model and cpu "
+    "or cuda engines"
 )
 
 
@@ -75,15 +75,15 @@ class GpuPartitioning(str, enum.Enum):
 
 class KvCacheConfig(_Strict):
     max_tokens: int | None = Field(
-        None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len, as far as memory allows"
+        None, ge=1, description="KV cache capacity in tokens; default: max_batch_size x max_seq_len, if memory allows"
     )
     free_gpu_memory_fraction: float = Field(
-        0.9, gt=0.0, le=1.0, description="of GPU memory beside weights and buffers; max_tokens is an upper limit"
+        0.9, gt=0.0, le=1.0, description="share of the GPU memory that weights and buffers leave; limited by max_tokens"
     )
-    enable_block_reuse: bool = Field(True, description="off where scheduler is trtllm")
+    enable_block_reuse: bool = Field(True, description="share KV blocks of common prefixes; off with scheduler trtllm")
     dtype: KvCacheDtype = Field(
         KvCacheDtype.AUTO,
-        description="auto: the engine's; fp8: e4m3 without scales, on cuda engines, in half the memory",
+        description="auto: as the engine was built; fp8: e4m3 without scales, half the memory, cuda engines only",
     )
 
 
@@ -91,7 +91,7 @@ class SchedulerConfig(_Strict):
     capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     enable_chunked_context: bool = True
     chunk_unit_size: int = Field(
-        16, ge=1, description="chunks that do not finish the prompt have a multiple of this size"
+        16, ge=1, description="chunks that do not finish a prompt are a multiple of this many tokens"
     )
     context_chunking_policy: ContextChunkingPolicy = Field(
         ContextChunkingPolicy.FIRST_COME_FIRST_SERVED, description="EQUAL_PROGRESS needs scheduler trtllm"
@@ -99,7 +99,7 @@ class SchedulerConfig(_Strict):
 
 
 class ExecutorConfig(_Strict):
-    """The executor's settings; None means "as the engine was built"."""
+    """The executor's settings; for the limits, None means what the engine was built for."""
 
     max_batch_size: int | None = Field(None, ge=1)
     max_num_tokens: int | None = Field(None, ge=1)
@@ -110,25 +110,25 @@ class ExecutorConfig(_Strict):
     num_branches: int = Field(0, ge=0, le=16, description=BRANCHES)
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler: SchedulerKind = Field(
-        SchedulerKind.NATIVE, description="native, or trtllm: TensorRT-LLM's own schedulers and KV cache manager"
+        SchedulerKind.NATIVE, description="native, or trtllm for TensorRT-LLM's own schedulers and KV cache manager"
     )
     scheduler_config: SchedulerConfig = SchedulerConfig()
-    trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")
+    trace_file: str | None = Field(None, description="file for a Chrome/Perfetto trace of every step")
     num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")
     cores: tuple[int, ...] | None = None
     quantization: Quantization = Field(
         Quantization.NONE,
-        description="fp8: layer matrices in e4m3, quantized at load time; cuda engines on compute capability 8.9+",
+        description="fp8: quantize layer matrices to e4m3 at load time; cuda engines on compute capability 8.9+",
     )
     gpu_partitions: GpuPartitioning = Field(
         GpuPartitioning.GREEN_CONTEXTS,
-        description="of overlapped modes on a GPU: green_contexts, SMs for each model; streams: all SMs for both",
+        description="for overlapped modes on a GPU: green_contexts (SMs for each model) or streams (all SMs for both)",
     )
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,
-        description="for benchmarks only, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
-        "or a list: the acceptance probability at each position, given that the drafts before it were accepted; or "
-        "the name of a published curve, such as eagle3",
+        description="for benchmarks only, OUTPUTS ARE NOT THE TARGET'S: mean number of accepted drafts per step; or a "
+        "list of acceptance probabilities by position, given that the drafts before it were accepted; or the name of "
+        "a published curve, such as eagle3",
     )
     synthetic_acceptance_seed: int = Field(0, ge=0, lt=1 << 64)
     max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")
@@ -162,35 +162,35 @@ class ExecutorConfig(_Strict):
 
 
 class ServiceConfig(ExecutorConfig):
-    """faser.yaml: the executor's settings and the service's own."""
+    """The settings of faser.yaml: the executor's and the service's own."""
 
     engine_dir: str | None = None
     max_queue_bytes: int = Field(
         1 << 30,
         ge=1 << 20,
-        description="memory that requests waiting or running may take, with the log probs and logits that they keep; "
-        "more are refused as UNAVAILABLE",
+        description="limit on the memory of waiting and running requests, with their log probs and logits; more "
+        "are refused as UNAVAILABLE",
     )
     max_priority: float = Field(
-        0.5, ge=0, le=1, description="highest priority that a request may have; 0.5 is that of all that name none"
+        0.5, ge=0, le=1, description="highest priority that a request may have; requests without one have 0.5"
     )
     default_timeout_ms: float = Field(
         600_000.0,
         ge=0,
         le=86_400_000,
-        description="timeout_ms of requests without one that do not stream, whose clients may be gone; 0: none",
+        description="timeout_ms of requests that have none and do not stream, since their clients may be gone; 0: none",
     )
     cache_salt: Literal["request", "client"] = Field(
         "request",
-        description="who shares KV blocks: requests with equal salts, or those of one client (x-faser-client) with "
-        "equal salts",
+        description="which requests share KV blocks: those with equal salts, or only those of one client "
+        "(x-faser-client) with equal salts",
     )
     stop_by_id: bool = Field(
         False,
-        description="let whoever knows or guesses a request's id stop it, as TensorRT-LLM does; otherwise ids of "
-        "requests to stop are random UUIDs, or the proxy names the client (x-faser-client)",
+        description="let anyone who knows or guesses a request's id stop it, as TensorRT-LLM does; otherwise the id "
+        "must be a random UUID, or the proxy must name the client (x-faser-client)",
     )
-    startup_timeout_s: float = Field(120.0, gt=0, le=MAX_TIME_S)
+    startup_timeout_s: float = Field(120.0, gt=0, le=MAX_TIME_S, description="time limit for opening the engine")
     drain_timeout_s: float = Field(
         10.0, ge=0, le=MAX_TIME_S, description="time for running requests to finish after SIGTERM"
     )
@@ -202,26 +202,26 @@ class ServiceConfig(ExecutorConfig):
         4.0,
         gt=0,
         le=MAX_TIME_S,
-        description="not ready after this time without an answer of the engine or in one step, or after 4 times the "
-        "duration of slow steps if that is longer",
+        description="report not ready after this long without an answer or in one step, or after 4 times the duration "
+        "of slow steps if that is longer",
     )
     hang_timeout_s: float = Field(
-        60.0, gt=0, le=MAX_TIME_S, description="an engine child or a server that hangs for this time is restarted"
+        60.0, gt=0, le=MAX_TIME_S, description="restart an engine child or a server that hangs for this long"
     )
     cancellation_check_period_ms: int = Field(5, ge=1, le=1000 * MAX_TIME_S)
     draft_timeout_ms: float = Field(
         2000.0,
         gt=0,
         le=1000 * MAX_TIME_S,
-        description="a slower draft call (without prefill) turns speculation off for a while",
+        description="turn speculation off for a while after a draft call (without prefill) that took longer",
     )
     guide_compile_timeout_s: float = Field(
-        2.0, gt=0, le=MAX_TIME_S, description="CPU time to compile a guide; one that takes more is refused"
+        2.0, gt=0, le=MAX_TIME_S, description="CPU time for compiling a guide; one that takes longer is refused"
     )
     stream_interval: Literal["auto"] | int = Field(
         "auto",
-        description="steps between two streamed responses of a request, or auto: each step, merged for at most 50 ms "
-        "where sending takes much of the time; the first and last are sent at once",
+        description="steps between two streamed responses of a request, or auto: one, merged for up to 50 ms while "
+        "sending takes much of the time; the first and the last response are sent at once",
     )
     otlp_traces_endpoint: str | None = Field(
         None, description="OTLP/HTTP collector for request spans; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
@@ -236,19 +236,19 @@ class ServiceConfig(ExecutorConfig):
 
     @property
     def steps_per_response(self) -> int:
-        """Steps whose output becomes one response before it is handed to the writer."""
+        """Number of steps whose output is collected in one response for the writer."""
         return 1 if self.stream_interval == "auto" else self.stream_interval
 
 
 def load_service_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServiceConfig:
-    """Read faser.yaml (if given) and apply overrides (None values are ignored); raise ConfigError in one sentence."""
+    """Read faser.yaml, if given, and apply overrides that are not None; raise ConfigError if a setting is invalid."""
     data = read_mapping(path) if path is not None else {}
     data = data | {key: value for key, value in (overrides or {}).items() if value is not None}
     return parse(ServiceConfig, data)
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """The mapping in a YAML or JSON file; ConfigError in one sentence."""
+    """Return the mapping in a YAML or JSON file; raise ConfigError if there is none."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -259,7 +259,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError(f"the configuration {path.name} cannot be read: {reason_of(error)}") from error
     except ConfigError:
         raise
-    except Exception as error:  # for some tags the parser raises what its own code raises
+    except Exception as error:  # the parser passes on any error of its code for tags
         raise ConfigError(f"the configuration {path.name} is not valid YAML: {_yaml_reason(error)}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
@@ -267,7 +267,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, of which YAML's own loader takes the last."""
+    """A loader that refuses a mapping with the same key twice; PyYAML's own takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -290,7 +290,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(model: type[Model], data: dict[str, Any]) -> Model:
-    """Validate data against a pydantic model; unknown keys raise ConfigError with a suggestion."""
+    """Validate data against a pydantic model; raise ConfigError, with a suggestion for an unknown key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -301,7 +301,7 @@ def parse(model: type[Model], data: dict[str, Any]) -> Model:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"unknown configuration key {key}{hint}") from None
         found = first["input"]
-        # Aliases of YAML can make a few lines a value that no memory holds as text.
+        # With YAML aliases, a few lines can be a value whose text would not fit in memory.
         shown = reprlib.repr(found) if isinstance(found, (list, tuple, dict, set)) else repr(found)
         says = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"configuration key {key} is {shown:.200}: {says[:1].lower()}{says[1:]}") from None

@@ -118,7 +118,7 @@ class SamplingFields:
     )
     allowed_token_ids: tuple[int, ...] | None = param(
         None,
-        f"the only tokens that may come, end tokens included; at most {MAX_ALLOWED_TOKENS}. A guide narrows them further",
+        f"the only tokens that may come, end tokens included; at most {MAX_ALLOWED_TOKENS}. A guide narrows them",
         openai="allowed_token_ids",
     )
     num_draft_tokens: int | None = param(
