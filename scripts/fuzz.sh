@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers with atheris, targets side by side: scripts/fuzz.sh [--minutes N] [--target T]... [--jobs N] [--work_dir DIR]
 # Corpora grow in DIR (default: build/fuzz). Ends with runs, CPU minutes and findings of each target, and the lines of each parser that
-# were run; status 1 with findings. docs/fuzzing.md has more.
+# were run; status 1 with findings. docs/verify.md has more.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,4 +1,4 @@
-"""Each fuzz target on its seeds, its kept corpus and some mutations of both; docs/fuzzing.md has the long way.
+"""Each fuzz target on its seeds, its kept corpus and some mutations of both; docs/verify.md has the long way.
 
 The limit of CPU time is an oracle of fuzzing: an input that takes a second has found something.
 """

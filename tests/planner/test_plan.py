@@ -73,8 +73,10 @@ def test_drafting_for_two_requests_pays_and_is_recommended(plan):
 
 @pytest.mark.parametrize(("concurrency", "measured_ms"), [(8, 7.417), (64, 13.102)])
 def test_our_engine_is_planned_to_be_about_as_fast_as_the_reference(concurrency, measured_ms):
-    """TensorRT-LLM on an H100, 8B in bf16, 1024 tokens in and 512 out (benchmarks/model/data). Our attention and our host
-    take longer with few requests, as measured, so it is not the faster one."""
+    """TensorRT-LLM on an H100, 8B in bf16, 1024 tokens in and 512 out (benchmarks/model/data).
+
+    Our attention and our host take longer with few requests, as measured, so our engine is not the faster one.
+    """
     asked = make(loads=parse_loads(str(concurrency), 0), requests=parse_requests("1024,512"), systems=("off",))
     (run,) = make_plan(replace(asked, max_requests=3 * concurrency)).runs
     tpot_ms = run.tpot_ms["p50"]
