@@ -107,7 +107,7 @@ setup_tests() {
       pip_install torch
       pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
     fi
-    # Without their dependencies, as docs/dynamo.md says; quietly, since pip lists those that are missing.
+    # Without their dependencies, as docs/integrations.md describes; quietly, since pip lists those that are missing.
     if ! install_dynamo 2>/dev/null; then
       echo "build.sh: note: NVIDIA Dynamo does not install here; its tests run on a recording of its interface" >&2
     fi

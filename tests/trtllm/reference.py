@@ -25,7 +25,7 @@ ROOM_FOR_THE_FIRST_TOKEN = "room-for-the-first-token"
 NOBODY_IS_PAUSED_FOR_DRAFTS = "nobody-is-paused-for-drafts"
 ONE_TOKEN_LEFT = "one-token-left-is-a-generation"
 NEWCOMERS_IN_LINE = "newcomers-stay-in-line"
-SMALLER_UNIT = "the-unit-fits-beside-a-full-batch"
+SMALLER_UNIT = "the-unit-fits-with-a-full-batch"
 OURS = frozenset(
     (
         *(DRAFTS_GIVE_WAY, CONTEXTS_BEFORE_DRAFTS, BLOCKS_BY_CHUNK, ROOM_FOR_THE_FIRST_TOKEN),
@@ -41,7 +41,7 @@ def ours(vector: Vector) -> Schedule:
 
 
 def our_unit(limits: VectorLimits) -> int:
-    """Rows of a chunk: the-unit-fits-beside-a-full-batch."""
+    """Rows of a chunk: the-unit-fits-with-a-full-batch."""
     return max(1, min(limits.chunk_unit_size, limits.max_num_tokens - limits.max_batch_size + 1))
 
 

@@ -12,7 +12,7 @@ from faser_trtllm.trtllm.gate import load_bindings
 from tests.trtllm import fakes
 from tests.trtllm.native_vectors import run_natively
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "trtllm_differences.md"
+DOCUMENT = Path(__file__).parents[2] / "faser_trtllm" / "trtllm" / "check" / "README.md"
 VECTORS = load_vectors()
 DIFFERENCES = re.findall(r"^\| `([a-z-]+)` \|", DOCUMENT.read_text(), re.MULTILINE)
 each_vector = pytest.mark.parametrize("vector", VECTORS, ids=[vector.id for vector in VECTORS])

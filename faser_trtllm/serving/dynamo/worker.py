@@ -1,7 +1,7 @@
 """An engine for NVIDIA Dynamo: `python -m faser_trtllm.serving.dynamo.worker --engine_dir E --model_path CHECKPOINT`.
 
 Dynamo's worker process registers the model; Dynamo's frontend tokenizes, routes and detokenizes. The executor runs in
-the worker process, without Triton. Requires the packages ai-dynamo and ai-dynamo-runtime; see docs/dynamo.md.
+the worker process, without Triton. Requires the packages ai-dynamo and ai-dynamo-runtime; see docs/integrations.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Golden vectors of the scheduling rules, and how one is run on TensorRT-LLM's schedulers.
 
 The same vectors run on our own scheduler in the tests; where the two differ on purpose, a vector names the difference
-(docs/trtllm_differences.md) and what ours does instead.
+(README.md of this folder) and what ours does instead.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
 
 
 def test_short_runs_have_what_is_worth_most() -> None:
-    """docs/gpu_suite.md lists the same."""
+    """benchmarks/gpu/README.md lists the same."""
     short, middle = ({s.name for s in fitting(SECTIONS, 60 * minutes)} for minutes in (5, 12))
     assert short == {
         *("environment", "cuda", "exactness", "steps", "row_counts", "breakdown", "costs", "policies", "host_profile"),

@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
     ONLY_ALL,
-    pytest.mark.skipif(not surface.IS_INSTALLED, reason="needs ai-dynamo and ai-dynamo-runtime (docs/dynamo.md)"),
+    pytest.mark.skipif(not surface.IS_INSTALLED, reason="needs ai-dynamo and ai-dynamo-runtime (docs/integrations.md)"),
 ]
 BLOCK = 16
 NUM_STREAMS, MAX_TOKENS = 24, 400

@@ -1,6 +1,6 @@
 """The engine for NVIDIA Dynamo, over real CPU engines: with Dynamo's packages where they are, else with a recording.
 
-With them: an environment of its own with ai-dynamo and ai-dynamo-runtime 1.6.0, as docs/dynamo.md says.
+With them: an environment of its own with ai-dynamo and ai-dynamo-runtime 1.6.0, as docs/integrations.md describes.
 """
 
 from __future__ import annotations
