@@ -4,7 +4,8 @@
     faser openai --engine_dir engines/built/demo
     python examples/openai_client.py --prompt "def fibonacci(n):" --max_tokens 64
 
-Fields that OpenAI does not have, such as num_draft_tokens, go into extra_body; docs/openai.md lists them.
+Fields that OpenAI does not have, such as num_draft_tokens, go into extra_body; docs/reference/request_fields.md lists
+them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Write the table of Triton's known vulnerabilities into docs/deployment.md, and tell which concern what we ship.
+"""Write the table of Triton's known vulnerabilities into docs/operate.md, and tell which concern what we ship.
 
     python scripts/write_cve_table.py --csaf SOURCE [--osv SOURCE] [--date YYYY-MM-DD] [--check]
 
@@ -26,7 +26,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "deployment.md"
+DOCUMENT = ROOT / "docs" / "operate.md"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 LOCKS = ROOT / "locks"
 TABLE = re.compile(r"( *<!-- vulnerabilities of Triton -->\n).*?( *<!-- end of vulnerabilities -->)", re.DOTALL)
@@ -206,12 +206,12 @@ def table(vulnerabilities: list[Vulnerability], day: datetime.date) -> str:
             fixed = shown(item.fixed) if item.fixed is not None else "none"
             rows.setdefault((item.day, item.source, fixed), []).append(item)
     lines = [f"NVIDIA's advisories up to {day}:", ""]
-    lines += ["| bulletin | fixed in | worst score | CVE | impacts |", "|---|---|---|---|---|"]
+    lines += ["|bulletin|fixed in|worst score|CVE|impacts|", "|---|---|---|---|---|"]
     for (published, source, fixed), items in sorted(rows.items(), key=lambda row: row[0], reverse=True):
         impacts = sorted({word.strip().lower() for item in items for word in item.impacts.split(",") if word.strip()})
         names = ", ".join(sorted(item.name.removeprefix("CVE-") for item in items))
         worst = max(item.score for item in items)
-        lines.append(f"| {source}, {published} | {fixed} | {worst:g} | {names} | {', '.join(impacts)} |")
+        lines.append(f"|{source}, {published}|{fixed}|{worst:g}|{names}|{', '.join(impacts)}|")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """The load of a soak: workers that each keep one request in flight, most over gRPC streams, some over HTTP.
 
 gRPC clients cancel as TensorRT-LLM's do, by a second request with `stop`; HTTP clients drop their connections. A gRPC
-stream that its client cancels while a response is under way can end Triton 2.51 by a signal (docs/engine_process.md).
+stream that its client cancels while a response is under way can end Triton 2.51 by a signal (docs/serve.md).
 """
 
 from __future__ import annotations

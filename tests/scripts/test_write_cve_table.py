@@ -130,11 +130,11 @@ def test_the_table_has_what_is_in_the_development_server_newest_first(project):
     assert lines[0] == "Before."
     assert lines[-1] == "After."
     assert "NVIDIA's advisories up to 2026-08-18:" in lines
-    rows = [line for line in lines if line.startswith("| 5999")]
+    rows = [line for line in lines if line.startswith("|5999")]
     assert rows == [
-        "| 5999, 2026-08-18 | 26.06 | 9.8 | 2026-2 | code execution, spoofing |",
-        "| 5999, 2026-01-31 | none | 10 | 2026-7 |  |",
-        "| 5999, 2026-01-31 | 25.07 | 7.5 | 2025-1, 2025-3 | denial of service |",
+        "|5999, 2026-08-18|26.06|9.8|2026-2|code execution, spoofing|",
+        "|5999, 2026-01-31|none|10|2026-7||",
+        "|5999, 2026-01-31|25.07|7.5|2025-1, 2025-3|denial of service|",
     ]
 
 
@@ -190,8 +190,8 @@ def test_what_is_severe_and_old_and_ours_fails_the_check(project, item, status, 
 
 
 def test_the_document_has_the_markers_and_the_script_runs_by_its_name(tmp_path):
-    document = (ROOT / "docs" / "deployment.md").read_text()
+    document = (ROOT / "docs" / "operate.md").read_text()
     assert len(script.TABLE.findall(document)) == 1
-    assert document.count("| bulletin |") == 1
+    assert document.count("|bulletin|") == 1
     command = [sys.executable, str(ROOT / "scripts" / "write_cve_table.py"), "--csaf", str(tmp_path), "--check"]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2

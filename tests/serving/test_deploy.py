@@ -85,7 +85,7 @@ def test_dockerfile_copies_what_is_there_and_starts_a_command_that_is():
 def test_the_triton_image_is_not_older_than_the_guide_demands():
     year, month = re.search(r"tritonserver:(\d+)\.(\d+)-py3", DOCKERFILE).groups()
     assert f"{year}.{month}" >= FIXED_CONTAINER
-    for name in ("docs/deployment.md", "SECURITY.md", "README.md", "deploy/Dockerfile"):
+    for name in ("docs/operate.md", "SECURITY.md", "README.md", "deploy/Dockerfile"):
         assert FIXED_CONTAINER in (ROOT / name).read_text(), name
 
 
@@ -235,7 +235,7 @@ def test_service_config_fits_the_pod_s_limits_and_grace_period():
 
 
 def test_the_guide_names_files_and_flags_that_exist():
-    text = (ROOT / "docs" / "deployment.md").read_text()
+    text = (ROOT / "docs" / "operate.md").read_text()
     for path in re.findall(r"`((?:deploy|docs|triton_model_repo|faser_trtllm|tests)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([\w./-]+)\)", text):

@@ -20,7 +20,7 @@ from faser_trtllm.serving.launch.process import die_with_parent
 
 BACKEND = "faser"
 LIBRARY = f"libtriton_{BACKEND}.so"
-FIXED_VERSION = (2, 71)  # of the container FIXED_CONTAINER; docs/deployment.md lists what is wrong with older ones
+FIXED_VERSION = (2, 71)  # of the container FIXED_CONTAINER; docs/operate.md lists what is wrong with older ones
 FIXED_CONTAINER = "26.07"
 _NO_GPU = b"CudaDriverHelper has not been initialized."  # an error to Triton 2.51, at each start without a GPU
 

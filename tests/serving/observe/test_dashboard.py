@@ -25,8 +25,9 @@ from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "observability"
-DASHBOARD = json.loads((DOCS / "grafana.json").read_text())
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+OBSERVABILITY = DOCS / "observability"
+DASHBOARD = json.loads((OBSERVABILITY / "grafana.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
 NAMES = [family.name for family in (*FAMILIES, *HISTOGRAM_FAMILIES, READY)] + [SUCCESSES[0], FAILURES[0]]
@@ -139,23 +140,30 @@ def test_the_dashboard_is_one_that_grafana_loads():
         taken |= cells
 
 
+def documented_metrics():
+    """Return the list of metrics in the documentation."""
+    text = (DOCS / "operate.md").read_text()
+    return text[text.index("its HELP lines define each metric") : text.index("Counters survive a crash")]
+
+
 def test_the_documentation_lists_exactly_the_metrics_there_are():
-    listed = re.findall(r"^\| ((?:nv|faser)_\w+) \|", (DOCS / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"`((?:nv|faser)_\w+)`", documented_metrics())
     assert len(listed) == len(set(listed))
     documented = {re.sub(r"_(bucket|sum|count)$", "", name) if "inter_token" in name else name for name in NAMES}
     assert set(listed) == documented
 
 
 def test_the_documentation_lists_the_labels_values():
-    text = (DOCS / "README.md").read_text()
+    text = " ".join(documented_metrics().split())
     for family in FAMILIES:
         if family.label not in ("", "le", "position", "length"):
-            values = ", ".join(family.read(Stats({})))
-            assert f"| {family.name} | {family.kind} | {family.label}: {values} |" in text
+            labels = f"({family.label}: {', '.join(family.read(Stats({})))})"
+            before, after = text.split(f"`{family.name}`")
+            assert after.startswith(f" {labels}") or labels in before.rpartition("- **")[2], family.name
 
 
 def test_prometheus_yml_scrapes_the_default_port():
-    config = yaml.safe_load((DOCS / "prometheus.yml").read_text())
+    config = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8002"]}]
     assert job.get("metrics_path", "/metrics") == "/metrics"
@@ -308,7 +316,7 @@ def find_prometheus():
 @pytest.mark.slow
 @pytest.mark.skipif(not find_prometheus(), reason="no prometheus binary on the path or in FASER_PROMETHEUS")
 def test_a_real_prometheus_answers_every_query(server, tmp_path):
-    config = yaml.safe_load((DOCS / "prometheus.yml").read_text())
+    config = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
     config["global"]["scrape_interval"] = "1s"
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{server.ports[2]}"]}]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))

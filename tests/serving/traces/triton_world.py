@@ -1,7 +1,7 @@
 """Runs traces on a real Triton server: every request by a client of its own, over HTTP or gRPC.
 
 gRPC clients stop by a second request on their stream and HTTP clients hang up, since a stream that its client cancels
-can end Triton 2.51 (docs/engine_process.md).
+can end Triton 2.51 (docs/serve.md).
 """
 
 from __future__ import annotations
