@@ -1,4 +1,4 @@
-"""The Engine protocol: a compiled forward pass over ragged rows and block tables (TensorRT's sense of the word).
+"""The Engine protocol: a compiled forward pass over ragged rows and block tables, as in "TensorRT engine".
 
 An engine handles token ids, positions and blocks; it knows nothing about request lifecycles, drafts or text.
 """
@@ -21,7 +21,7 @@ from faser_trtllm.ops.prune_rows import PruneBatch
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine's sizes and limits, and the memory it was opened with."""
+    """The sizes and limits of an engine, and of the memory it was opened with."""
 
     vocab_size: int
     max_seq_len: int
@@ -31,55 +31,48 @@ class EngineSpec:
     max_num_tokens: int  # rows of one pass
     max_batch_size: int  # requests of one pass, and slots
     segments: tuple[int, ...]  # layer boundaries: (0, ..., num_layers)
-    max_num_branches: int = (
-        0  # of one pass: the blocks num_blocks + k are their own, and slots max_batch_size + k theirs
-    )
-    max_logit_rows: int | None = None  # of one pass; None: all
-    is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
-    block_size: int = 0  # rows of a block drafter, which drafts from its target's hidden rows too; 0: it is none
-    num_experts: int = 0  # of a layer; 0: all of a layer's weights meet every row
-    top_k: int = 0  # experts that a row goes through in each layer
+    max_num_branches: int = 0  # per pass; branches have the blocks from num_blocks on, the slots from max_batch_size on
+    max_logit_rows: int | None = None  # per pass; None: no limit
+    is_head: bool = False  # a draft head: each of its rows reads the target's hidden row of the position before
+    block_size: int = 0  # rows per block of a block drafter; 0: no block drafter
+    num_experts: int = 0  # per layer; 0: a dense model
+    top_k: int = 0  # experts per row and layer
 
     @property
     def draft_kind(self) -> int:
-        """Which rows it needs before it drafts; one of native's DRAFT_MODEL, DRAFT_HEAD and DRAFT_BLOCK."""
+        """The rows that this engine needs before it drafts, as native's DRAFT_MODEL, DRAFT_HEAD or DRAFT_BLOCK."""
         if self.block_size:
             return native.DRAFT_BLOCK
         return native.DRAFT_HEAD if self.is_head else native.DRAFT_MODEL
 
     @property
     def reads_target(self) -> bool:
-        """It drafts from its target's hidden rows."""
+        """True if this engine drafts from its target's hidden rows."""
         return self.draft_kind != native.DRAFT_MODEL
 
     @property
     def num_slots(self) -> int:
-        """Slots of requests and branches, which are also the most entries of a pass."""
+        """The number of slots of requests and branches, which is also the limit on entries of a pass."""
         return self.max_batch_size + self.max_num_branches
 
     @property
     def num_kv_blocks(self) -> int:
-        """KV blocks of requests and branches."""
+        """The number of KV blocks of requests and branches."""
         return self.num_blocks + self.max_num_branches
 
 
 @value
 class DraftBatch:
-    """The arguments of one draft call.
+    """The arguments of one draft call; the three arrays of counts are contiguous int32 [num_requests]."""
 
-    batch: the draft model's missing rows, of committed tokens and of pending drafts; at least the row of the last known
-    token where num_new_drafts > 0. Of a head, of committed tokens only: it runs pending drafts itself. sampling:
-    SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts, num_new_drafts [num_requests] int32,
-    contiguous: committed tokens, drafts pending after them, and drafts wanted after those. max_draft_len: the most
-    that may be pending then. A block drafter's num_drafts is 0 where num_new_drafts is not.
-    """
-
+    # The rows that the draft model has not run: of committed tokens and of pending drafts, and at least that of the
+    # last known token where num_new_drafts > 0. A head gets committed tokens only: it runs pending drafts itself.
     batch: RaggedBatch
-    sampling: npt.NDArray[np.void]
-    num_tokens: npt.NDArray[np.int32]
-    num_drafts: npt.NDArray[np.int32]
-    num_new_drafts: npt.NDArray[np.int32]
-    max_draft_len: int
+    sampling: npt.NDArray[np.void]  # SamplingTable.array, indexed by batch.slots
+    num_tokens: npt.NDArray[np.int32]  # committed tokens
+    num_drafts: npt.NDArray[np.int32]  # pending drafts; 0 for a request that a block drafter drafts for
+    num_new_drafts: npt.NDArray[np.int32]  # drafts wanted after those
+    max_draft_len: int  # limit on num_drafts + num_new_drafts
     stop: DraftStop | None = None
 
 
@@ -91,8 +84,8 @@ class Engine(Protocol):
 
     @property
     def distinct_experts(self) -> float:
-        """Experts whose weights the last pass read, of a layer: the mean over the layers that ran; 0.0: it has none.
-        Segments count as one pass."""
+        """Experts per layer whose weights the last pass read, averaged over the layers that ran; 0.0 for a dense model.
+        All segments of a pass count as one pass."""
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         """Run layers spec.segments[segment] to spec.segments[segment + 1].
@@ -101,28 +94,31 @@ class Engine(Protocol):
         """
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
-        """All segments in one call -> logits [num_logit_rows, >= vocab_size] fp32, valid until the next call."""
+        """Run all segments in one call and return logits [num_logit_rows, >= vocab_size] fp32, valid until the next
+        call."""
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
-        """Keep only these hidden rows (ascending indices) between two segments; the next batch matches them."""
+        """Keep only these hidden rows (ascending indices). Call between two segments; the next batch must have these
+        rows."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Between two segments: LM head scores of some hidden rows' candidates -> scores [num_rows, num_candidates]
-        fp32.
+        """Return LM head scores fp32 [num_rows, num_candidates] of some hidden rows, in a new array. Call between two
+        segments.
 
-        rows [num_rows] int32: indices of hidden rows. candidates [num_rows, num_candidates] int32: each row's own token
-        ids; -1 scores -inf. Hidden rows are unchanged. Returns a new array each time.
+        rows int32 [num_rows]: indices of hidden rows, which stay as they are. candidates int32 [num_rows,
+        num_candidates]: token ids per row; -1 scores -inf.
         """
 
     def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
-        """Between two segments: score the drafts' candidates, decide by the batch's rule, and drop rows ->
-        [num_requests] int32 rows that each request keeps (ops/prune_rows.py). The next batch matches them."""
+        """Score the drafts' candidates, apply the batch's rule and drop rows (ops/prune_rows.py). Call between two
+        segments; the next batch must have the remaining rows. Return int32 [num_requests], the rows that each request
+        keeps."""
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """Draft autoregressively in one call (a draft model's engine only) -> [num_requests] tokens drafted.
+        """Draft autoregressively in one call and return the number of tokens drafted [num_requests].
 
-        The batch's rows are run first; request i then drafts num_new_drafts[i] tokens, written after its known ones,
-        or fewer if stop ends it (ops/draft_stop.py).
+        The engine, which must be a draft's, first runs the batch's rows. Request i then drafts num_new_drafts[i]
+        tokens, or fewer if `stop` ends it (ops/draft_stop.py), which are written after its known ones.
         """
 
     def close(self) -> None: ...

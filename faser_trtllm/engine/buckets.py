@@ -1,4 +1,4 @@
-"""Bucket sizes: passes are rounded up to them, so that few shapes are compiled, captured and first run at start-up."""
+"""Bucket sizes. Passes are padded to them, so that few shapes are compiled, captured and run for the first time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_GRAPH_ROWS = 512
-"""Most rows of a pass whose graph makes the logits of all of them: larger ones are mostly prompts, which need few."""
+"""A graph of up to this many rows computes the logits of all of them. Larger passes are mostly prompts and need few."""
 
 _SMALLEST = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)
-_STEP = 64  # up to 1024 rows; from there on a sixteenth to an eighth of a pass
+_STEP = 64  # up to 1024 rows; above that, steps are 1/16 to 1/8 of the size
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Row counts of passes: sizes() up to `limit`, large_sizes() beyond it up to `largest`; what is larger runs as it
-    is.
+    """Row counts that passes are padded to: sizes() up to `limit`, then large_sizes() up to `largest`. Larger passes
+    are not padded.
 
-    is_coarse: large sizes are the limit times powers of two, where each takes memory of its own.
+    is_coarse: large sizes are the limit times powers of two, for decoders that need memory for each size.
     """
 
     limit: int
@@ -33,7 +33,7 @@ class Buckets:
         return _large_sizes(self.limit, self.largest, self.is_coarse)
 
     def rows(self, num_rows: int) -> int:
-        """The bucket for a number of rows, which is at least 1."""
+        """Return the bucket for this many rows."""
         if num_rows > max(self.limit, self.largest):
             return num_rows
         sizes = self.sizes() if num_rows <= self.limit else self.large_sizes()
@@ -55,7 +55,7 @@ def _large_sizes(limit: int, largest: int, is_coarse: bool) -> tuple[int, ...]:
 
 
 def _below(largest: int) -> Iterator[int]:
-    """Smaller sizes, ascending."""
+    """Yield the sizes below `largest`, ascending."""
     yield from (size for size in _SMALLEST if size < largest)
     size = 4 * _STEP
     while size < largest:

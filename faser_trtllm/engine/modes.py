@@ -1,4 +1,4 @@
-"""Assigns engines to shares of a processor by mode: all of it for both in turn, or a share each."""
+"""Assign engines to shares of a processor by mode: both use all of it in turn, or each has a share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Movable(Protocol[_Share]):
 
 
 class Modes(Generic[Share]):
-    """Moves the engines when the mode changes. shares: returns the target's and the draft's, whenever a mode needs
+    """Moves the engines when the mode changes. shares: returns the target's and the draft's share when a mode needs
     them."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Modes(Generic[Share]):
         self._whole, self._shares = whole, shares
 
     def enter(self, mode: Mode) -> None:
-        """Switch modes; call between two steps, when neither engine runs."""
+        """Switch modes. Call between two steps, when neither engine runs."""
         assert self._draft is not None, "only a drafting executor changes its mode"
         target, draft = (self._whole, self._whole) if mode is Mode.SERIAL else self._shares()
         self._target.use(target)

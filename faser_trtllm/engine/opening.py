@@ -33,30 +33,23 @@ class Interpretation:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """The arguments of an opener.
-
-    limits: the executor's needs, at most the built limits; max_draft_len is 0 unless drafting. num_blocks: KV blocks
-    of each engine, where its cache is paged. drafting: open the draft too. core_set: of backends that run on cores.
-    quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
-    kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
-    leave free; None: num_blocks must fit. kv_dtype: of the KV caches of both models. num_branches: of each request of a
-    pass; for engines that give a copy_kv. gpu_partitions: of engines on a GPU. overlap: whether draft and target may
-    run at once; a GPU keeps graphs for that as well.
-    """
+    """The arguments of an opener."""
 
     engines: EngineDir
-    limits: BuildConfig
-    num_blocks: int
-    drafting: bool
-    core_set: CoreSet | None = None
+    limits: BuildConfig  # what the executor needs, at most the built limits; max_draft_len is 0 unless drafting
+    num_blocks: int  # KV blocks of each engine, if its cache is paged
+    drafting: bool  # whether to open the draft too
+    core_set: CoreSet | None = None  # for backends that run on cores
     interpretation: Interpretation | None = None
-    quantization: Quantization = Quantization.NONE
-    ordinal: int = 0
+    quantization: Quantization = Quantization.NONE  # of both models
+    ordinal: int = 0  # the GPU of a draft alone (open_draft); our own targets run on the first
+    # On a GPU, use fewer blocks if num_blocks does not fit this share of the memory left by weights and buffers; None:
+    # fail if num_blocks does not fit.
     kv_memory_fraction: float | None = None
-    kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
-    num_branches: int = 0
+    kv_dtype: KvCacheDtype = KvCacheDtype.AUTO  # of the KV caches of both models
+    num_branches: int = 0  # per request and pass; needs engines with a copy_kv
     gpu_partitions: GpuPartitioning = GpuPartitioning.GREEN_CONTEXTS
-    overlap: bool = True
+    overlap: bool = True  # whether draft and target may run at once, for which a GPU keeps more graphs
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -66,36 +59,33 @@ class OpenRequest:
 
     @property
     def plain_streams(self) -> bool:
-        """In place of green contexts."""
+        """True if partitions are plain streams instead of green contexts."""
         return self.gpu_partitions is GpuPartitioning.STREAMS
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Like EngineDir.kv_bytes_per_token, with the KV caches that are asked for."""
+        """EngineDir.kv_bytes_per_token for the requested type of KV cache."""
         return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngines:
-    """enter_mode: call between steps when the mode changes. sampler: for the target's logits, wherever they are.
-
-    partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
-    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv).
-    prepare_draft: opens the draft of another directory for the same target -> a function that puts it in the place of
-    `draft`, to be called between two steps. None: the backend's engines stay what they are.
-    """
+    """The engines of a directory, with the functions that an executor needs to run them."""
 
     target: Engine
     draft: Engine | None
-    enter_mode: Callable[[Mode], None]
-    sampler: RejectionSampler
+    enter_mode: Callable[[Mode], None]  # call between two steps when the mode changes
+    sampler: RejectionSampler  # for the target's logits, on its device
+    # The partitions of a GPU by their names in a cost table: "all" and, with a draft model, "draft" and "verify".
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
-    copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None
+    copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None  # CpuEngine.copy_kv, of targets that run branches
+    # Opens the draft of another directory for the same target, and returns a function that replaces `draft` by it, to
+    # be called between two steps. None: the backend cannot replace drafts.
     prepare_draft: Callable[[Path], Callable[[], None]] | None = None
 
 
 def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:
-    """The sampler for a target whose logits are in the host's memory; it works on request.core_set."""
+    """Return the sampler for a target whose logits are in the host's memory; it works on request.core_set."""
     limits, vocab_size = request.limits, request.engines.vocab_size
     draft_probs = HostDraftProbs(limits.max_batch_size, limits.max_draft_len if request.drafting else 0, vocab_size)
     pool = None if request.core_set is None else request.core_set.handle
@@ -103,11 +93,11 @@ def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:
 
 
 def stay(mode: Mode) -> None:
-    """The enter_mode of engines that can run concurrently without moving."""
+    """Do nothing: the enter_mode of engines that can run concurrently where they are."""
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """The target and, if drafting, the draft of a directory; closed with the stack.
+    """Open the target and, if drafting, the draft of a directory; the stack closes them.
 
     Raises ConfigError if the backend does not support the request, or a GPU, libraries or checkpoints are missing, and
     EngineFileError for engines that do not fit.
@@ -117,7 +107,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 
 def check_request(request: OpenRequest) -> Backend:
-    """The directory's backend; ConfigError if it does not support the request."""
+    """Return the directory's backend; raise ConfigError if it does not support the request."""
     path, backend = request.engines.path, backend_of(request.engines)
     if request.quantization is not Quantization.NONE and not backend.has_fp8:
         fix = "--quantization FP8" if backend.builds_fp8 else f"--backend {names_with(lambda b: b.has_fp8)}"
@@ -149,21 +139,21 @@ def check_request(request: OpenRequest) -> Backend:
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:
-    """Only the draft, for a target run by another system; raises as open_engines."""
+    """Open only the draft, for a target that another system runs; raises as open_engines."""
     opener = check_draft_backend(request.engines)
     engine: Engine = resolve_name(opener)(request, stack)
     return engine
 
 
 def check_draft_backend(engines: EngineDir) -> str:
-    """The draft_opener of a directory's backend; ConfigError if it has none, or if the draft is a head, which drafts
-    for no target but its own."""
+    """Return the draft_opener of a directory's backend. Raises ConfigError if it has none, or if the draft is a head,
+    which can only draft for its own target."""
     backend = backend_of(engines)
     if backend.draft_opener is None:
         usable = names_with(lambda b: b.draft_opener)
         raise ConfigError(
-            f"{engines.path} is of the backend {backend.name}, beside a target that is not ours a {usable} draft runs; "
-            f"build with --backend {usable}"
+            f"{engines.path} holds {backend.name} engines, and only {usable} drafts can draft for another system's "
+            f"target; build with --backend {usable}"
         )
     if engines.draft_head is not None:
         raise ConfigError(
@@ -174,7 +164,7 @@ def check_draft_backend(engines: EngineDir) -> str:
 
 
 def backend_of(engines: EngineDir) -> Backend:
-    """The backend named in a manifest; EngineFileError for an unknown one."""
+    """Return the backend named in a manifest; raise EngineFileError for an unknown one."""
     try:
         return find_backend(engines.backend)
     except InvalidArgumentError as error:

@@ -101,7 +101,7 @@ def test_what_cannot_take_its_place_is_refused_and_the_old_one_goes_on(tmp_path,
     running = build(tmp_path / "running", target, make_head(tmp_path / "head", target, layers=(1, 2)))
     other_target = make_checkpoint(tmp_path / "other", num_layers=3, seed=5)
     refused = {
-        "the target in .* is another than the one that runs": build(
+        "the target in .* is not the one that runs": build(
             tmp_path / "e1", other_target, make_head(tmp_path / "h1", other_target, layers=(1, 2))
         ),
         "is a model, the one that runs is eagle3; only one of its kind": build(tmp_path / "e2", target, target),
@@ -116,7 +116,7 @@ def test_what_cannot_take_its_place_is_refused_and_the_old_one_goes_on(tmp_path,
     ]
     with ExitStack() as stack:
         of_blocks = stack.enter_context(open_executor(blocks[0], ExecutorConfig(num_threads=1, speculation="fixed:4")))
-        with pytest.raises(ConfigError, match="block_size is 6, of the engine in whose place it is to run it is 5"):
+        with pytest.raises(ConfigError, match="block_size is 6, but 5 in the engine that it is to replace"):
             replace(of_blocks, blocks[1])
         executor = stack.enter_context(open_executor(running, ExecutorConfig(num_threads=1, speculation="fixed:4")))
         plain = run(executor)

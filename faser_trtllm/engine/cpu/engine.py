@@ -26,8 +26,8 @@ from faser_trtllm.partition.core_set import CoreSet
 class CpuEngine(HostPruning, Closing):
     """Engine (engine/base.py) over one engine file and one core set. Not thread-safe: one caller at a time.
 
-    Inputs are the arrays of a RaggedBatch: int32 and contiguous. If they hold ids, positions or blocks out of range,
-    nothing runs and InvalidArgumentError is raised. Each row's result depends only on its own request.
+    Inputs are the arrays of a RaggedBatch: int32 and contiguous. Ids, positions or blocks out of range raise
+    InvalidArgumentError before anything runs. Each row's result depends only on its own request.
     """
 
     def __init__(self, file: EngineFile, core_set: CoreSet, spec: EngineSpec, handle: int) -> None:
@@ -64,8 +64,8 @@ class CpuEngine(HostPruning, Closing):
     ) -> CpuEngine:
         """Map an engine file and allocate its KV memory and workspaces.
 
-        max_seq_len: the model's by default and at most. Raises EngineFileError for an unusable file, ConfigError for
-        invalid limits, FaserError when memory runs out.
+        max_seq_len is at most the model's, which is the default. Raises EngineFileError for an unusable file,
+        ConfigError for invalid limits, FaserError when memory runs out.
         """
         limits = {
             "num_blocks": num_blocks,
@@ -118,8 +118,8 @@ class CpuEngine(HostPruning, Closing):
         return num_bytes
 
     def attach(self, target: CpuEngine) -> None:
-        """Give a head its target, which keeps hidden rows for it from now on; call it once, before either runs, and
-        close the target last. EngineFileError if they do not fit."""
+        """Connect a head to its target, which keeps hidden rows for it from now on. Call once before either runs, and
+        close the target last. Raises EngineFileError if the two do not fit."""
         model: dict[str, Any] = self._file.header["model"]
         head: dict[str, Any] = model.get("head") or model.get("block") or {"layers": [target.spec.num_layers]}
         layers = np.array(head["layers"], np.int32)
@@ -138,12 +138,12 @@ class CpuEngine(HostPruning, Closing):
             )
 
     def exchange(self, other: CpuEngine) -> None:
-        """Take the weights and the KV memory of another engine, which takes this one's; call it between two passes.
-        ConfigError for an engine with other limits, or of another kind; it may have other layers."""
+        """Swap weights and KV memory with another engine. Call between two passes. Raises ConfigError if the engines
+        differ in kind or limits; only the number of layers and segments may differ."""
         for field in dataclasses.fields(EngineSpec):
             mine, its = getattr(self._spec, field.name), getattr(other.spec, field.name)
             if mine != its and field.name not in ("num_layers", "segments"):
-                raise ConfigError(f"{field.name} is {its}, of the engine in whose place it is to run it is {mine}")
+                raise ConfigError(f"{field.name} is {its}, but {mine} in the engine that it is to replace")
         for name in ("_file", "_handle", "_core_set", "_spec"):
             mine, its = getattr(self, name), getattr(other, name)
             setattr(self, name, its)
@@ -186,15 +186,18 @@ class CpuEngine(HostPruning, Closing):
         return scores
 
     def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
-        """Copy KV between blocks, and what is kept of it for a head; copies [4, n] int32 contiguous: from block, to
-        block, and the offsets in them, from the first to after the last."""
+        """Copy KV between blocks, and the hidden rows that are kept for a head.
+
+        copies: contiguous int32 [4, n] of source block, target block, first offset and end offset.
+        """
         status = self._library.faser_engine_copy_kv(
             self._open_handle(), copies.shape[1], *(native.address_of_buffer(column) for column in copies)
         )
         native.check(status, f"copying KV between {copies.shape[1]} pairs of blocks")
 
     def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """A copy of the hidden rows [num_rows, hidden_size] after the last segment; num_rows must be that batch's."""
+        """Return a copy of the hidden rows fp32 [num_rows, hidden_size] after the last segment; num_rows must match
+        that batch."""
         hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
         native.check(
             self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, native.address_of_buffer(hidden)),
@@ -208,7 +211,7 @@ class CpuEngine(HostPruning, Closing):
         return self._core_set
 
     def use(self, core_set: CoreSet) -> None:
-        """Switch to another partition from the next call on; results are the same. The caller owns both core sets."""
+        """Switch to another core set from the next call on; results do not change. The caller owns both core sets."""
         if core_set is not self._core_set:
             native.check(self._library.faser_engine_set_pool(self._open_handle(), core_set.handle), "changing threads")
             self._core_set = core_set

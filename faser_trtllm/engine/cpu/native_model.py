@@ -1,4 +1,4 @@
-"""A model as the native library takes it: the sizes of an engine file, and where its tensors are mapped."""
+"""Describe a model to the native library: the sizes of an engine file and the addresses of its mapped tensors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _OPTIONAL_LAYER_TENSORS = frozenset(
     | {name for name in _LAYER_TENSORS if name.endswith("_scales") or name.startswith(("router", "shared_"))},
 )
 _EXPERTS_TENSORS = frozenset(f"{name}{suffix}" for name in ("gate_up", "down") for suffix in ("", "_bias", "_scales"))
-"""Of a layer, which in a mixture hold its experts' and are named expert_gate_up and so on."""
+"""Layer tensors that a mixture has per expert; the file names them expert_gate_up and so on."""
 _BF16 = Scheme(16, 0)
-_SCORINGS = (SOFTMAX, TOP_K_SOFTMAX)  # by faser_scoring
-_ACTIVATIONS = (SILU, CLAMPED)  # by faser_activation
+_SCORINGS = (SOFTMAX, TOP_K_SOFTMAX)  # indexed by faser_scoring
+_ACTIVATIONS = (SILU, CLAMPED)  # indexed by faser_activation
 
 _HEAD_TENSORS = ("fc", "fc_bias", "fc_norm", "hidden_norm", "target_ids", "input_proj", "token_norm")
 _BLOCK_TENSORS = ("fc", "hidden_norm", "markov_in", "markov_out", "predecessors", "successors", "selector_proj")
@@ -45,7 +45,7 @@ _HEAD_SIZES = (
 
 
 def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
-    """struct faser_model, which points into the file's mapping; EngineFileError for a file that lacks a tensor."""
+    """Return a struct faser_model that points into the file's mapping; raise EngineFileError if a tensor is missing."""
     sizes: dict[str, Any] = file.header["model"]
     layers = (native.FaserLayer * sizes["num_layers"])()
     for index, layer in enumerate([] if "medusa" in sizes else layers):

@@ -1,4 +1,4 @@
-"""Opens the engines of a cpu engine directory, on one core set."""
+"""Open the engines of a cpu engine directory on one core set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faser_trtllm.partition.core_set import CoreSet
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """See engine.opening.open_engines; both engines run on request.core_set until a mode divides its cores."""
+    """See engine.opening.open_engines. Both engines run on request.core_set until a mode divides its cores."""
     core_set = request.core_set
     assert core_set is not None, "cpu engines run on a core set"
     target = _open(request.engines.target_path, request, stack, request.num_branches * request.limits.max_batch_size)
@@ -26,8 +26,8 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
     @functools.cache
     def shares() -> tuple[CoreSet, CoreSet]:
-        """The draft gets one core, the target the others, or the same one if it is the only one: the operating system
-        then time-slices the two."""
+        """Return core sets for target and draft: one core for the draft, the others for the target. On a single core,
+        the operating system time-slices the two."""
         target_cores = stack.enter_context(CoreSet(None, max(1, core_set.num_threads - 1)))
         return target_cores, stack.enter_context(CoreSet(None, 1))
 
@@ -42,10 +42,9 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 
 def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, path: Path) -> Callable[[], None]:
-    """See OpenedEngines.prepare_draft."""
     engines = EngineDir.load(path)
     if engines.target_sha256 != request.engines.target_sha256:
-        raise ConfigError(f"the target in {path} is another than the one that runs; build its draft for this target")
+        raise ConfigError(f"the target in {path} is not the one that runs; build the draft for the running target")
     if not engines.has_draft or engines.draft_head != request.engines.draft_head:
         raise ConfigError(
             f"the draft in {path} is {engines.draft_head or ('a model' if engines.has_draft else 'missing')}, the one "
@@ -56,7 +55,7 @@ def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, pa
         opened = stack.pop_all()
 
     def put() -> None:
-        with opened:  # which closes the one that ran
+        with opened:  # closes the old draft, which exchange() leaves in `other`
             if other.spec.reads_target:
                 other.attach(target)
             other.use(draft.core_set)
@@ -66,7 +65,6 @@ def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, pa
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
-    """See engine.opening.open_draft."""
     return _open(request.engines.draft_path, request, stack)
 
 

@@ -1,10 +1,10 @@
 """A block drafter (DFlash, DFlash2, DSpark) in device memory, over the hidden rows that its target keeps there.
 
-A pass's rows are context: of the target's hidden rows at their positions, keys and values of every layer are made, and
-nothing else. The logits of a request's last row are a pass of their own, over a block of rows that see the context and
-each other: those of all places are made at once, and a step only takes the next place's. As the CPU engine's
-(plugins/cpu/engine/block.cpp). A block's keys and values are in KV blocks of the engine's own, so that those of the
-request hold context only.
+The rows of a pass are context: the drafter only computes keys and values of every layer from the target's hidden rows
+at their positions. The logits of a request's last row need a pass of their own, over a block of rows that see the
+context and each other. It computes the logits of all draft places at once, and a step only moves to the next place, as
+on the CPU (plugins/cpu/engine/block.cpp). The keys and values of a block are in KV blocks of the engine's own, so the
+request's blocks hold context only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Columns of ones, for kernels that divide by a row's root mean square: these norms are computed by themselves. With
-# append_kv's epsilon, which is that of q and k too, it is not quite 1: less than a thousandth of bf16's last bit off.
+# Columns of ones, whose root mean square the kernels divide by, since these norms are computed separately. append_kv
+# adds its epsilon, so the divisor differs from 1 by less than a thousandth of bf16's last bit.
 _UNSCALED = 8
 
 
@@ -52,13 +52,13 @@ class BlockDecoder:
         max_draft_len: int,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: the target's. max_draft_len: places that are drafted at most. kv_dtype: of the KV cache; None:
-        the weights'."""
+        """hidden_rows: the target's. max_draft_len: limit on the places drafted. kv_dtype: type of the KV cache, by
+        default that of the weights."""
         self._ops, self._read, self.weights = place.ops, hidden_rows, weights
         block = weights.sizes["block"]
         self._block, self._size = block, block["block_size"]
         self._num_places = min(self._size - block["first_slot"], max(1, max_draft_len))
-        place.runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        place.runtime.wait()  # other streams do not wait for the default stream, which may still copy weights
         with place.runtime.on(place.partition):
             self._allocate(spec, place.runtime, kv_dtype)
 
@@ -80,7 +80,7 @@ class BlockDecoder:
             spec.tokens_per_block,
             head_dim,
         )
-        # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
+        # Zeroed: kernels multiply masked positions by zero, and NaN would survive that.
         self.cache = torch.zeros(cache, dtype=kv_dtype or weights.embedding.dtype, device=runtime.device)
         tables = (batch.block_table, batch.cu_q_lens, batch.kv_lens)
         own = (rows.block_table, rows.cu_q_lens, rows.kv_lens)
@@ -94,10 +94,10 @@ class BlockDecoder:
         self._no_q = torch.zeros((spec.max_num_tokens, 0, head_dim), **options)
         self._context = [context_kv(layer, sizes["num_heads"] * head_dim) for layer in weights.layers]
         self._cos, self._sin = (table[: spec.max_seq_len + self._size - 1] for table in (weights.cos, weights.sin))
-        num_rows = spec.max_batch_size * self._num_places  # by request and place
+        num_rows = spec.max_batch_size * self._num_places
         self._chain = BlockChain(self._ops, self._head, self._block, num_rows, weights.lm_head)
         self._first = torch.arange(0, num_rows, self._num_places, device=runtime.device)
-        self._place = torch.zeros_like(self._first[0])  # that all requests draft: none has pending drafts
+        self._place = torch.zeros_like(self._first[0])  # the same for all requests, since none has pending drafts
 
     @property
     def weight_bytes(self) -> int:
@@ -113,8 +113,8 @@ class BlockDecoder:
         return (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
-        """Keys and values of the rows. A request's last row has no hidden row of the target yet: what is written at its
-        position is not read, and is written again once there is."""
+        """Write keys and values of the rows. A request's last row has no hidden row of the target yet: what is written
+        at its position is never read, and is overwritten once the hidden row exists."""
         ops, weights, batch = self._ops, self.weights, self.batch
         kept = self._read.tensor.index_select(0, batch.token_rows[:rows])
         features = ops.rms_norm(ops.linear(kept, self._head.fc), self._head.hidden_norm, self._eps)
@@ -124,7 +124,7 @@ class BlockDecoder:
             ops.append_kv(ops.linear(features, weight), rope, kv, self._no_q[:rows], norm)
 
     def write_logits(self, logits: Tensor) -> None:
-        """See Decoder.write_logits; for the first max_batch_size rows: no more requests draft."""
+        """See Decoder.write_logits. Only the first max_batch_size rows get logits, since no more requests draft."""
         count = min(logits.shape[0], self._max_batch_size)
         copies = self._rows.fill(self.batch, count)
         self._ops.copy_kv(copies, self.cache.view(-1, *self.cache.shape[2:]))
@@ -137,7 +137,7 @@ class BlockDecoder:
         self._take_place(logits[:count], self._rows.token_ids.view(-1, self._size)[:count, 0])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """See Decoder.step: on to the next place."""
+        """See Decoder.step. Moves on to the next place."""
         self._place += 1
         self._take_place(logits, self.batch.token_ids[:rows])
 
@@ -160,7 +160,7 @@ class BlockDecoder:
         return self.weights.head
 
     def _run_block(self, count: int) -> None:
-        """The blocks of `count` requests -> hidden rows."""
+        """Run the blocks of `count` requests and leave their hidden rows in self._hidden."""
         import torch
 
         num_rows = count * self._size
@@ -173,7 +173,6 @@ class BlockDecoder:
             self._run_layer(index, layer, rope, hidden)
 
     def _run_layer(self, index: int, layer: LayerWeights, rope: Rope, hidden: Tensor) -> None:
-        """hidden: the residual."""
         assert layer.input_norm is not None, "a block drafter's norms are not folded"
         assert layer.post_norm is not None, "a block drafter's norms are not folded"
         ops, kv, num_rows = self._ops, self._block_kv[index], hidden.shape[0]
@@ -201,7 +200,7 @@ class BlockDecoder:
         return BlockConvolution(self._ops, self._size, normed, base, delta)
 
     def _take_place(self, out: Tensor, before: Tensor) -> None:
-        """The logits of each request's place; before: the tokens before it."""
+        """Write the logits of each request's place to `out`; before: the tokens before that place."""
         import torch
 
         rows = self._first[: out.shape[0]] + self._place
@@ -210,6 +209,6 @@ class BlockDecoder:
 
 
 def context_kv(layer: LayerWeights, q_size: int) -> tuple[Tensor, Tensor | None]:
-    """The rows of a layer's qkv that make keys and values, and of its bias."""
+    """Return the rows of a layer's qkv weight, and of its bias, that produce keys and values."""
     assert not isinstance(layer.qkv, ScaledRows), "block drafters are not quantised"
     return layer.qkv[q_size:], None if layer.qkv_bias is None else layer.qkv_bias[q_size:]

@@ -1,4 +1,4 @@
-"""How the logits of a place hang on the draft before it: DSpark's Markov head, DFlash2's selector."""
+"""Logits of a block drafter that depend on the draft before them: DSpark's Markov head and DFlash2's selector."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class BlockChain:
-    """The logits of all places of the drafted blocks, a row each, and a last row without tokens, which ends a request's
+    """The logits of all places of the drafted blocks, one row each, and a last row of -inf, which ends a request's
     drafting.
 
-    A Markov head adds logits by the token before. A selector leaves the best tokens of a row, and adds the score of
-    each after the token before.
+    A Markov head adds logits that depend on the token before. A selector keeps the best tokens of a row and adds to
+    each a score that depends on the token before.
     """
 
     def __init__(self, ops: Ops, weights: BlockWeights, block: dict[str, Any], num_rows: int, lm_head: Tensor) -> None:
-        """block: that object of the engine file's header. num_rows: of places."""
+        """block: the `block` object of the engine file's header. num_rows: the number of places."""
         import torch
 
         self._ops, self._weights, self._block, self._lm_head = ops, weights, block, lm_head
@@ -36,11 +36,12 @@ class BlockChain:
 
     @property
     def last(self) -> int:
-        """The row without tokens."""
+        """The index of the row without tokens."""
         return self._logits.shape[0] - 1
 
     def fill(self, rows: Tensor) -> None:
-        """The first rows [n, hidden], after the final norm. One product, since a GPU reads the LM head for it once."""
+        """Compute the first rows' logits from rows [n, hidden] after the final norm. One product reads the LM head
+        once."""
         import torch
 
         block, mask, count = self._block, self._block["mask_token_id"], rows.shape[0]
@@ -59,7 +60,8 @@ class BlockChain:
             self._states[:count].copy_(self._ops.linear(rows, self._weights.selector_proj))
 
     def take(self, rows: Tensor, before: Tensor, out: Tensor) -> None:
-        """rows int64 [n]: whose logits go to out fp32 [n, vocab_size]; before int32 [n]: the tokens before them."""
+        """Write the logits of `rows` int64 [n] to `out` fp32 [n, vocab_size]; before int32 [n]: the tokens before
+        them."""
         import torch
 
         weights = self._weights

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class BlockConvolution:
-    """out_t = sum over taps of (base + delta_t) * x_(t - tap), from a block's first row on; in fp32, rounded once."""
+    """out_t = sum over taps of (base + delta_t) * x_(t - tap), starting at a block's first row; in fp32, rounded
+    once."""
 
     def __init__(self, ops: Ops, block_size: int, normed: Tensor, base: Tensor | None, delta: Tensor | None) -> None:
-        """normed [rows, hidden]: of whole blocks, on entering the sublayer; base [2, taps, hidden] and delta [2 * taps
-        * groups, hidden]; None: nothing is convolved."""
+        """normed [rows, hidden]: whole blocks, as they enter the sublayer. base [2, taps, hidden] and delta [2 * taps *
+        groups, hidden]; None: no convolution."""
         self._ops, self._block_size = ops, block_size
         self._taps: Tensor | None = None
         if base is not None and delta is not None:
@@ -26,11 +27,11 @@ class BlockConvolution:
             self._taps = (deltas + base.float()).movedim((2, 3), (0, 1))  # [2, taps, blocks, block_size, hidden]
 
     def before(self, x: Tensor) -> Tensor:
-        """The sublayer's input."""
+        """Return the sublayer's input, convolved."""
         return x if self._taps is None else self._convolved(x, self._taps[0])
 
     def add(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
-        """hidden += the sublayer's output, which is x times weight, plus bias."""
+        """Add the sublayer's output, x times weight plus bias, to `hidden`."""
         if self._taps is None:
             self._ops.add_linear(hidden, x, weight, bias)
             return

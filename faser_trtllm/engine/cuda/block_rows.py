@@ -1,4 +1,4 @@
-"""The rows of drafted blocks on the device, and the KV blocks that hold them in place of their requests'."""
+"""The rows of drafted blocks on the device, and the KV blocks that hold them instead of the requests' own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def num_own_blocks(block_size: int, tokens_per_block: int) -> int:
-    """KV blocks that hold block_size tokens after any number of tokens of the first."""
+    """Return the number of KV blocks that hold block_size tokens, wherever in the first block they begin."""
     return 1 + -(-(block_size - 1) // tokens_per_block)
 
 
 class BlockRows:
     """Inputs of a pass over the blocks of up to max_batch_size requests, all int32 at fixed addresses.
 
-    token_ids, positions [max_batch_size * block_size]: a request's last committed token, then mask tokens, from that
-    token's position on. block_table, cu_q_lens, kv_lens: of the requests, as PagedKv has them. A request's blocks are
-    its own up to the one that the last token is in; from there on they are the engine's, num_blocks in all after the
-    first num_kv_blocks.
+    token_ids, positions [max_batch_size * block_size]: a request's last committed token and then mask tokens, at
+    consecutive positions. block_table, cu_q_lens, kv_lens: as in PagedKv. The table has a request's own blocks up to
+    the one before its last token; from there on it has blocks of the engine, of which num_blocks follow the first
+    num_kv_blocks.
     """
 
     def __init__(self, spec: EngineSpec, block: Mapping[str, Any], device: torch.device) -> None:
-        """block: that object of the engine file's header."""
+        """block: the `block` object of the engine file's header."""
         import torch
 
         self._block_size, self._tokens_per_block = block["block_size"], spec.tokens_per_block
@@ -47,13 +47,13 @@ class BlockRows:
         self.block_table = torch.zeros((num_requests, width), **options)
 
     def fill(self, batch: DeviceBatch, count: int) -> Tensor:
-        """Set up the blocks of the first `count` of a batch's rows with logits, each its request's last -> copies
-        [4, count] into the engine's blocks, as ops/cuda/copy_kv.py has it."""
+        """Set up blocks for the first `count` logit rows of a batch, each of which must be its request's last row.
+        Return int32 [4, count], the copies into the engine's blocks (ops/cuda/copy_kv.py)."""
         import torch
 
         rows, size = batch.logit_rows[:count], self._tokens_per_block
         last = batch.positions.index_select(0, rows)
-        # Entries of the batch that nobody asks for may be anything that is within range.
+        # Unused entries of the batch may have any value that is in range.
         requests = torch.searchsorted(batch.cu_q_lens[1:], rows, right=True).clamp_(max=batch.kv_lens.shape[0] - 1)
         theirs = batch.block_table.index_select(0, requests)
         column, first_own = last // size, self._first_own[:count]

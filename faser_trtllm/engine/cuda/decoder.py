@@ -1,7 +1,7 @@
 """The decoder layers over rows in device memory: GEMMs by torch, the rest by our kernels.
 
-RMSNorm is no kernel of its own: its weights are in the matrix after it (engine/cuda/weights.py), and the row's scale
-is applied to the product, by append_kv and gated_silu. The residual is the product's addend.
+RMSNorm has no kernel of its own: its weights are folded into the next matrix (engine/cuda/weights.py), and append_kv
+and gated_silu apply the row's scale to the product. The product is added to the residual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NARROW_ROWS = 16  # packed rows (query heads per KV head times query rows) of the narrow tile of attention
+_NARROW_ROWS = 16  # of attention's narrow tile: query rows times query heads per KV head
 
 
 class TorchDecoder:
@@ -37,7 +37,7 @@ class TorchDecoder:
     has_prune_plan = False
     has_kv = True
     num_distinct: Tensor | None = None
-    _scales_inner = True  # whether the rows before the last product may come in e4m3
+    _scales_inner = True  # whether the last product's input may be in e4m3
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class TorchDecoder:
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: kept for a head by every pass. kv_dtype: of the KV cache; None: the weights'."""
+        """hidden_rows: where every pass keeps rows for a head. kv_dtype: type of the KV cache, by default that of the
+        weights."""
         self._ops, self._kv_dtype = place.ops, kv_dtype
-        place.runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        place.runtime.wait()  # other streams do not wait for the default stream, which may still copy weights
         with place.runtime.on(place.partition):
             self._allocate(weights, spec, place.runtime, None if hidden_rows is None else hidden_rows.own_rows)
         self._hidden_rows = hidden_rows
@@ -77,7 +78,7 @@ class TorchDecoder:
         self._q = torch.zeros(heads, dtype=dtype, device=device)
         self._attended = torch.zeros(heads, dtype=dtype, device=device)
         cache = (spec.num_layers, 2, spec.num_kv_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
-        # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
+        # Zeroed: kernels multiply masked positions by zero, and NaN would survive that.
         self.cache = torch.zeros(cache, dtype=self._kv_dtype or dtype, device=device)
         batch = self.batch
         requests = (batch.block_table, batch.cu_q_lens, batch.kv_lens)
@@ -85,7 +86,7 @@ class TorchDecoder:
         self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
-        """A narrow tile of attention holds all rows of a request, or it may have any number."""
+        """See Decoder.query_rows: all rows of a request fit attention's narrow tile, or there may be any number."""
         narrow = max(1, _NARROW_ROWS // (self._num_heads // self._num_kv_heads))
         return narrow if num_query_rows <= narrow else rows
 
@@ -94,7 +95,7 @@ class TorchDecoder:
         return self.weights.num_bytes
 
     def kv_lens(self) -> tuple[int, ...]:
-        """Contexts of up to a chunk need no second launch of attention."""
+        """See Decoder.kv_lens: contexts of up to a chunk need no second launch of attention."""
         return (SPLIT_TOKENS, self._max_seq_len) if self._max_seq_len > SPLIT_TOKENS else (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
@@ -141,7 +142,8 @@ class TorchDecoder:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
     def _layer(self, index: int, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds) -> ScaledRows | None:
-        """scaled: hidden in e4m3, where the layer before has made it; this layer's is returned."""
+        """Run a layer. scaled: `hidden` in e4m3 if the layer before has produced it; returns that of this layer, if
+        any."""
         layer = self.weights.layers[index]
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
@@ -150,7 +152,7 @@ class TorchDecoder:
     def _finish_layer(
         self, index: int, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
     ) -> ScaledRows | None:
-        """The layer after its first product; hidden is the residual."""
+        """Run the rest of a layer after its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         layer, kv, window = self.weights.layers[index], self._kv[index], self._windows[index]
         q, attended = self._q[:rows], self._attended[:rows]
@@ -177,7 +179,8 @@ class TorchDecoder:
         self._spread_head(x, self.weights.output_ids, logits)
 
     def _spread_head(self, x: Tensor, ids: Tensor | None, logits: Tensor) -> None:
-        """ids: tokens of the LM head's outputs, None: the same; other tokens' logits are -inf."""
+        """Multiply by the LM head, whose outputs are the tokens `ids` (None: all, in order); other tokens' logits are
+        -inf."""
         import torch
 
         if ids is None:

@@ -1,7 +1,7 @@
 """An EAGLE-3 head's layers in device memory, over the hidden rows that its target keeps there.
 
-Its row of the token at position t takes the target's hidden rows of position t - 1, or, in a step, its own output of
-that position. Position 0 has no hidden row before it, so no other row sees it. As the CPU engine's
+The head's row of the token at position t reads the target's hidden rows of position t - 1 or, in a draft step, its own
+output of that position. Position 0 has no hidden row before it, so no other row sees it. The CPU engine does the same
 (plugins/cpu/engine/draft_head.cpp).
 """
 
@@ -35,7 +35,7 @@ class Eagle3Decoder(TorchDecoder):
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: the target's."""
+        """hidden_rows: the target's. kv_dtype: type of the KV cache, by default that of the weights."""
         assert hidden_rows is not None, "a head reads its target's hidden rows"
         self._read = hidden_rows
         super().__init__(weights, spec, place, kv_dtype=kv_dtype)
@@ -55,14 +55,14 @@ class Eagle3Decoder(TorchDecoder):
         self._run_layers(self._features(kept), bounds)
 
     def write_logits(self, logits: Tensor) -> None:
-        """See Decoder.write_logits; the rows are kept for a step."""
+        """See Decoder.write_logits. Keeps the rows for the next step."""
         outputs = self._outputs_of(self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]]))
         num_kept = min(outputs.shape[0], self._outputs.shape[0])
         self._outputs[:num_kept].copy_(outputs[:num_kept])
         self._draft_logits(outputs, logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """See Decoder.step; requests without a row keep their output, and their logits are made of it again."""
+        """See Decoder.step. Requests without a row keep their output, from which their logits are computed again."""
         import torch
 
         outputs = self._outputs[:rows]
@@ -81,7 +81,7 @@ class Eagle3Decoder(TorchDecoder):
         return self.weights.head
 
     def _features(self, kept: Tensor) -> Tensor:
-        """The target's rows [rows, num_features] -> features [rows, hidden]."""
+        """Return features [rows, hidden] for the target's rows [rows, num_features]."""
         import torch
 
         head = self._head
@@ -95,7 +95,7 @@ class Eagle3Decoder(TorchDecoder):
         return self._ops.rms_norm(hidden, self.weights.final_norm, self._eps) if self._feeds_normed else hidden
 
     def _run_layers(self, features: Tensor, bounds: Bounds) -> None:
-        """features [rows, hidden] -> the batch's hidden rows."""
+        """Run all layers over features [rows, hidden]; self._hidden holds the result."""
         import torch
 
         ops, weights, rows = self._ops, self.weights, features.shape[0]
@@ -111,14 +111,14 @@ class Eagle3Decoder(TorchDecoder):
             self._layer(index, hidden, None, bounds)
 
     def _norm_heads(self, qkv: Tensor, layer: LayerWeights) -> None:
-        """In place, since append_kv norms heads only of products that it scales by their rows."""
+        """Norm the heads in place: append_kv only norms heads of products that it scales by their rows."""
         heads, num_q, num_k = qkv.view(qkv.shape[0], -1, self._head_dim), self._num_heads, self._num_kv_heads
         for part, norm in ((heads[:, :num_q], layer.q_norm), (heads[:, num_q : num_q + num_k], layer.k_norm)):
             if norm is not None:
                 part.copy_(self._ops.rms_norm(part, norm, self._eps))
 
     def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
-        """x times weight, in x's dtype: whoever reads it norms nothing."""
+        """Return x times weight plus bias in x's dtype, since no later kernel normalises it."""
         found = self._ops.linear(x, weight).to(x.dtype)
         return found if bias is None else found.add_(bias)
 

@@ -1,4 +1,4 @@
-"""Makes the cuda backend's engine: the GPU engine over torch's layers, or over heads."""
+"""Make the cuda backend's engine: the GPU engine over torch's layers, or over draft heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_weights(
     quantization: Quantization = Quantization.NONE,
     shard: Shard = WHOLE,
 ) -> DeviceWeights | MedusaWeights:
-    """Like DeviceWeights.load, whatever the file is of; quantization is a decoder's only."""
+    """Load the weights of any cuda engine file, as DeviceWeights.load; quantization applies to decoders only."""
     if "medusa" in file.model:
         return MedusaWeights.load(file, device, dtype)
     return DeviceWeights.load(file, device, dtype, quantization, shard)
@@ -53,10 +53,9 @@ def make_engine(
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO,
     membership: Membership | None = None,
 ) -> GpuEngine:
-    """Over weights on the place's device, which the caller owns; options as GpuEngine has them.
+    """Make an engine over weights on the place's device, which the caller owns; for other options see GpuEngine.
 
-    hidden_rows: a target keeps them there, and a head reads them. membership: of the rank whose weights these are.
-
+    hidden_rows: memory that a target writes and a head reads. membership: place among the ranks of a split target.
     Raises ConfigError for limits that the weights cannot meet.
     """
     import torch

@@ -1,7 +1,7 @@
-"""A mixture of experts in device memory: a dense decoder's layers with other MLPs.
+"""A mixture of experts in device memory: a dense decoder whose MLPs are experts.
 
-A row goes through its experts as pairs of row and expert, sorted by expert on the device. Nothing of that reaches the
-host but a count of experts, with the next result that it reads.
+A row goes through its experts as pairs of row and expert, sorted by expert on the device. Only a count of experts
+reaches the host, along with the next result that it reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUPED_MAJORS = (9, 10)
-"""Of the compute capabilities that torch has grouped products for which do not wait for the host."""
-# Columns of ones for gated_silu, which divides by a row's root mean square: of rows that are normed, by 1.
+"""Major compute capabilities on which torch's grouped products do not wait for the host."""
+# Columns of ones for gated_silu, which divides by a row's root mean square: rows are already normed here.
 _UNSCALED = 8
 
 
@@ -41,7 +41,7 @@ class ExpertsDecoder(TorchDecoder):
         router, self._choice = weights.layers[0].router, choice_of(weights.sizes["experts"])
         assert router is not None, "a mixture has a router"
         self._routes = Routes.of(spec.max_num_tokens, router.shape[0], self._choice, runtime.device)
-        self._routes_of: dict[int, Routes] = {}  # by rows of a pass, of which there are few
+        self._routes_of: dict[int, Routes] = {}  # by number of rows
         self.num_distinct = self._routes.num_distinct
         ones = (spec.max_num_tokens * spec.top_k, _UNSCALED)
         self._ones = torch.ones(ones, dtype=self._hidden.dtype, device=runtime.device)
@@ -80,13 +80,13 @@ class ExpertsDecoder(TorchDecoder):
 
 
 def choice_of(experts: Mapping[str, Any]) -> Choice:
-    """experts: the object of an engine file's header (models/experts.py)."""
+    """Return the routing of an engine file; experts: that object of its header (models/experts.py)."""
     over_all = experts["scoring"] == SOFTMAX and not experts["norm_topk"]
     return Choice(experts["num_experts"], experts["top_k"], over_all)
 
 
 def check_mixture(path: str, compute_capability: str, quantization: Quantization) -> None:
-    """ConfigError unless GPUs of this compute capability run the mixture of a directory so."""
+    """Raise ConfigError unless GPUs of this compute capability run this directory's mixture with this quantization."""
     if quantization is not Quantization.NONE:
         raise ConfigError(
             f"quantization is {quantization.value}, but {path} has a mixture of experts, whose grouped products are in "
@@ -94,7 +94,7 @@ def check_mixture(path: str, compute_capability: str, quantization: Quantization
         )
     if int(compute_capability.split(".")[0]) not in GROUPED_MAJORS:
         raise ConfigError(
-            f"{path} has a mixture of experts, and this GPU compute capability {compute_capability}: torch's grouped "
-            f"products wait for the host on all but {' and '.join(f'{major}.x' for major in GROUPED_MAJORS)}; use such "
-            "a GPU or build with --backend cpu"
+            f"{path} has a mixture of experts, and this GPU has compute capability {compute_capability}: torch's "
+            f"grouped products wait for the host on all but {' and '.join(f'{major}.x' for major in GROUPED_MAJORS)}; "
+            "use such a GPU or build with --backend cpu"
         )

@@ -1,6 +1,6 @@
 """The process of a rank that follows rank 0: `python -m` this module with the number of an inherited socket.
 
-It opens its part of the target and runs what it is told, until the socket closes.
+It opens its part of the target and runs the calls that rank 0 sends, until the socket closes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from faser_trtllm.errors import FaserError
 from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.partition.green_context import GpuPartition
 
-ORPHAN_TIMEOUT_S = 5.0  # after rank 0 has gone, in which the work that runs may end
+ORPHAN_TIMEOUT_S = 5.0  # time for running work to end after rank 0 has exited
 
 
 class Follower:
-    """An engine as it is told of (LeadingEngine): partitions by name, and None for the batch of the segment before."""
+    """Runs the calls that LeadingEngine sends: partitions by name, and None in place of the previous segment's
+    batch."""
 
     def __init__(self, engine: GpuEngine, partitions: Iterable[GpuPartition]) -> None:
         self._engine = engine
@@ -65,7 +66,7 @@ class Follower:
 
 
 def run(connection: Connection, task: RankTask) -> None:
-    """Open the rank, answer with its layout and KV blocks or with what is wrong, and do as told."""
+    """Open the rank's GPU, answer with its layout and KV blocks or with an error, then run the leader's calls."""
     with ExitStack() as stack:
         try:
             gpu = stack.enter_context(task.make_gpu())
@@ -89,7 +90,7 @@ def run(connection: Connection, task: RankTask) -> None:
             try:
                 getattr(follower, name)(*arguments)
             except WRONG_USE:
-                continue  # rank 0 has said so
+                continue  # rank 0 raises the same error
 
 
 def _end_with_leader(connection: Connection) -> None:
@@ -97,11 +98,11 @@ def _end_with_leader(connection: Connection) -> None:
     poll.register(connection.fileno(), select.POLLHUP | select.POLLRDHUP)
     poll.poll()
     time.sleep(ORPHAN_TIMEOUT_S)
-    os._exit(0)  # in a collective, perhaps, that never ends
+    os._exit(0)  # the main thread may be in a collective that never ends
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C and ends the others
     connection = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_leader, args=(connection,), daemon=True).start()
     run(connection, connection.recv())

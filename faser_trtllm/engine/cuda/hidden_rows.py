@@ -1,4 +1,4 @@
-"""The target's hidden rows of some layers, kept on the device for a draft head, by block and offset as KV."""
+"""The target's hidden rows of some layers, kept on the device for a draft head, addressed by KV block and offset."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class HiddenRows:
     """tensor [KV tokens + 2, layers * hidden_size] in the target's dtype: a row per token, then one that dummies write
     to, and one of zeros.
 
-    A row holds the target's hidden row on entering each layer, in their order; the target's num_layers: on leaving the
-    last. The target's passes write it, the head's read it; both know a row's place when a batch is uploaded.
+    A row holds the target's hidden row before each listed layer, in their order; layer num_layers stands for the output
+    of the last layer. The target's passes write the tensor and the head's read it; both find their rows when a batch is
+    uploaded.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class HiddenRows:
         num_blocks: int,
         tokens_per_block: int,
     ) -> None:
-        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares; num_blocks: those of
-        branches too."""
+        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares. num_blocks: with those
+        of branches."""
         import torch
 
         self._layers = tuple(layers)
@@ -49,7 +50,8 @@ class HiddenRows:
         self.tensor = torch.zeros(shape, dtype=dtype, device=runtime.device)
 
     def keep(self, layer: int, rows: Tensor, hidden: Tensor) -> None:
-        """Write hidden [n, hidden_size], which enters a layer, to `rows` int64 [n]; nothing for a layer not named."""
+        """Write hidden [n, hidden_size], the input of a layer, to `rows` int64 [n]. Does nothing for layers that are
+        not kept."""
         if layer in self._layers:
             first = self._layers.index(layer) * self._hidden_size
             self.tensor[:, first : first + self._hidden_size].index_copy_(0, rows, hidden)
@@ -60,12 +62,12 @@ class HiddenRows:
         ops.copy_kv(copies, self.tensor[: self._num_tokens].view(1, self._num_tokens // size, 1, size, -1))
 
     def own_rows(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows (engine/gpu/batch.py) of the target and of a block drafter: dummies have the spare row."""
+        """TokenRows (engine/gpu/batch.py) of the target and of a block drafter; dummies have the spare row."""
         out[batch.num_rows :] = self._num_tokens
         out[: batch.num_rows] = self._rows(batch, batch.positions)
 
     def rows_before(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows of other heads: of the position before; zeros where there is none, and for dummies."""
+        """TokenRows of other heads: the row of the position before; the row of zeros at position 0 and for dummies."""
         out[batch.num_rows :] = self._num_tokens + 1
         found = self._rows(batch, np.maximum(batch.positions - 1, 0))
         out[: batch.num_rows] = np.where(batch.positions > 0, found, self._num_tokens + 1)

@@ -1,8 +1,9 @@
-"""Medusa heads in device memory, over the hidden row that their target keeps there of each token.
+"""Medusa heads in device memory, over the hidden rows that their target keeps there.
 
-Head i drafts i places after the last committed token, and reads the row of the position before that token after the
-target's final norm, as the CPU engine's heads do (plugins/cpu/engine/medusa.cpp). So no law hangs on a draft: a pass
-makes the logits of all places, each head's matrices are read once, and a step only takes the next place's.
+Head i drafts i places after the last committed token. It reads the hidden row of the position before that token, after
+the target's final norm, as the CPU engine's heads do (plugins/cpu/engine/medusa.cpp). No distribution depends on a
+draft, so one pass computes the logits of all places and reads each head's matrices once; a step only moves to the next
+place.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MedusaWeights:
-    """Tensors by the names of the engine file, such as medusa.0.lm_head. sizes: its `model` object."""
+    """Tensors by their names in the engine file, such as medusa.0.lm_head. sizes: the file's `model` object."""
 
     sizes: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def load(cls, file: CudaFile, device: torch.device, dtype: torch.dtype | None = None) -> MedusaWeights:
-        """dtype: another one than the file's, for tests."""
+        """Copy the tensors to the device; dtype: to replace the file's, in tests."""
         names = tensor_shapes(file.model)
         return cls(file.model, {name: device_tensor(file, name, device, dtype) for name in names})
 
@@ -52,7 +53,7 @@ class MedusaDecoder:
     is_read = False
 
     def __init__(self, weights: MedusaWeights, spec: EngineSpec, place: Placement, hidden_rows: HiddenRows) -> None:
-        """hidden_rows: the target's, of its last layer."""
+        """hidden_rows: those of the target's last layer."""
         import torch
 
         runtime = place.runtime
@@ -62,14 +63,14 @@ class MedusaDecoder:
         medusa: Mapping[str, int] = weights.sizes["medusa"]
         self._num_heads, self._num_layers = medusa["num_heads"], medusa["num_layers"]
         self._max_batch_size, self._max_seq_len = spec.max_batch_size, spec.max_seq_len
-        runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        runtime.wait()  # other streams do not wait for the default stream, which may still copy weights
         with runtime.on(place.partition):
             self.batch = DeviceBatch(runtime, spec, token_rows=hidden_rows.rows_before)
-            # By place and request, and then a row for places without a head, which ends a request's drafting.
+            # Rows by place and request, then a row of -inf for places without a head, which ends a request's drafting.
             shape = (self._num_heads * spec.max_batch_size + 1, spec.vocab_size)
             self._logits = torch.full(shape, -math.inf, dtype=torch.float32, device=runtime.device)
             self._first = torch.arange(spec.max_batch_size, dtype=torch.int64, device=runtime.device)
-            self._at = self._first.clone()  # the row of each request's place
+            self._at = self._first.clone()  # row of each request's current place
             self._hidden = torch.zeros((spec.max_num_tokens, 1), dtype=torch.float32, device=runtime.device)
 
     @property
@@ -86,10 +87,10 @@ class MedusaDecoder:
         return (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
-        """Nothing: a row without logits counts for nothing."""
+        """Do nothing: only rows with logits have an effect."""
 
     def write_logits(self, logits: Tensor) -> None:
-        """See Decoder.write_logits; for the first max_batch_size rows: no more requests draft."""
+        """See Decoder.write_logits. Only the first max_batch_size rows get logits, since no more requests draft."""
         import torch
 
         tensors, sizes = self.weights.tensors, self.weights.sizes
@@ -109,7 +110,7 @@ class MedusaDecoder:
         self._take_place(logits[:count])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """See Decoder.step: requests with a row go on to the next place, the others stay."""
+        """See Decoder.step. Requests with a row move to the next place, the others stay."""
         has_row = self.batch.kv_lens[:rows] > 0
         self._at[:rows] += has_row * self._max_batch_size
         self._take_place(logits)

@@ -1,4 +1,4 @@
-"""Device memory of an engine file's weights."""
+"""Estimate the device memory of engine files: weights and the buffers of heads and mixtures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _SCALE_BYTES = 4
 
 
 def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -> int:
-    """Bytes of device memory for what a rank has of an engine file's weights, without small tables such as rope's."""
+    """Return the bytes of a rank's share of an engine file's weights on the device, without small tables such as
+    rope's."""
     with CudaFile.open(path) as file:
         total = 0
         for name, whole in tensor_shapes(file.model).items():
@@ -32,7 +33,7 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
 
 
 def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict[str, int]:
-    """Bytes by name of what a block drafter has for its blocks: their KV, and the logits of all places."""
+    """Return, by name, the bytes that a block drafter needs for its blocks: their KV, and the logits of all places."""
     with CudaFile.open(path) as file:
         model, block, itemsize = file.model, file.model["block"], ITEMSIZES[file.dtype]
     requests = limits.max_batch_size
@@ -46,8 +47,8 @@ def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict
 
 
 def pair_bytes(path: Path, max_num_tokens: int) -> int:
-    """Bytes of what a pass of so many rows makes for the pairs of row and expert of a mixture's layer; 0 for a dense
-    model."""
+    """Return the bytes that a mixture's layer needs for its pairs of row and expert in a pass of this many rows; 0 for
+    a dense model."""
     with CudaFile.open(path) as file:
         experts = file.model.get("experts")
         if experts is None:
@@ -57,7 +58,7 @@ def pair_bytes(path: Path, max_num_tokens: int) -> int:
 
 
 def place_logits_bytes(path: Path, max_batch_size: int) -> int:
-    """Bytes of the logits of all places that Medusa heads make at once; 0 for another draft."""
+    """Return the bytes of the logits that Medusa heads compute at once for all places; 0 for other drafts."""
     with CudaFile.open(path) as file:
         num_heads = file.model["medusa"]["num_heads"] if "medusa" in file.model else 0
         return 4 * int(num_heads * max_batch_size * file.model["vocab_size"])

@@ -1,7 +1,7 @@
-"""A target's own MTP layer in device memory: an EAGLE-3 head with other wiring (plugins/cpu/engine/draft_head.cpp).
+"""A target's own MTP layer in device memory: an EAGLE-3 head wired differently (plugins/cpu/engine/draft_head.cpp).
 
-The normed hidden row and the normed embedding go through one projection, after which the layer is a decoder's, and its
-output is taken after its final norm.
+The normed hidden row and the normed embedding go through one projection. The rest is a decoder layer, whose output is
+used after its final norm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens the engines of a cuda engine directory."""
+"""Open the engines of a cuda engine directory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,18 @@ if TYPE_CHECKING:
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """See engine.opening.open_engines; on the first GPU."""
     return open_cuda_engines(request, stack.enter_context(CudaGpu(plain_streams=request.plain_streams)), stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
-    """See engine.opening.open_draft."""
     return open_cuda_draft(request, stack.enter_context(CudaGpu(request.ordinal)), stack)
 
 
 def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """Like open_pair.
+    """Open the engines on a GPU, as open_pair.
 
-    Raises EngineFileError for files that cannot be used, ConfigError for limits, for too little memory and for what the
-    GPU cannot multiply, FaserError of the driver.
+    Raises EngineFileError for unusable files, ConfigError for invalid limits, for too little memory and for products
+    that the GPU does not support, FaserError of the driver.
     """
     shard = Shard(0, request.engines.tp_size)
     if request.num_branches and shard.size > 1:
@@ -71,7 +69,7 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
 
 
 def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
-    """KV blocks that a rank has room for, as fit_blocks has them; the draft is rank 0's."""
+    """Return the KV blocks that a rank has room for, as fit_blocks; rank 0 also holds the draft."""
     from faser_trtllm.engine.cuda.memory import weight_bytes
 
     shards = {"target": shard, "draft": Shard()}
@@ -80,7 +78,7 @@ def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
 
 
 def expert_buffers(request: OpenRequest) -> dict[str, int]:
-    """Bytes by name of what mixtures of experts make in their largest pass."""
+    """Return, by name, the bytes that mixtures of experts allocate in their largest pass."""
     from faser_trtllm.engine.cuda.memory import pair_bytes
 
     sizes = {role: pair_bytes(path, request.limits.max_num_tokens) for role, path in request.paths.items()}
@@ -88,7 +86,7 @@ def expert_buffers(request: OpenRequest) -> dict[str, int]:
 
 
 def head_buffers(request: OpenRequest) -> dict[str, int]:
-    """Bytes by name of what a head has next to its weights and its KV."""
+    """Return, by name, the bytes that a head needs in addition to its weights and KV."""
     from faser_trtllm.engine.cuda.memory import block_bytes, place_logits_bytes
 
     if not request.drafting:
@@ -101,7 +99,7 @@ def head_buffers(request: OpenRequest) -> dict[str, int]:
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
-    """The part of the target that a rank after rank 0 has; raises as open_cuda_engines."""
+    """Open the part of the target that a rank after rank 0 has; raises as open_cuda_engines."""
     membership = Membership(stack.enter_context(_join(shard, directory, gpu)))
     return _open(request, gpu, stack, "target", None, membership=membership)[0]
 
@@ -111,13 +109,13 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
-    """Like open_draft_alone, for a draft model."""
+    """Open a draft model alone, as open_draft_alone."""
     return open_draft_alone(request, gpu, lambda role, probs: open_cuda_draft_file(request, gpu, stack, None, probs))
 
 
 def open_hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
-    """Memory for what a head reads of its target, of any GPU backend; None without a head. ConfigError for quantization
-    that heads do not have."""
+    """Allocate memory for the target's hidden rows that a head reads, for any GPU backend; None without a head. Raises
+    ConfigError if quantization is requested, which heads do not support."""
     import torch
 
     from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
@@ -148,7 +146,7 @@ def open_cuda_draft_file(
     hidden_rows: HiddenRows | None,
     draft_probs: DeviceDraftProbs | None,
 ) -> tuple[GpuEngine, Ops]:
-    """The draft of a directory, a cuda engine file; hidden_rows: what a head reads. Closed with the stack."""
+    """Open the draft of a directory, a cuda engine file; the stack closes it. hidden_rows: what a head reads."""
     return _open(request, gpu, stack, "draft", hidden_rows, draft_probs)
 
 

@@ -1,4 +1,4 @@
-"""A model's weights in device memory, once for all partitions."""
+"""A model's weights in device memory, shared by all partitions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 WHOLE = Shard()
 MATRICES = ("qkv", "o", "gate_up", "down")
-"""The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
+"""The layer matrices that quantization applies to."""
 
 
 def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
-    """By matrix, the RMSNorms whose weights are multiplied into it, each rounded once: (x w) W = x (w W). What is left
-    of such a norm is the scale of the row, which whoever reads the product applies. A router reads normed rows, since
-    its logits choose."""
+    """Return, by matrix, the RMSNorm whose weights are multiplied into it: (x w) W = x (w W), rounded once. Only the
+    row's scale remains, which the reader of the product applies. A router reads normed rows, since its logits choose
+    experts."""
     if "block" in sizes:
         return {}
     return {"qkv": "input_norm"} | ({} if "experts" in sizes else {"gate_up": "post_norm"})
@@ -35,10 +35,10 @@ def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (folded_norms), which only
-    a block drafter's layers have apart. Of a mixture, gate_up and down are [num_experts, out, in], post_norm is apart,
-    and the router [num_experts, in] has the shared expert's gate as one more row. None: the model has no such bias,
-    norm, expert or convolution."""
+    """Matrices [out, in]; qkv and gate_up are fused along out and contain the norm before them (folded_norms), which
+    only a block drafter keeps separate. A mixture has gate_up and down [num_experts, out, in], a separate post_norm,
+    and a router [num_experts, in] with the shared expert's gate as a further row. None: the model has no such
+    tensor."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -63,41 +63,37 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """An EAGLE-3 head's weights next to its layers: fc [hidden, num_features], norms [hidden] of the embedding and of
-    fc's product; fc_norm [num_features]: of what fc reads, in num_fc_norms parts; target_ids int64 [draft_vocab_size]:
-    tokens of the LM head's outputs, None: the same."""
+    """The weights of an EAGLE-3 head in addition to its layers."""
 
-    fc: Tensor
-    input_norm: Tensor
-    hidden_norm: Tensor
+    fc: Tensor  # [hidden, num_features]
+    input_norm: Tensor  # [hidden], of the embedding
+    hidden_norm: Tensor  # [hidden], of fc's product
     fc_bias: Tensor | None = None
-    fc_norm: Tensor | None = None
-    target_ids: Tensor | None = None
+    fc_norm: Tensor | None = None  # [num_features], of fc's input, in num_fc_norms parts
+    target_ids: Tensor | None = None  # int64 [draft_vocab_size], tokens of the LM head's outputs; None: the same
 
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """An MTP layer's weights next to a decoder's: input_proj [hidden, 2 * hidden], of the normed hidden row and then
-    the normed embedding; norms [hidden]. target_norm: the target's final one, where rows are read after it."""
+    """The weights of an MTP layer in addition to a decoder's; norms are [hidden]."""
 
-    input_proj: Tensor
+    input_proj: Tensor  # [hidden, 2 * hidden], of the normed hidden row and then the normed embedding
     token_norm: Tensor
     hidden_norm: Tensor
-    target_norm: Tensor | None = None
+    target_norm: Tensor | None = None  # the target's final norm, if the layer reads rows after it
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """A block drafter's weights next to its layers: fc [hidden, num_features], the norm [hidden] of its product, the
-    matrices [vocab_size, rank] of a Markov head, and those of a selector with selector_proj [rank, hidden]."""
+    """The weights of a block drafter in addition to its layers."""
 
-    fc: Tensor
-    hidden_norm: Tensor
-    markov_in: Tensor | None = None
+    fc: Tensor  # [hidden, num_features]
+    hidden_norm: Tensor  # [hidden], of fc's product
+    markov_in: Tensor | None = None  # [vocab_size, rank], as markov_out: a Markov head
     markov_out: Tensor | None = None
-    predecessors: Tensor | None = None
+    predecessors: Tensor | None = None  # [vocab_size, rank], as successors: a selector
     successors: Tensor | None = None
-    selector_proj: Tensor | None = None
+    selector_proj: Tensor | None = None  # [rank, hidden]
 
 
 Head = HeadWeights | MtpWeights | BlockWeights
@@ -105,19 +101,17 @@ Head = HeadWeights | MtpWeights | BlockWeights
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """sizes: the `model` object of the engine file, or a rank's (builder/shard.py). cos, sin: fp32 [max_seq_len,
-    head_dim / 2], of a block drafter as many positions more as a block has after its first. head: of one only.
-    output_ids: int64 [num_outputs], tokens of the LM head's outputs where they are not all."""
+    """All weights of an engine file, or of one rank."""
 
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Any]  # the `model` object of the engine file, or a rank's (builder/shard.py)
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     lm_head: Tensor
-    cos: Tensor
+    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], as sin; a block drafter has block_size - 1 positions more
     sin: Tensor
     head: Head | None = None
-    output_ids: Tensor | None = None
+    output_ids: Tensor | None = None  # int64 [num_outputs], tokens of the LM head's outputs; None: all
 
     @classmethod
     def load(
@@ -128,10 +122,10 @@ class DeviceWeights:
         quantization: Quantization = Quantization.NONE,
         shard: Shard = WHOLE,
     ) -> DeviceWeights:
-        """Copy a file's tensors to the device, tensor by tensor, and quantise a matrix as soon as it is there.
+        """Copy a file's tensors to the device one by one, and quantise each matrix as soon as it is there.
 
-        shard: of the rank whose part is read. dtype: another one than the file's, for tests. Raises ConfigError for
-        matrices that cannot be quantised.
+        shard: the rank whose part is read. dtype: to replace the file's, in tests. Raises ConfigError for matrices that
+        cannot be quantised.
         """
         import torch
 
@@ -147,13 +141,13 @@ class DeviceWeights:
             _, index, part = name.split(".")
             layer = layers[int(index)]
             if folded.get(part) in layer:
-                tensor.mul_(layer.pop(folded[part]))  # the file has it before the matrix
+                tensor.mul_(layer.pop(folded[part]))  # the norm precedes the matrix in the file
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
             else:
                 layer[part] = tensor
-        # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
+        # Computed on the host as the CPU engine's tables are: a GPU's cos and sin differ in the last bits.
         num_positions = sizes["max_seq_len"] + (0 if block is None else block["block_size"] - 1)
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())
@@ -172,7 +166,7 @@ class DeviceWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory of the weights; a tied embedding counts once."""
+        """Bytes of the weights in device memory; a tied embedding counts once."""
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.sizes["tied"] else [self.lm_head]
         own += [] if self.output_ids is None else [self.output_ids]
@@ -185,7 +179,7 @@ class DeviceWeights:
 
 
 def _stack_experts(layer: Mapping[str, Any], experts: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A layer's tensors by the names of LayerWeights; experts are on top of each other in the file."""
+    """Return a layer's tensors by the names of LayerWeights; the file stacks experts along the first dimension."""
     import torch
 
     if experts is None:
@@ -200,7 +194,7 @@ def _stack_experts(layer: Mapping[str, Any], experts: Mapping[str, Any] | None) 
 
 
 def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:
-    """tensors: all but the layers', by the names of the engine file."""
+    """Return the draft head among tensors that belong to no layer, given by their names in the engine file."""
     head, block = (
         {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
         for kind in ("head.", "block.")
@@ -215,10 +209,10 @@ def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:
 def device_tensor(
     file: CudaFile, name: str, device: torch.device, dtype: torch.dtype | None = None, shard: Shard = WHOLE
 ) -> Tensor:
-    """A file's tensor, or a rank's rows of it, on the device. dtype: of what is in the file's; default: that one."""
+    """Return a file's tensor, or a rank's rows of it, on the device. dtype: replaces the file's own type."""
     import torch
 
     array, kind = file.array(name)
-    rows = np.concatenate([array[part] for part in shard.rows(name, len(array), file.model)])  # torch wants to own them
+    rows = np.concatenate([array[part] for part in shard.rows(name, len(array), file.model)])  # a copy that torch owns
     tensor = torch.from_numpy(rows).view(getattr(torch, kind))
     return tensor.to(device) if kind != file.dtype else tensor.to(device, dtype or tensor.dtype)

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class PassInputs(Protocol):
-    """The inputs of a decoder's passes next to weights, KV and hidden rows.
+    """The inputs of a decoder's passes besides weights, KV and hidden rows.
 
-    positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests as the
-    decoder has them. row_of [num_rows]: where the decoder has each row of the batch uploaded last; None: in its order.
+    positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests in the
+    decoder's order. row_of [num_rows]: the decoder's index of each row of the last uploaded batch; None: the orders are
+    the same.
     """
 
     positions: Tensor
@@ -36,26 +37,26 @@ class PassInputs(Protocol):
         """Remove all requests: a pass then computes dummies and writes no KV."""
 
     def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
-        """Copy a batch to the device asynchronously; InvalidArgumentError if it is invalid.
+        """Copy a batch to the device asynchronously; raise InvalidArgumentError if it is invalid.
 
-        rows: of the pass, dummies included. query_rows: at least those of any one request.
+        rows: rows of the pass, with dummies. query_rows: an upper bound on the rows of any one request.
         """
 
     def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:
-        """Set up a draft step of n requests, on the device, as ops/cuda/take_step.py has it."""
+        """Set up a draft step of n requests on the device (ops/cuda/take_step.py)."""
 
 
 TokenRows = Callable[[RaggedBatch, npt.NDArray[np.int64]], None]
-"""Writes, for each row of a batch and then for dummies, which row of a memory by token is its own."""
+"""Writes, for each row of a batch and then for each dummy, its row of a memory that has one row per token."""
 
 
 class DeviceBatch:
     """The int32 inputs of a pass: cu_q_lens [num_slots + 1], kv_lens [num_slots], block_table [num_slots,
     max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
 
-    first_branch [num_slots + 1]: which requests of the batch are a request's branches (ops/cuda/append_kv.py); None for
-    an engine without branches. Unused requests have no rows; rows after the last request's are dummies, which write
-    nothing.
+    first_branch [num_slots + 1]: the range of the batch's requests that are a request's branches
+    (ops/cuda/append_kv.py); None for an engine without branches. Unused requests have no rows. Rows after the last
+    request's are dummies, which write nothing.
     """
 
     row_of: Int32Array | None = None
@@ -67,8 +68,8 @@ class DeviceBatch:
         max_blocks_per_seq: int | None = None,
         token_rows: TokenRows | None = None,
     ) -> None:
-        """max_blocks_per_seq: columns of the block table; default: what max_seq_len needs. token_rows: fills
-        self.token_rows, int64 [max_num_tokens], with an upload."""
+        """max_blocks_per_seq: columns of the block table, by default as many as max_seq_len needs. token_rows: fills
+        self.token_rows, int64 [max_num_tokens], at each upload."""
         import torch
 
         batch, rows = spec.num_slots, spec.max_num_tokens
@@ -76,7 +77,7 @@ class DeviceBatch:
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
         num_kept = 0 if token_rows is None else rows
         num_branch_ends = batch + 1 if spec.max_num_branches else 0
-        # The block table is last, so that only the rows of a batch's requests are sent: it is most of all this.
+        # The block table, which is the largest part, is last, so that only the rows of a batch's requests are sent.
         sizes = (batch + 1, batch, rows, rows, rows, 2 * num_kept, num_branch_ends, batch * self.max_blocks_per_seq)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         starts = [end - -(-size // 4) * 4 for end, size in zip(ends, sizes, strict=True)]

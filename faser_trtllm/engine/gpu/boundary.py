@@ -30,7 +30,7 @@ _RULE_SIZE = 5
 
 
 class Boundary:
-    """The boundary of one engine. Work is enqueued on the current stream."""
+    """The segment boundary of one engine. Work is enqueued on the current stream."""
 
     def __init__(self, decoder: Decoder, ops: Ops, runtime: Runtime, buckets: Buckets, spec: EngineSpec) -> None:
         import torch
@@ -47,26 +47,25 @@ class Boundary:
         self._listed = torch.zeros(rows, dtype=torch.int32, device=runtime.device)
         self._compaction = _Compaction(decoder.hidden(0), decoder.batch)
         self._num_hidden: int | None = None  # hidden rows after the last segment, without dummies
-        self._segment = 0  # that left them
-        self._row_of: Int32Array | None = None  # where each is, if not in the caller's order
+        self._segment = 0  # the segment that they are the output of
+        self._row_of: Int32Array | None = None  # the decoder's index of each row, if not in the caller's order
 
     def reach(self, segment: int, num_rows: int) -> None:
-        """A segment has left the rows of the batch that was uploaded last."""
+        """Note that a segment has left hidden rows for the batch that was uploaded last."""
         self._segment, self._num_hidden, self._row_of = segment, num_rows, self._decoder.batch.row_of
 
     def leave(self) -> None:
-        """There are no hidden rows any more."""
+        """Note that there are no hidden rows any more."""
         self._num_hidden = None
 
     @property
     def num_hidden(self) -> int:
-        """InvalidArgumentError where there are none."""
+        """The number of hidden rows; raises InvalidArgumentError if there are none."""
         if self._num_hidden is None:
             raise InvalidArgumentError("there are no hidden rows, run a segment that is not the last one first")
         return self._num_hidden
 
     def compact_rows(self, rows: Int32Array) -> None:
-        """See Engine.compact_rows."""
         check_listed(rows, self.num_hidden)
         size = self._buckets.rows(rows.size)
         listed = self._staging.fill()
@@ -76,7 +75,7 @@ class Boundary:
         self._keep(rows)
 
     def early_exit(self, rows: Int32Array, candidates: Int32Array) -> npt.NDArray[np.float32]:
-        """See Engine.early_exit; the host waits for the scores."""
+        """See Engine.early_exit. The host waits for the scores."""
         check_asked(rows, candidates, self.num_hidden, self._spec.vocab_size, MAX_CANDIDATES)
         if not candidates.size:
             return np.zeros(candidates.shape, np.float32)
@@ -88,7 +87,7 @@ class Boundary:
         return found
 
     def prune(self, batch: PruneBatch) -> Int32Array:
-        """See Engine.prune: scores, decision and compaction are enqueued at once, and the host reads counts alone."""
+        """See Engine.prune. Scores, decision and compaction are enqueued together, and the host only reads counts."""
         import torch
 
         num_drafts = batch.num_rows - 1
@@ -117,17 +116,17 @@ class Boundary:
         return kept
 
     def _placed(self, rows: Int32Array) -> Int32Array:
-        """Where the decoder has them, ascending."""
+        """Return the decoder's indices of these rows, ascending."""
         return rows if self._row_of is None else np.sort(self._row_of[rows])
 
     def _keep(self, rows: Int32Array) -> None:
-        """These rows are the hidden rows now."""
+        """Note that only these hidden rows are left."""
         if self._row_of is not None:
             self._row_of = np.searchsorted(self._placed(rows), self._row_of[rows]).astype(np.int32)
         self._num_hidden = rows.size
 
     def _send(self, *arrays: Int32Array) -> list[Tensor]:
-        """Copies on the device, flat, each at a multiple of 16 bytes."""
+        """Return copies of the arrays on the device, flat, each at a multiple of 16 bytes."""
         filled, ends = self._staging.fill(), [0]
         for array in arrays:
             filled[ends[-1] : ends[-1] + array.size] = array.reshape(-1)
@@ -144,7 +143,7 @@ class Boundary:
         return scores
 
     def _compact(self, listed: Tensor) -> None:
-        """listed: the rows that stay, then -1 for dummies."""
+        """Compact the hidden rows to `listed`: the rows that stay, then -1 for dummies."""
         hidden, batch, num_hidden = self._decoder.hidden(self._segment), self._decoder.batch, self.num_hidden
         kept = self._compaction.kept(listed.shape[0])
         self._ops.compact_rows(

@@ -1,4 +1,4 @@
-"""The part that a GPU backend gives its engine: the layers, over rows in device memory."""
+"""The interface of a GPU backend's layers, which run over rows in device memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Host-side bounds over the requests of a pass, which choose the tiles and splits of attention; a Decoder's few."""
+    """Host-side bounds over the requests of a pass, which choose attention's tiles and splits. A Decoder has few of
+    them."""
 
     max_query_rows: int
     max_kv_len: int
@@ -25,7 +26,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The ops and the runtime of an engine and its decoder, and the partition that they begin on."""
+    """The ops and runtime of an engine and its decoder, and the partition that they start on."""
 
     ops: Ops
     runtime: Runtime
@@ -35,8 +36,8 @@ class Placement:
 class Decoder(Protocol):
     """One model's layers, KV memory and hidden rows, all at fixed addresses.
 
-    Work is enqueued on the current stream. Passes of equal rows, query_rows() and kv_len() enqueue the same work, which
-    depends on the contents of device memory only, so they can share a graph.
+    Work is enqueued on the current stream. Passes with equal rows and Bounds enqueue the same work, which depends only
+    on the contents of device memory, so they can share a graph.
     """
 
     @property
@@ -44,63 +45,63 @@ class Decoder(Protocol):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Each size of a pass takes memory of its own, so that there should be few large ones."""
+        """Each size of a pass takes memory of its own, so there should be few large sizes."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of device memory of the weights."""
+        """Bytes of the weights in device memory."""
 
     @property
     def has_kv(self) -> bool:
-        """Rows without logits count for something."""
+        """Rows without logits have an effect: they write KV."""
 
     @property
     def num_distinct(self) -> Tensor | None:
-        """int32 [1]: experts whose weights a pass has read, summed over its layers; None: the model is no mixture."""
+        """int32 [1]: experts whose weights a pass has read, summed over its layers; None for a dense model."""
 
     def hidden(self, segment: int) -> Tensor:
-        """[max_num_tokens, hidden_size]: the rows that a segment leaves."""
+        """Return [max_num_tokens, hidden_size], the buffer that a segment leaves its rows in."""
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
-        """The bucket for the most rows of one request, in a pass of `rows` rows."""
+        """Return the bucket for the largest number of rows of one request, in a pass of `rows` rows."""
 
     def kv_lens(self) -> tuple[int, ...]:
-        """Bounds of contexts with work of their own, ascending; the last is max_seq_len."""
+        """Return the bounds on context lengths that lead to different work, ascending; the last is max_seq_len."""
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
-        """Segments [first, last) over the batch's first `rows` rows, dummies included; segment 0 embeds the tokens."""
+        """Run segments [first, last) over the batch's first `rows` rows, with dummies; segment 0 embeds the tokens."""
 
     def write_logits(self, logits: Tensor) -> None:
-        """After the last segment: fill fp32 [n, vocab_size] for the first n of batch.logit_rows. A block drafter's is a
-        pass of its own, which run() has no part in."""
+        """After the last segment, fill `logits` fp32 [n, vocab_size] for the first n of batch.logit_rows. A block
+        drafter runs a pass of its own for this."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """A whole pass of one row per request after the last pass, with logits of each; a head goes on from its own
-        output of the request's row before."""
+        """Run a whole pass of one row per request after the last pass, with logits for each. A head continues from its
+        own output of the request's row before."""
 
     @property
     def is_read(self) -> bool:
-        """A head reads what the passes keep of their hidden rows."""
+        """A head reads hidden rows that the passes keep."""
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
-        """LM head scores after a segment that left num_hidden rows -> out fp32 [n, num_candidates].
+        """Write LM head scores to `out` fp32 [n, num_candidates], after a segment that left num_hidden rows.
 
-        rows [n] int32: of its hidden rows. candidates [n, num_candidates] int32: token ids, -1 for none.
+        rows int32 [n]: indices of hidden rows. candidates int32 [n, num_candidates]: token ids, -1 for none.
         """
 
     @property
     def has_prune_plan(self) -> bool:
-        """prune() is there: scores, decision and compaction as one compiled plan."""
+        """prune() is available: scores, decision and compaction as one compiled plan."""
 
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        """After a segment that left `rows` rows, dummies included: hidden rows are compacted in place.
+        """Compact hidden rows in place, after a segment that left `rows` rows, with dummies, and fill `kept` int32
+        [num_requests].
 
-        inputs: exit_rows, candidates, places, before, cu_drafts, starts and rule (ops/cuda/prune_rows.py). kept int32
-        [num_requests] is filled.
+        inputs: exit_rows, candidates, places, before, cu_drafts, starts and rule (ops/cuda/prune_rows.py).
         """
 
     def copy_kv(self, copies: Tensor) -> None:
-        """Copy tokens between KV blocks, as ops/cuda/copy_kv.py has it, and what is kept of them for a head; of a
-        decoder whose engine has branches."""
+        """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and the hidden rows kept for a head. For engines with
+        branches."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A GPU as engines are opened on it: its partitions, its memory and our kernels compiled for it."""
+"""The GPU that engines are opened on: its partitions, its memory and our kernels compiled for it."""
 
 from __future__ import annotations
 
@@ -21,41 +21,37 @@ if TYPE_CHECKING:
 
 
 class Gpu(Protocol):
-    """The GPU that engines are opened on.
+    """The GPU that engines are opened on."""
 
-    pair: for overlapping modes; whole: for serial mode. compute_capability: like "9.0". weights_dtype: instead of the
-    engine file's, for tests. collectives: torch.distributed's backend between ranks.
-    """
-
-    whole: GpuPartition
-    pair: PartitionPair
-    compute_capability: str
-    weights_dtype: torch.dtype | None
-    collectives: str
+    whole: GpuPartition  # for serial mode
+    pair: PartitionPair  # for modes that overlap
+    compute_capability: str  # like "9.0"
+    weights_dtype: torch.dtype | None  # replaces the engine file's, in tests
+    collectives: str  # torch.distributed's backend between ranks
 
     def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
-        """A function that makes another rank's GPU in that rank's process and can be pickled, and the environment it
-        needs; ConfigError where there is none."""
+        """Return a picklable function that makes another rank's GPU in that rank's process, and the environment
+        variables it needs; raise ConfigError if there is no such GPU."""
 
     def make_runtime(self) -> Runtime:
-        """One per engine."""
+        """Make a runtime, one per engine."""
 
     def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
-        """ConfigError if the GPU does not support it."""
+        """Raise ConfigError if the GPU does not support this quantization."""
 
     def free_bytes(self) -> int:
-        """Bytes of free device memory."""
+        """Return the bytes of free device memory."""
 
     def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
-        """head_dim: of attention; None: without attention."""
+        """Make the ops for attention heads of this size; None: without attention."""
 
 
 class CudaGpu(Closing):
-    """A GPU, its partitions and the kernels compiled for it.
+    """A GPU, its partitions and the kernels compiled for it. Use a `with` block.
 
-    draft_sms: SMs for the draft's side, in order of preference; the first pair is the one used. plain_streams: in place
-    of green contexts, draft and target each have a stream with every SM. Use a `with` block. Raises ConfigError if
-    torch's CUDA, cuda-python, a driver or nvcc is missing or too old.
+    draft_sms: sizes of the draft's partition in SMs, in order of preference; the first pair is used. plain_streams:
+    instead of green contexts, draft and target each have a stream with every SM. Raises ConfigError if torch's CUDA,
+    cuda-python, a driver or nvcc is missing or too old.
     """
 
     weights_dtype: torch.dtype | None = None
@@ -70,7 +66,7 @@ class CudaGpu(Closing):
         from faser_trtllm.ops.cuda.driver import device_arch, driver_version
 
         self._ordinal, self._plain_streams = ordinal, plain_streams
-        CudaRuntime(ordinal)  # reports what is missing, and creates the context that green contexts need
+        CudaRuntime(ordinal)  # raises if something is missing, and creates the context that green contexts need
         check_driver(driver_version())
         self.compute_capability = arch_capability(device_arch(ordinal))
         self._stack = ExitStack()
@@ -84,7 +80,7 @@ class CudaGpu(Closing):
         return CudaRuntime(self._ordinal)
 
     def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
-        """See Gpu.of_rank: a rank's process sees one GPU, of those that this one sees."""
+        """See Gpu.of_rank. A rank's process sees one of the GPUs that this process sees."""
         from faser_trtllm.ops.cuda.driver import num_devices
 
         count = num_devices()
@@ -126,5 +122,5 @@ class CudaGpu(Closing):
         return Ops(launchers, runtime.stream, self.whole.num_sms)
 
     def close(self) -> None:
-        """Unload the kernels and give the partitions back; engines must be closed before."""
+        """Unload the kernels and release the partitions; close engines before."""
         self._stack.close()

@@ -1,9 +1,8 @@
 """The engine of every GPU backend: one model's passes, graphs, drafting and logits on the device.
 
-What computes the layers is a Decoder: torch (engine/cuda) or compiled plans (engine/tensorrt), which has not run on a
-GPU yet.
-Everything but streams, events, graphs and the kernels' launch is tested on the CPU, with the kernels' references and,
-emulated, the kernels themselves (tests/engine/cuda).
+A Decoder computes the layers: torch (engine/cuda) or compiled plans (engine/tensorrt), which has not run on a GPU yet.
+Everything but streams, events, graphs and launches is tested on the CPU, with the kernels' references and with the
+kernels themselves, emulated (tests/engine/cuda).
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
 Int32Array = npt.NDArray[np.int32]
 
 WHOLE_PASS = -1
-"""In place of a segment's number: all segments."""
+"""Stands for all segments in place of a segment's number."""
 
 
 class GpuEngine(HostPruning, Closing):
     """Engine (engine/base.py) over a decoder in device memory. Not thread-safe: one caller at a time, on any thread.
 
-    A pass is padded to a bucket, and so are the logits of one of more than max_graph_rows rows, which are made apart.
-    Inputs, hidden rows, caches and outputs have fixed addresses, and a replayed graph allocates nothing; what has no
-    graph allocates from torch's caching allocator.
+    A pass is padded to a bucket. A pass of more than max_graph_rows rows computes its logits separately, padded to a
+    bucket too. Inputs, hidden rows, caches and outputs have fixed addresses, and a replayed graph allocates nothing;
+    work without a graph allocates from torch's caching allocator.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class GpuEngine(HostPruning, Closing):
         draft_probs: DeviceDraftProbs | None = None,
         graphs: GraphStore | None = None,
     ) -> None:
-        """decoder: made at this place, closed with the engine. draft_probs: where the distributions of unseeded
-        drafts are kept for the rejection sampler; None: where nobody finds them. graphs: an empty store; default: one
-        of its own.
-        """
+        """decoder: made at `place`, closed with the engine. draft_probs: where the distributions of unseeded drafts are
+        kept for the rejection sampler; None: they are not shared. graphs: an empty store; by default, the engine makes
+        its own."""
         import torch
 
         ops, self.runtime, self.partition = place.ops, place.runtime, place.partition
@@ -74,10 +72,10 @@ class GpuEngine(HostPruning, Closing):
         self._max_logit_rows = min(logit_rows, max(spec.max_num_tokens, spec.max_batch_size))
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
         self._buckets = Buckets(graph_rows, limits.max_num_tokens, is_coarse=decoder.has_fixed_shapes)
-        runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
+        runtime.wait()  # other streams do not wait for the default stream, which may still fill weights and draft_probs
         with runtime.on(place.partition), torch.no_grad():
             self.graphs = GraphStore(runtime, limits.graph_bytes) if graphs is None else graphs
-            self.sizes_without_graph: set[int] = set()  # rows of passes that the budget left out
+            self.sizes_without_graph: set[int] = set()  # row counts for which the budget allowed no graph
             logits = (self._max_logit_rows, spec.vocab_size)
             self._logits = torch.zeros(logits, dtype=torch.float32, device=runtime.device)
             self._copies = Staging(runtime, 4 * spec.max_num_branches) if spec.max_num_branches else None
@@ -109,7 +107,7 @@ class GpuEngine(HostPruning, Closing):
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """That passes are padded to, ascending."""
+        """The row counts that passes are padded to, ascending."""
         return (*self._buckets.sizes(), *self._buckets.large_sizes())
 
     @property
@@ -118,13 +116,12 @@ class GpuEngine(HostPruning, Closing):
 
     @property
     def distinct_experts(self) -> float:
-        """See Engine.distinct_experts; of the last pass that somebody has read a result of, since the host waits for
-        no other. Of a draft call, its first pass."""
+        """See Engine.distinct_experts. Refers to the last pass of which a result was read, since the host waits for no
+        other; after a draft call, to its first pass."""
         return 0.0 if self._num_distinct is None else int(self._num_distinct[0]) / self._spec.num_layers
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of device memory of the weights."""
         return self._decoder.weight_bytes
 
     def use(self, partition: GpuPartition) -> None:
@@ -132,10 +129,10 @@ class GpuEngine(HostPruning, Closing):
         self._move(partition)
 
     def capture_graphs(self, partitions: Iterable[GpuPartition]) -> int:
-        """Run all passes that there may be on each partition once, so that no shape is seen first while serving, and
-        capture their graphs -> number of graphs that did not fit the budget.
+        """Run every possible pass once on each partition, so that no shape is new while serving, and capture their
+        graphs. Return the number of graphs that did not fit the budget.
 
-        Small passes come first. Call before serving: no pass may be running.
+        Small passes come first. Call before serving, while no pass is running.
         """
         import torch
 
@@ -180,7 +177,7 @@ class GpuEngine(HostPruning, Closing):
         return DeviceLogits(self._logits[: batch.logit_rows.size], self)
 
     def forward(self, batch: RaggedBatch) -> Any:
-        """See Engine.forward; the logits are DeviceLogits."""
+        """See Engine.forward. The logits are DeviceLogits."""
         self._run(batch, WHOLE_PASS, True)
         self._boundary.leave()
         return DeviceLogits(self._logits[: batch.logit_rows.size], self)
@@ -194,14 +191,14 @@ class GpuEngine(HostPruning, Closing):
             return self._boundary.early_exit(rows, candidates)
 
     def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
-        if batch.rule.record is not None:  # somebody wants the scores, so the host decides as well
+        if batch.rule.record is not None:  # the host reads the scores, so it decides as well
             return super().prune(batch)
         with self._enqueueing():
             return self._boundary.prune(batch)
 
     def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
-        """As CpuEngine.copy_kv, asynchronously; at most max_num_branches copies. A head on another partition sees what
-        is copied once the engines have moved."""
+        """Copy as CpuEngine.copy_kv, asynchronously, with at most max_num_branches copies. A head on another partition
+        sees them once the engines have moved."""
         spec, size, staging = self._spec, copies.size, self._copies
         blocks, first, end = copies[:2], copies[2], copies[3]
         if size > 4 * spec.max_num_branches or staging is None:
@@ -218,7 +215,7 @@ class GpuEngine(HostPruning, Closing):
             self._decoder.copy_kv(staging.device[:size].view(4, -1))
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """See Engine.draft. Runs on the device, where it ends as well; the host waits once, for the drafts."""
+        """See Engine.draft. Drafting runs and ends on the device; the host waits once, for the drafts."""
         import torch
 
         max_draft_len = draft_batch.max_draft_len
@@ -230,12 +227,12 @@ class GpuEngine(HostPruning, Closing):
             return self._draft_loop.draft(self, draft_batch)
 
     def run_rows(self, batch: RaggedBatch) -> None:
-        """A whole pass whose logits stay on the device, at the start of their buffer."""
+        """Run a whole pass and leave its logits on the device, at the start of their buffer."""
         if batch.logit_rows.size or self._decoder.has_kv:
             self._run(batch, WHOLE_PASS, True)
 
     def run_step(self, rows: int) -> None:
-        """A draft step over the batch on the device, by the graph of such a pass if there is one."""
+        """Run a draft step over the batch on the device, by its graph if there is one."""
         key = ("step", rows, self.partition.name)
         if not self._spec.reads_target:
             key = self._key(WHOLE_PASS, rows, Bounds(self._decoder.query_rows(1, rows), self._spec.max_seq_len))
@@ -243,7 +240,7 @@ class GpuEngine(HostPruning, Closing):
             self._step(rows)
 
     def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """The logits of the last pass [num_rows, vocab_size]; valid until the next call."""
+        """Return the logits of the last pass [num_rows, vocab_size] on the host, valid until the next call."""
         import torch
 
         if self._host_logits is None:
@@ -256,7 +253,7 @@ class GpuEngine(HostPruning, Closing):
         return array
 
     def pass_ms(self) -> float:
-        """GPU time in ms of the last pass, which must have finished; without the host work before it."""
+        """Return the GPU time of the last pass in ms, without the host work before it. The pass must have finished."""
         return self.runtime.ms_between(self._begun, self._ended)
 
     def wait(self) -> None:
@@ -265,7 +262,7 @@ class GpuEngine(HostPruning, Closing):
             self.runtime.wait()
 
     def close(self) -> None:
-        """Free graphs and device memory, also of a device that has failed; the caller owns weights and partitions."""
+        """Free graphs and device memory, even if the device has failed; the caller owns weights and partitions."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -314,10 +311,10 @@ class GpuEngine(HostPruning, Closing):
                 if self._num_distinct is not None and self._decoder.num_distinct is not None:
                     self._num_distinct.copy_(self._decoder.num_distinct, non_blocking=True)
                 if not num_logits and self._decoder.is_read:
-                    self.runtime.wait()  # nobody reads its logits, so nothing else tells the head's stream when it ends
+                    self.runtime.wait()  # no logits are read, so nothing else makes the head's stream wait
 
     def _run_part(self, part: int, rows: int, bounds: Bounds) -> None:
-        """With the logits of all rows where the pass is small."""
+        """Run one segment or all; small passes also compute the logits of all rows."""
         num_segments = len(self._spec.segments) - 1
         first, last = (0, num_segments) if part == WHOLE_PASS else (part, part + 1)
         self._decoder.run(rows, first, last, bounds)
@@ -325,7 +322,8 @@ class GpuEngine(HostPruning, Closing):
             self._decoder.write_logits(self._logits[:rows])
 
     def _holds_logits(self, rows: int) -> bool:
-        """The graph of such a pass makes the logits of all rows: it is small, and they are no pass of their own."""
+        """Return whether a pass computes the logits of all rows in its graph: small ones do, but not a block
+        drafter's."""
         return rows <= self._buckets.limit and not self._spec.block_size
 
     def _write_logits(self, rows: int) -> None:
@@ -345,11 +343,11 @@ class GpuEngine(HostPruning, Closing):
                         self.sizes_without_graph.add(rows)
 
     def _step(self, rows: int) -> None:
-        """A draft step: a whole pass with one row per request over the batch on the device."""
+        """Run a draft step: a whole pass with one row per request over the batch on the device."""
         self._decoder.step(rows, Bounds(1, self._spec.max_seq_len), self._logits[:rows])
 
     def _bounds(self, batch: RaggedBatch, rows: int, widest: int) -> Bounds:
-        """Of a pass; widest: the most rows of a request."""
+        """Return the bounds of a pass; widest: the largest number of rows of one request."""
         *shorter, kv_len = self._kv_lens(rows)
         if shorter:
             longest = int(batch.positions.max()) + 1
@@ -357,17 +355,18 @@ class GpuEngine(HostPruning, Closing):
         return Bounds(self._decoder.query_rows(widest, rows), kv_len)
 
     def _all_bounds(self, rows: int) -> list[Bounds]:
-        """Of all passes in a bucket: one request may have all rows, or its share of them."""
+        """Return the bounds of all passes in a bucket: one request may have all rows, or only its share."""
         fewest = -(-rows // self._spec.num_slots)
         query_rows = sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
         return [Bounds(count, kv_len) for count in query_rows for kv_len in self._kv_lens(rows)]
 
     def _kv_lens(self, rows: int) -> tuple[int, ...]:
-        """One for small passes, which would need twice the graphs."""
+        """Return the decoder's bounds on contexts, but only the last for small passes, which would need twice the
+        graphs."""
         return self._decoder.kv_lens()[-1:] if rows <= self._buckets.limit else self._decoder.kv_lens()
 
     def _logit_bucket(self, num_logits: int) -> int:
-        """The requests that draft in one call are as many as a step's."""
+        """Return the bucket for this many logit rows; a block drafter has at most max_batch_size, one per request."""
         most = self._spec.max_batch_size if self._spec.block_size else self._max_logit_rows
         return min(self._buckets.rows(num_logits), most)
 
@@ -383,5 +382,6 @@ class GpuEngine(HostPruning, Closing):
 
 
 def _largest_first(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Then ascending: graphs share a pool, and what the largest has allocated serves the others."""
+    """Return the largest size and then the others, ascending: graphs share a pool, so they reuse what the largest
+    allocates."""
     return (*sizes[-1:], *sizes[:-1])

@@ -1,6 +1,6 @@
 """fp8 GEMMs in e4m3 with one scale per row: weights are quantised when loaded, activations in each pass.
 
-A product is within 1.7e-3 of the reference below, measured on an H100, 2026-11-26; most of it is bf16's rounding.
+Products are within 1.7e-3 of the reference below, mostly due to bf16's rounding, measured on an H100, 2026-11-26.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ MIN_CAPABILITY = (8, 9)
 
 
 def scaled_linear(x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out] -> bf16 [n, out], new."""
+    """Quantise x bf16 [n, in] to e4m3, multiply by weight [out, in] and add bias [out]; return new rows bf16 [n,
+    out]."""
     return scaled_product(x if isinstance(x, ScaledRows) else quantize_rows(x), weight, bias)
 
 
 def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """scaled_linear of rows that are already quantised."""
+    """scaled_linear for rows that are already quantised."""
     import torch
 
     y: Tensor = torch._scaled_mm(
@@ -38,9 +39,9 @@ def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) ->
 
 
 def scaled_linear_reference(x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """scaled_linear for any dtype of x. The sums are exact, so a row's result cannot depend on other rows.
+    """Compute scaled_linear for any dtype of x. The sums are exact, so a row's result cannot depend on other rows.
 
-    Products of e4m3 numbers are multiples of 2^-18 below 2^18: float64 adds 2^17 of them without rounding.
+    Products of e4m3 numbers are multiples of 2^-18 below 2^18, so float64 adds 2^17 of them without rounding.
     """
     rows = quantize_rows(x)
     y = (rows.values.double() @ weight.values.double().t()) * rows.scales.double() * weight.scales.double().t()
@@ -48,7 +49,7 @@ def scaled_linear_reference(x: Tensor, weight: ScaledRows, bias: Tensor | None) 
 
 
 def check_capability(capability: tuple[int, int], name: str) -> None:
-    """ConfigError unless GPUs of this compute capability support e4m3 GEMMs."""
+    """Raise ConfigError unless GPUs of this compute capability support e4m3 GEMMs."""
     if capability < MIN_CAPABILITY:
         raise ConfigError(
             f"quantization is fp8, {name} has compute capability {capability[0]}.{capability[1]}, and fp8 products "
@@ -57,7 +58,7 @@ def check_capability(capability: tuple[int, int], name: str) -> None:
 
 
 def check_product(device: torch.device) -> None:
-    """ConfigError unless torch supports row-wise scaled GEMMs on this device: not every build does on every GPU."""
+    """Raise ConfigError unless torch multiplies e4m3 rows on this device, which not every build does on every GPU."""
     import torch
 
     ones = torch.ones((ALIGNMENT, ALIGNMENT), dtype=torch.bfloat16, device=device)
@@ -77,7 +78,7 @@ def check_product(device: torch.device) -> None:
 
 
 def check_matrix(name: str, shape: tuple[int, ...], dtype: str) -> None:
-    """ConfigError unless this matrix of an engine file can be multiplied in e4m3."""
+    """Raise ConfigError unless this matrix of an engine file can be multiplied in e4m3."""
     if dtype != "bfloat16":
         raise ConfigError(
             f"quantization is fp8, which needs engines of bfloat16, these are {dtype}; rebuild them with "

@@ -18,10 +18,11 @@ DEFAULT_GRAPH_BYTES = 2 << 30
 
 
 class GraphStore:
-    """Graphs of one engine. budget_bytes: capturing stops once the graphs take this much device memory, or half of what
-    was free before the first one.
+    """The graphs of one engine.
 
-    least_of_ranks: of a number, where engines on several GPUs must capture the same graphs.
+    budget_bytes: capturing stops once the graphs take this much device memory, or half of what was free before the
+    first one. least_of_ranks: returns the minimum of a number over all ranks, so that engines on several GPUs capture
+    the same graphs.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class GraphStore:
         return key in self._graphs
 
     def capture(self, key: Hashable, work: Work) -> bool:
-        """Run `work` once on the current stream, then capture it under `key`; False if the budget is spent.
+        """Run `work` once on the current stream, then capture it under `key`; return False if the budget is spent.
 
-        `work` may depend only on the contents of device memory at replay.
+        `work` may only depend on the contents of device memory at replay.
         """
         if not self._has_budget():
-            work()  # so that nothing of it is first when it is launched without a graph
+            work()  # so that serving without a graph runs no kernel for the first time
             self._runtime.wait()
             self.num_left_out += 1
             return False
@@ -59,8 +60,9 @@ class GraphStore:
         return True
 
     def capture_loop(self, key: Hashable, begin: Work, step: Work, going: Tensor) -> bool:
-        """Like capture(), with `begin`, then `step` for as long as `going` on the device is not 0. False also if the
-        driver refuses a loop, which is logged once; nothing is counted as left out: the caller has another way."""
+        """Capture `begin` and then `step`, repeated while `going` on the device is not 0; otherwise as capture().
+        Return False also if the driver refuses a loop, which is logged once and not counted as left out, since the
+        caller has a fallback."""
         if self._refuses_loops or not self._has_budget():
             return False
         try:
@@ -76,7 +78,7 @@ class GraphStore:
         return True
 
     def replay(self, key: Hashable) -> bool:
-        """Launch the graph of `key` on the current stream; False if there is none."""
+        """Launch the graph of `key` on the current stream; return False if there is none."""
         graph = self._graphs.get(key)
         if graph is None:
             return False
@@ -95,7 +97,7 @@ class GraphStore:
     def _keep(self, key: Hashable, works: tuple[Work, ...], capture: Callable[[], Replay]) -> None:
         before = self._runtime.memory_bytes()
         for work in works:
-            work()  # libraries choose algorithms and allocate workspaces in the first run, which cannot be captured
+            work()  # in their first run, libraries choose algorithms and allocate workspaces, which cannot be captured
         self._runtime.wait()
         self._graphs[key] = capture()
         self._runtime.wait()

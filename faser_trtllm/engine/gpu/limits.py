@@ -15,28 +15,23 @@ from faser_trtllm.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Limits that an engine is opened with. max_logit_rows: maximum logit rows of one pass.
-
-    max_draft_len: of a draft model, else 0. max_num_branches: of a target's pass; their logit rows come on top.
-    keeps_runners_up: of a draft for such a target. max_graph_rows: graphs of passes of up to this many rows make the
-    logits of all of them. graph_bytes: device memory budget for graphs (the last one may exceed it).
-    """
+    """The limits that a GPU engine is opened with."""
 
     num_blocks: int
     tokens_per_block: int
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
-    max_logit_rows: int
-    max_draft_len: int = 0
-    max_graph_rows: int = MAX_GRAPH_ROWS
-    graph_bytes: int = DEFAULT_GRAPH_BYTES
-    max_num_branches: int = 0
-    keeps_runners_up: bool = False
+    max_logit_rows: int  # per pass, without those of branches
+    max_draft_len: int = 0  # of a draft model, else 0
+    max_graph_rows: int = MAX_GRAPH_ROWS  # graphs of up to this many rows compute the logits of all of them
+    graph_bytes: int = DEFAULT_GRAPH_BYTES  # device memory budget for graphs, which the last one may exceed
+    max_num_branches: int = 0  # per pass of a target
+    keeps_runners_up: bool = False  # of a draft whose target runs branches
 
     @classmethod
     def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool, num_branches: int = 0) -> GpuLimits:
-        """The limits that an executor needs. has_drafts: the engine drafts, on the device. num_branches: of a
+        """Return the limits that an executor needs. has_drafts: the engine drafts on the device. num_branches: per
         request."""
         return cls(
             num_blocks=num_blocks,
@@ -51,8 +46,8 @@ class GpuLimits:
         )
 
     def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
-        """The spec of a model with these sizes (vocab_size, num_layers, max_seq_len); ConfigError for limits that it
-        cannot meet."""
+        """Return the spec of a model with these sizes (vocab_size, num_layers, max_seq_len); raise ConfigError if it
+        cannot meet the limits."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")

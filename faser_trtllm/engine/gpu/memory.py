@@ -1,4 +1,4 @@
-"""Device memory of a pair: how many KV blocks fit next to weights and buffers, decided before anything is loaded."""
+"""Compute how many KV blocks of a pair fit next to weights and buffers, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _GIB = 1 << 30
 def fit_blocks(
     request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int, buffers: Mapping[str, int] | None = None
 ) -> int:
-    """KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of what is left holds fewer.
+    """Return the KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of the free rest holds
+    fewer.
 
-    weight_bytes: by role. buffers: bytes by name of what is next to weights, logits, draft probs and KV. ConfigError if
-    not even one request of max_seq_len fits, or without a fraction not all blocks. Graphs and library workspaces need
-    what the fraction leaves, so a pair that fits may still be too large.
+    weight_bytes: by role. buffers: bytes by name, in addition to weights, logits, draft probs and KV. Raises
+    ConfigError if not even one request of max_seq_len fits or, without a fraction, not all blocks. Graphs and library
+    workspaces use what the fraction leaves and are not counted, so a pair that fits may still be too large.
     """
     limits, engines = request.limits, request.engines
     rows = max(min(limits.max_batch_size * (1 + limits.max_draft_len), limits.max_num_tokens), limits.max_batch_size)
@@ -31,7 +32,7 @@ def fit_blocks(
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
     needed |= buffers or {}
-    if num_branches := request.num_branches * limits.max_batch_size:  # the draft's share of a block is not used
+    if num_branches := request.num_branches * limits.max_batch_size:  # too many: they have no draft KV
         needed["branches"] = num_branches * (4 * engines.vocab_size + block_bytes)
     left = free_bytes - sum(needed.values())
     fraction, least = request.kv_memory_fraction, request.num_blocks

@@ -1,4 +1,4 @@
-"""Opens a pair on one GPU, whatever computes its layers: partitions, modes, graphs and the rejection sampler."""
+"""Open a pair on one GPU, for any decoder: partitions, modes, graphs and the rejection sampler."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOne) -> OpenedEngines:
-    """Open the target and, if drafting, the draft, and capture their graphs; closed with the stack, the GPU is not.
+    """Open the target and, if drafting, the draft, and capture their graphs. The stack closes them, but not the GPU.
 
-    open_one(role, draft_probs): opens the "target" or the "draft", as GpuEngine has the others; it closes
-    with the stack. Raises what it raises, and FaserError of the driver.
+    open_one(role, draft_probs): opens the "target" or the "draft", to be closed with the stack; GpuEngine documents
+    draft_probs. Raises what open_one raises, and FaserError of the driver.
     """
     from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 
@@ -50,7 +50,7 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
 
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
-    """Only the draft, on its side of the pair, for a target run by another system. Raises as open_pair."""
+    """Open only the draft, on its side of the pair, for a target that another system runs. Raises as open_pair."""
     draft, _ = open_one("draft", _draft_probs(request, gpu))
     _capture("draft", draft, (gpu.pair.draft,))
     draft.use(gpu.pair.draft)

@@ -1,4 +1,4 @@
-"""The ops that a GPU engine computes with: the kernels of plugins/cuda, and torch's GEMMs and norms."""
+"""The ops of a GPU engine: the kernels of plugins/cuda, and torch's GEMMs and norms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class _AttentionLaunch:
-    """Options of verify_attention.launch(); num_floats: of the workspace."""
+    """Options of verify_attention.launch(); num_floats: size of the workspace."""
 
     tile_rows: int
     max_slots: int
@@ -69,9 +69,9 @@ class _AttentionLaunch:
 class Ops:
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted.
 
-    launchers: by stem (STEMS): cubins on a GPU, an emulator in tests; an engine needs those of its ops. stream: returns
-    the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition then gets more
-    splits than it needs. torch allocates workspaces, so a captured graph owns its own.
+    launchers: by stem (STEMS), cubins on a GPU and an emulator in tests, for the ops that the engine uses. stream:
+    returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition then
+    gets more splits than it needs. torch allocates workspaces, so a captured graph owns its own.
     """
 
     def __init__(self, launchers: Mapping[str, StreamLauncher], stream: Callable[[], int], num_sms: int) -> None:
@@ -79,7 +79,7 @@ class Ops:
         self._num_sms = num_sms
         self._cache = LaunchCache()
         self._attention: dict[Hashable, _AttentionLaunch] = {}
-        # These have the signatures of their launches in ops/cuda, but for the launcher.
+        # The launches of ops/cuda, with their signatures but without the launcher.
         self.accept = self._launched("accept", accept.accept)
         self.compact_rows = self._launched("compact_rows", compact_rows.compact_rows)
         self.copy_kv = self._launched("copy_kv", copy_kv.copy_kv)
@@ -89,8 +89,10 @@ class Ops:
         self.take_step = self._launched("take_step", take_step.take_step)
 
     def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
-        """x [n, in] times weight [out, in] -> [n, out], new; in e4m3 if the weight is. Rows may not be normalised yet:
-        of x's dtype, but fp32 where that is fp16, whose range they could leave. scaled: x in e4m3, if it is known."""
+        """Return x [n, in] times weight [out, in], new [n, out]; in e4m3 if the weight is. scaled: x in e4m3, if known.
+
+        The result has x's dtype, but is fp32 for fp16, whose range rows that are not normalised yet could leave.
+        """
         import torch
 
         if isinstance(weight, ScaledRows):
@@ -104,8 +106,8 @@ class Ops:
     def add_linear(
         self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
     ) -> ScaledRows | None:
-        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is. Returns the
-        new hidden in e4m3 where that takes no launch of its own."""
+        """Compute hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is.
+        Return the new hidden in e4m3 if that needs no extra launch."""
         if isinstance(weight, ScaledRows):
             return self.add_scaled(hidden, self.scaled_linear(x, weight, bias))
         assert not isinstance(x, ScaledRows), "rows in e4m3 need such a weight"
@@ -119,7 +121,7 @@ class Ops:
         return scaled_product(x if isinstance(x, ScaledRows) else self.scaled_rows(x), weight, bias)
 
     def scaled_rows(self, x: Tensor) -> ScaledRows:
-        """ops/cuda/quantize_rows.py -> new."""
+        """Return x quantised (ops/cuda/quantize_rows.py), new."""
         rows = _empty_rows(x.shape[0], x.shape[1], x.device)
         self._cache.launch(
             ("quantize_rows", x.dtype, x.shape),
@@ -130,7 +132,7 @@ class Ops:
         return rows
 
     def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
-        """hidden += product, as add_linear() says."""
+        """Compute hidden += product; returns as add_linear()."""
         rows = _empty_rows(hidden.shape[0], hidden.shape[1], hidden.device)
         self._cache.launch(
             ("add_quantize_rows", product.dtype, product.shape),
@@ -141,7 +143,7 @@ class Ops:
         return rows
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
-        """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
+        """Write x [n, hidden] times lm_head [vocab, hidden] to `out` fp32 [n, vocab]."""
         import torch
 
         if x.is_cuda:
@@ -150,13 +152,13 @@ class Ops:
             torch.mm(x.float(), lm_head.float().t(), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last dimension -> of x's shape and dtype, new."""
+        """Return the norm over the last dimension, new, of x's shape and dtype."""
         import torch
 
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """ops/cuda/gated_silu.py -> [n, inner] of hidden's dtype, new."""
+        """Return gated_silu (ops/cuda/gated_silu.py) [n, inner] of hidden's dtype, new."""
         import torch
 
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
@@ -169,7 +171,7 @@ class Ops:
         return out
 
     def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
-        """gated_silu() in e4m3 where that takes no launch of its own."""
+        """Return gated_silu() in e4m3 if that needs no extra launch."""
         num_rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         if inner > gated_silu.MAX_SCALED_COLUMNS:
             return self.gated_silu(gate_up, hidden, bias, eps)
@@ -185,7 +187,6 @@ class Ops:
     def route_rows(
         self, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
     ) -> None:
-        """ops/cuda/experts/route_rows.py."""
         tensors = (x, router, num_used, *(getattr(routes, name) for name in routes.__slots__))
         self._cache.launch(
             ("route_rows", x.shape, router.shape, choice, is_first),
@@ -195,8 +196,8 @@ class Ops:
         )
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """Rows [n, in] in groups that end at ends int32 [num_groups], times a matrix of weights [num_groups, out, in]
-        each -> [n, out], new; rows after the last group's are not written."""
+        """Return rows [n, in] times one matrix per group, new [n, out]. Groups end at ends int32 [num_groups], weights
+        are [num_groups, out, in]. Rows after the last group's are not written."""
         import torch
 
         return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
@@ -204,7 +205,6 @@ class Ops:
     def combine_rows(
         self, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
     ) -> None:
-        """ops/cuda/experts/combine_rows.py."""
         self._cache.launch(
             ("combine_rows", outputs.shape, hidden.shape, routes.logits.shape, shared is None),
             (outputs, routes.weights, routes.places, shared, routes.logits, num_used, hidden),
@@ -221,7 +221,6 @@ class Ops:
         norm: QkvNorm | None,
         first_branch: Tensor | None = None,
     ) -> None:
-        """ops/cuda/append_kv.py."""
         caches, cos = kv.k_cache, rope.cos
         sizes = (q_rotated.dtype, caches.dtype, q_rotated.shape, caches.shape, kv.block_table.shape, cos.shape)
         key: tuple[Hashable, ...] = ("append_kv", *sizes, first_branch is None)
@@ -248,7 +247,7 @@ class Ops:
         max_kv_len: int,
         is_causal: bool = True,
     ) -> None:
-        """ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
+        """See ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
         import torch
 
         cache = kv.k_cache
@@ -280,7 +279,7 @@ class Ops:
     def early_exit(
         self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
     ) -> None:
-        """ops/cuda/early_exit.py, the scores alone -> out fp32 [num_rows, num_candidates]."""
+        """Write only the scores of ops/cuda/early_exit.py to `out` fp32 [num_rows, num_candidates]."""
         import torch
 
         num_rows = rows.shape[0]

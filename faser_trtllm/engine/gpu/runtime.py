@@ -28,52 +28,53 @@ class Runtime(Protocol):
     device: torch.device
 
     def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
-        """A context whose work runs on this partition."""
+        """Return a context whose work runs on this partition."""
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed page-locked host memory; copies must have ended before nobody holds it."""
+        """Return zeroed page-locked host memory. Copies from or to it must end before it is released."""
 
     def wait(self) -> None:
         """Sleep until all work enqueued so far is done."""
 
     def mark(self) -> Callable[[], None]:
-        """A function that sleeps until the work enqueued up to now is done."""
+        """Return a function that sleeps until the work enqueued up to now is done."""
 
     def capture(self, work: Work) -> Replay:
-        """Capture what `work` enqueues on the current stream; `work` has run there once before."""
+        """Capture the work that `work` enqueues on the current stream, where it must have run once before."""
 
     def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
-        """Capture `begin`, and after it `step` again and again for as long as `going`, an int32 on the device, is not
-        0; both have run on the current stream before. FaserError or RuntimeError where the driver refuses it."""
+        """Capture `begin` and, after it, `step`, repeated while `going`, int32 [1] on the device, is not 0. Both must
+        have run on the current stream before. Raises FaserError or RuntimeError if the driver refuses."""
 
     def memory_bytes(self) -> int:
-        """Bytes of device memory that this process holds."""
+        """Return the bytes of device memory that this process holds."""
 
     def free_bytes(self) -> int:
-        """Bytes of device memory that nobody holds."""
+        """Return the bytes of free device memory."""
 
     def stream(self) -> int:
-        """The current stream as a number, for what is not torch."""
+        """Return the current stream as a number, for launches outside torch."""
 
     def now(self) -> Any:
-        """An event at the current point of the current stream."""
+        """Return an event at the current point of the current stream."""
 
     def ms_between(self, begin: Any, end: Any) -> float:
-        """Milliseconds between two events that have completed."""
+        """Return the milliseconds between two events that have completed."""
 
 
 class CapturedGraph(Protocol):
-    """The part of torch.cuda.CUDAGraph that is used, with keep_graph: it owns the graph, and its nodes' memory."""
+    """The part of torch.cuda.CUDAGraph that we use, with keep_graph: it owns the graph and its nodes' memory."""
 
     def raw_cuda_graph(self) -> int:
-        """A CUgraph."""
+        """Return the CUgraph."""
 
 
 class GraphLoop:
-    """A CUDA graph of two captured ones: `begin`, then `step` in a conditional node for as long as `going` is not 0.
+    """A CUDA graph of two captured ones: `begin`, then `step` in a conditional node that repeats while `going` is not
+    0.
 
-    All of it stays in the context of the stream that it was captured on. Not run on a GPU: the calls are those of
-    cuda-python, over the virtual GPU's driver.
+    All of it stays in the context of the stream that it was captured on. Not run on a GPU: tests run cuda-python's
+    calls on the virtual GPU's driver.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class GraphLoop:
         step: Work,
         going: torch.Tensor,
     ) -> None:
-        """stream: the current one; capture: captures there. Raises FaserError, or RuntimeError of bindings whose driver
+        """stream: returns the current stream. capture: captures on it. Raises FaserError, or RuntimeError if the driver
         lacks a call."""
         from faser_trtllm.ops.cuda.compiler import compile_stem
 
         self._driver = driver = load_driver()
         self._stream = stream
 
-        def call(name: str, *arguments: Any) -> Any:  # not a method: what closes this object must not hold it
+        def call(name: str, *arguments: Any) -> Any:  # not a method: the finalizer must not hold a reference to self
             return call_driver(driver, getattr(driver, name), *arguments)
 
         conditional = driver.CUgraphNodeParams()
@@ -110,7 +111,7 @@ class GraphLoop:
             node.type, node.size = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE, 1
 
             def add(to: Any, work: Work) -> Any:
-                """Make it the first node of a graph."""
+                """Capture `work` as the first node of a graph."""
 
                 def run() -> None:
                     work()
@@ -125,20 +126,20 @@ class GraphLoop:
             add(node.phGraph_out[0], step)
             self._instance = instance = call("cuGraphInstantiate", graph, 0)
             made.callback(call, "cuGraphExecDestroy", instance)
-            # The graph stays with its instance, and memory that the captured ones own as well.
+            # Keep the graph and the memory of the captured ones for as long as the instance.
             weakref.finalize(self, made.pop_all().close).atexit = False
 
     def launch(self) -> None:
-        """On the current stream."""
+        """Launch the graph on the current stream."""
         call_driver(self._driver, self._driver.cuGraphLaunch, self._instance, self._driver.CUstream(self._stream()))
 
 
 class CudaRuntime:
-    """One GPU. Waiting sleeps on an event, so that the host is free for the other stream."""
+    """A runtime on one GPU. Waiting sleeps on an event, so that the host is free for the other stream."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        """ConfigError where torch or its CUDA is missing."""
-        # With the few default queues, work of two streams could wait for each other. Read when CUDA starts.
+        """Raises ConfigError if torch or its CUDA is missing."""
+        # With the few default queues, work of two streams could wait for each other. CUDA reads this when it starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         try:
             import torch
@@ -156,7 +157,7 @@ class CudaRuntime:
                 f"torch {torch.__version__} finds no CUDA GPU, and GPU backends need one; install a CUDA build of "
                 "torch on a machine with an NVIDIA GPU, or build engines with --backend cpu"
             )
-        torch.zeros(1, device=f"cuda:{ordinal}")  # makes the primary context, before any green one
+        torch.zeros(1, device=f"cuda:{ordinal}")  # creates the primary context, before any green one
         self.device = torch.device("cuda", ordinal)
         self._torch: Any = torch
         self._streams: dict[int, Any] = {}
@@ -194,7 +195,7 @@ class CudaRuntime:
         graph = self._torch.cuda.CUDAGraph(keep_graph)
         stream = self._torch.cuda.current_stream(self.device)
         # Nodes keep the context of the stream they were captured on, so each partition has its own graph. An engine's
-        # graphs never run concurrently, so they share a pool. Other threads may allocate meanwhile.
+        # graphs never run concurrently, so they share a pool. thread_local: other threads may allocate meanwhile.
         with self._torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             work()
         return graph

@@ -1,4 +1,4 @@
-"""Host-to-device staging: fill page-locked memory, send it in one copy, never wait."""
+"""Host-to-device staging: fill page-locked memory and send it in one copy, without waiting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Staging:
         return len(self._arrays[0])
 
     def fill(self) -> npt.NDArray[np.int32]:
-        """Host memory [size] int32 to write before send(); its contents are stale."""
+        """Return host memory [size] int32 to write before send(), with stale contents."""
         self._turn = (self._turn + 1) % _NUM_HOST_BUFFERS
         copied = self._copied[self._turn]
         if copied is not None:

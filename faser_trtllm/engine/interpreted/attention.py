@@ -15,8 +15,8 @@ Constants = tuple["torch.Tensor | None", ...]
 
 
 def rotary_embedding(layer: Layer, dtype: torch.dtype, constants: Constants) -> Operation:
-    """Half-split, as Hugging Face: x [batch, heads, rows, head_dim], tables [positions, head_dim / 2], position ids
-    [batch, rows]. Whether IRotaryEmbeddingLayer computes the same has not been checked on a GPU."""
+    """Rotate half-split, as Hugging Face does: x [batch, heads, rows, head_dim], tables [positions, head_dim / 2],
+    position ids [batch, rows]. It has not been checked on a GPU that IRotaryEmbeddingLayer computes the same."""
     import torch
 
     layer.require(interleaved=False)
@@ -36,8 +36,8 @@ def rotary_embedding(layer: Layer, dtype: torch.dtype, constants: Constants) -> 
 
 
 def kv_cache_update(layer: Layer, dtype: torch.dtype, constants: Constants) -> Operation:
-    """Rows update [rows, heads, head_dim] of request b, those from cu_lens[b] to cu_lens[b + 1], go into
-    cache[b, :, write_idx[b] :] in place; rows out of bounds are ignored."""
+    """Write request b's rows of `update` [rows, heads, head_dim], cu_lens[b] to cu_lens[b + 1], to cache[b, :,
+    write_idx[b] :] in place. Rows out of bounds are ignored."""
     layer.require(cache_mode="LINEAR", update_form="PACKED_NHD")
 
     def run(cache: torch.Tensor, update: torch.Tensor, write_idx: torch.Tensor, cu_lens: torch.Tensor) -> torch.Tensor:
@@ -58,9 +58,11 @@ def kv_cache_update(layer: Layer, dtype: torch.dtype, constants: Constants) -> O
 
 
 def attention(layer: Layer, dtype: torch.dtype, constants: Constants) -> Operation:
-    """softmax(q k^T) v without a scale: q [batch, heads, query_rows, head_dim], k and v [batch, kv_heads, keys,
-    head_dim], of which the first key_value_lengths[b] are valid. A query that sees no key gives NaN, which must not be
-    read."""
+    """Compute softmax(q k^T) v without a scale.
+
+    q [batch, heads, query_rows, head_dim], k and v [batch, kv_heads, keys, head_dim], of which the first
+    key_value_lengths[b] are valid. A query that sees no key gives NaN, which must not be read.
+    """
     import torch
 
     layer.require(

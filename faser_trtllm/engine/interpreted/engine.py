@@ -1,4 +1,4 @@
-"""An engine that interprets TensorRT networks on the CPU: slow, but the same networks as on a GPU."""
+"""An engine that interprets TensorRT networks on the CPU: slow, but with the same networks as on a GPU."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class InterpretedEngine(HostPruning, Closing):
-    """Engine (engine/base.py) over the networks of a decoder's segments, native flavour, interpreted.
+    """Engine (engine/base.py) that interprets the networks of a decoder's segments, native flavour. Not thread-safe.
 
-    The caches are linear: a request has one block of max_seq_len tokens, whose id is its cache row, so there are
-    options.max_batch_size blocks and block tables are [max_batch_size, 1]. Not thread-safe.
+    The caches are linear: a request has one block of max_seq_len tokens, whose id is its cache row. So there are
+    options.max_batch_size blocks, and block tables are [max_batch_size, 1].
     """
 
-    distinct_experts = 0.0  # no layer has any
+    distinct_experts = 0.0  # all models are dense
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class InterpretedEngine(HostPruning, Closing):
         if len(segments) > 2:
             segment = build_early_exit(trt, self._network(), config, weights, options)
             self._exit = Interpreter(trt, segment.network, segment.weights)
-        self._hidden: torch.Tensor | None = None  # hidden rows in batch order, between two segments
+        self._hidden: torch.Tensor | None = None  # between two segments, in the order of the batch
 
     @property
     def spec(self) -> EngineSpec:

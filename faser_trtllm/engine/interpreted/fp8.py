@@ -1,8 +1,8 @@
-"""Rules of the layers that quantise to e4m3 and back, and of a product between two of them.
+"""Rules for layers that quantise to e4m3 and back, and for a product of two dequantised operands.
 
-As TensorRT's header NvInfer.h has IQuantizeLayer and IDequantizeLayer: a number is divided by the scale, rounded to the
-nearest, ties to even, and saturates at 448; back it is multiplied by the scale. Scales are constants and positive: one,
-or, of constants only, one per index of an axis, whose length TensorRT checks itself.
+They follow IQuantizeLayer and IDequantizeLayer in TensorRT's header NvInfer.h. To quantise, a number is divided by the
+scale, rounded to nearest, ties to even, and saturated at 448; to dequantise, it is multiplied by the scale. Scales are
+positive constants: one, or one per index of an axis for constants, whose length TensorRT checks itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Constants = tuple["torch.Tensor | None", ...]
 
 
 def quantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callable[..., torch.Tensor]:
-    """x of a floating-point type, scale -> e4m3 of the same shape. ValueError where TensorRT refuses."""
+    """Turn x of a floating-point type and a scale into e4m3 of the same shape. Raises ValueError where TensorRT
+    refuses."""
     scale = _scale(layer, constants)
     if scale.numel() != 1:
         raise ValueError(f"{layer.name}: activations have one scale, not {list(scale.shape)}")
@@ -29,13 +30,13 @@ def quantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callable
         _check_types(layer, scale.dtype, x.dtype)
         if not x.ndim:
             raise ValueError(f"{layer.name}: a scalar cannot be quantised")
-        return (x.float() / scale.float()).clamp(-LARGEST, LARGEST).to(dtype)  # torch before 2.13 may give NaN beyond
+        return (x.float() / scale.float()).clamp(-LARGEST, LARGEST).to(dtype)  # torch before 2.13 may not saturate
 
     return run
 
 
 def dequantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callable[..., torch.Tensor]:
-    """e4m3, scale -> numbers of the layer's type. ValueError where TensorRT refuses."""
+    """Turn e4m3 and a scale into numbers of the layer's type. Raises ValueError where TensorRT refuses."""
     scale = _scale(layer, constants)
     _check_types(layer, scale.dtype, dtype)
     shape = _broadcast_shape(layer, scale, constants[0])
@@ -43,11 +44,11 @@ def dequantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callab
 
 
 def product(layer: Layer, dtype: torch.dtype, weight: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """TensorRT's one kernel for two dequantised operands of a MATRIX_MULTIPLY: e4m3 x [rows, in] and its scale, weight
-    [out, in], a constant, and its scales [] or [out] -> [rows, out].
+    """Multiply two dequantised operands of a MATRIX_MULTIPLY, which is one kernel in TensorRT.
 
-    The e4m3 numbers are multiplied and the sums scaled. Products are multiples of 2^-18 below 2^18, so float64 adds
-    2^17 of them without rounding: a row's result does not depend on other rows.
+    Inputs are e4m3 x [rows, in] with its scale, and weight [out, in], a constant, with scales [] or [out]; the result
+    is [rows, out]. The e4m3 numbers are multiplied and the sums scaled. Products are multiples of 2^-18 below 2^18, so
+    float64 adds 2^17 of them without rounding: a row's result does not depend on other rows.
     """
     layer.require(op0="NONE", op1="TRANSPOSE")
     prepared = weight.double().mT

@@ -1,7 +1,7 @@
-"""Runs a TensorRT network on the CPU with torch: the network that is built, without TensorRT's kernels.
+"""Run a TensorRT network on the CPU with torch: the network that is built, without TensorRT's kernels.
 
-Arithmetic is in fp32 and rounded to the types declared in the network; a product of two dequantised operands is one
-step, as it is one kernel of TensorRT's. Needs torch.
+Arithmetic is in fp32 and rounded to the types that the network declares. A product of two dequantised operands is one
+step, as it is one kernel in TensorRT. Needs torch.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PluginNode:
-    """A plugin's stand-in: runs after the first `position` layers.
-
-    inputs, outputs: tensor names; the outputs are inputs of the network. function: tensors of inputs -> of outputs.
-    """
+    """A plugin's stand-in, which runs after the first `position` layers."""
 
     position: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    function: Callable[..., tuple[torch.Tensor, ...]]
+    inputs: tuple[str, ...]  # tensor names
+    outputs: tuple[str, ...]  # tensor names, which are inputs of the network
+    function: Callable[..., tuple[torch.Tensor, ...]]  # takes the input tensors and returns the output tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +48,16 @@ class _Step:
     operation: Operation
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
-    declared: tuple[tuple[torch.dtype, tuple[int, ...]], ...]  # of the outputs: dtype and shape, -1 for any size
+    declared: tuple[tuple[torch.dtype, tuple[int, ...]], ...]  # dtype and shape of each output, -1 for any size
     last_used: tuple[int, ...]  # values no longer needed
 
 
 class Interpreter:
-    """A network compiled to a list of closures: layers and constants are processed only once.
+    """A network compiled to a list of closures, so that layers and constants are processed only once.
 
-    weights: constants by layer name, as SegmentNetwork.weights (TensorRT gives neither bf16 nor e4m3 constants back).
-    Caches are updated in place: a cache output is the tensor that was fed as the input. Unknown layers and parameters
-    raise UnknownLayerError with the layer's name.
+    weights: constants by layer name, as SegmentNetwork.weights, since TensorRT returns neither bf16 nor e4m3 constants.
+    Caches are updated in place: a cache output is the tensor that was passed as the input. Unknown layers and
+    parameters raise UnknownLayerError with the layer's name.
     """
 
     def __init__(
@@ -73,12 +70,12 @@ class Interpreter:
         import torch
 
         self._torch = torch
-        self._kept = (network, weights)  # constants point into their memory
+        self._kept = (network, weights)  # keep alive: constants point into their memory
         self._dtypes = {getattr(trt.DataType, name): getattr(torch, dtype) for name, dtype in _DTYPES.items()}
         self._numbers: dict[str, int] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._steps: list[_Step] = []
-        self._dequantized: dict[int, tuple[int | None, ...]] = {}  # value: the e4m3 numbers and scales it is made of
+        self._dequantized: dict[int, tuple[int | None, ...]] = {}  # e4m3 numbers and scales of a dequantised value
         computed = {name for node in plugin_nodes for name in node.outputs}
         self._inputs: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
         for i in range(network.num_inputs):
@@ -97,7 +94,7 @@ class Interpreter:
         return tuple(self._inputs)
 
     def run(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Outputs by name for inputs by name; ValueError for inputs that are not the network's."""
+        """Return outputs by name for inputs by name; raise ValueError for inputs that are not the network's."""
         if feeds.keys() != self._inputs.keys():
             missing, more = self._inputs.keys() - feeds.keys(), feeds.keys() - self._inputs.keys()
             raise ValueError(f"inputs are not the network's: {sorted(missing)} missing, {sorted(more)} unknown")
@@ -151,7 +148,7 @@ class Interpreter:
             self._add_plugin(node, declared)
 
     def _operation(self, layer: Layer, dtype: torch.dtype) -> tuple[Operation, tuple[int | None, ...]]:
-        """The operation of a layer, and the values that it takes."""
+        """Return a layer's operation and the values that it takes."""
         inputs = tuple(None if name is None else self._numbers[name] for name in layer.inputs)
         if layer.kind == "MATRIX_MULTIPLY":
             left, right = (self._dequantized.get(number, ()) for number in inputs if number is not None)
@@ -183,7 +180,7 @@ class Interpreter:
         for index, step in enumerate(self._steps):
             done = tuple(number for number, at in last.items() if at == index and number not in kept)
             self._steps[index] = _Step(step.name, step.operation, step.inputs, step.outputs, step.declared, done)
-        # Layers that prepared their own copy of a constant do not need the original.
+        # Drop constants of which layers have prepared their own copy.
         self._constants = {number: constant for number, constant in self._constants.items() if number in last}
 
     def _read_constant(self, layer: Layer, weights: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
@@ -194,7 +191,7 @@ class Interpreter:
                 raise ValueError(f"weights must have {array.size} values of {dtype} under {layer.name}")
             array = weights[layer.name]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # files are mapped read-only, and nothing here writes to constants
+            warnings.simplefilter("ignore")  # about read-only memory: nothing here writes to constants
             if dtype is self._torch.bfloat16:
                 tensor = self._torch.from_numpy(array.view(np.int16)).view(dtype)
             elif dtype is self._torch.float8_e4m3fn:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _CACHE_OUTPUT = re.compile(r"([kv]_cache)_out(_\d+)")
 _OWNED = re.compile(r"[kv]_cache_\d+|hidden_\d+|logits")
 _EXIT_TENSORS = ("exit_rows", "candidates", "places", "before", "cu_drafts", "starts", "rule", "scores", "kept")
-_QUERY_BUCKET = 4  # buckets of one request's rows are powers of it
+_QUERY_BUCKET = 4  # one request's rows are padded to powers of this
 
 
 class PlanDecoder:
     """Decoder (engine/gpu/decoder.py) over the plans of one engine file.
 
-    A segment reads the hidden rows of the one before and writes to the other of two buffers; a cache output is bound to
-    its input's memory, so that caches are updated in place.
+    A segment reads the hidden rows of the segment before and writes to the other of two buffers. A cache output is
+    bound to its input's memory, so that caches are updated in place.
     """
 
     has_fixed_shapes = True
@@ -47,8 +47,8 @@ class PlanDecoder:
         max_logit_rows: int,
         hidden_rows: HiddenRows | None = None,
     ) -> None:
-        """plans: closed with the decoder. max_logit_rows: of one pass, at most. hidden_rows: kept for a head by every
-        pass."""
+        """plans: closed with the decoder. max_logit_rows: limit per pass. hidden_rows: where every pass keeps rows for
+        a head."""
         import torch
 
         self._file = file
@@ -66,7 +66,7 @@ class PlanDecoder:
         self._given = [[layer for layer in read if hidden_output(layer) in given] for given in names]
         token_rows = None if hidden_rows is None else hidden_rows.own_rows
         with runtime.on(place.partition), torch.no_grad():
-            # The width of the block table is part of the network, whatever max_seq_len it is opened with.
+            # The network fixes the width of the block table, for any max_seq_len that it is opened with.
             self.batch: DeviceBatch | LinearBatch = (
                 LinearBatch(runtime, spec, file.network, token_rows)
                 if self._is_linear
@@ -94,7 +94,7 @@ class PlanDecoder:
         return self._hidden[segment % 2]
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
-        """Padded attention costs by the rows of the request that has most; our plugins do not pad."""
+        """See Decoder.query_rows. Native attention pads all requests to the longest; our plugins do not pad."""
         if not self._is_linear:
             return 1
         bucket = 1
@@ -129,7 +129,7 @@ class PlanDecoder:
         asked[:n].copy_(rows)
         scored[:n, :width].copy_(candidates)
         if self.has_prune_plan:
-            self._tensors["cu_drafts"].zero_()  # drops nothing
+            self._tensors["cu_drafts"].zero_()  # so that no row is dropped
         self._run_exit(segment, num_hidden)
         out.copy_(self._tensors["scores"][:n, :width])
 
@@ -142,7 +142,7 @@ class PlanDecoder:
         num_drafts = inputs["places"].shape[0]
         tensors["exit_rows"].zero_()
         tensors["candidates"].fill_(-1)
-        tensors["cu_drafts"].fill_(num_drafts)  # requests that are not there have no drafts
+        tensors["cu_drafts"].fill_(num_drafts)  # unused requests have no drafts
         for name, values in inputs.items():
             target = tensors[name]
             width = values.shape[1:] and slice(0, values.shape[1])
@@ -166,12 +166,12 @@ class PlanDecoder:
             self._hidden_rows.keep(layer, self.batch.token_rows[:rows], hidden[:rows])
 
     def _run_exit(self, segment: int, rows: int) -> None:
-        # One context per buffer that the rows may be in.
+        # One context per hidden buffer.
         index, shape = len(self._file.segments), PassShape(rows, segment % 2)
         self._plans.run(index, shape, self._runtime.stream(), lambda: self._bound(index, segment + 1, shape))
 
     def _bound(self, index: int, segment: int, shape: PassShape) -> Mapping[str, Tensor]:
-        """The inputs and outputs of plan `index` in a pass, as a plan after segment - 1."""
+        """Return the inputs and outputs of plan `index` in a pass, after segment - 1."""
         info, batch = self._file.plans[index].info, self.batch
         tensors: dict[str, Any] = {
             "hidden_in": self._hidden[(segment - 1) % 2][: shape.rows],
@@ -207,7 +207,8 @@ class PlanDecoder:
         return tensors
 
     def _allocate(self) -> dict[str, Tensor]:
-        """Caches, logits and what the early exit reads and writes. Zeroed: masked reads must be finite."""
+        """Allocate caches, logits, and inputs and outputs of the early exit, zeroed, since masked reads must be
+        finite."""
         import torch
 
         sizes = {
@@ -228,6 +229,6 @@ class PlanDecoder:
 
 
 def _input_of(name: str) -> str:
-    """The input that an output is bound to, or the name itself."""
+    """Return the input that an output is bound to, or the name itself."""
     match = _CACHE_OUTPUT.fullmatch(name)
     return f"{match[1]}{match[2]}" if match else name

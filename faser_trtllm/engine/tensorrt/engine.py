@@ -1,4 +1,4 @@
-"""Opens one TensorRT engine file: the GPU engine over its plans. Not run on a GPU."""
+"""Open one TensorRT engine file: the GPU engine over its plans. Not run on a GPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def open_engine(
     cache_dir: Path | None = None,
     hidden_rows: HiddenRows | None = None,
 ) -> GpuEngine:
-    """Deserialise an engine file and allocate its KV memory, inputs and outputs; other options as GpuEngine has them.
+    """Deserialise an engine file and allocate its KV memory, inputs and outputs; for other options see GpuEngine.
 
-    limits: at most those that the file was built for; linear caches have as many blocks as they were built with,
-    whatever num_blocks says. hidden_rows: kept for a head. Raises EngineFileError if the file does not fit this GPU or
-    this TensorRT, ConfigError for invalid limits.
+    limits: at most those that the file was built for; linear caches always have the number of blocks they were built
+    with. hidden_rows: rows kept for a head. Raises EngineFileError if the file does not fit this GPU or this TensorRT,
+    ConfigError for invalid limits.
     """
     with ExitStack() as guard:
         file = guard.enter_context(PlanFile.open(path))

@@ -36,21 +36,21 @@ _SECTIONS = [
 class LinearBatch:
     """PassInputs (engine/gpu/batch.py) of networks whose request b is cache row b: rows are sorted by cache row.
 
-    There are also write_idx [num_slots], the cache place of each request's first row; pad_idx [num_slots,
-    query_rows] and unpad_idx [rows] between packed rows and attention's padded ones; all int32. num_slots: cache rows.
+    More inputs, all int32: write_idx [num_slots], the cache place of each request's first row; pad_idx [num_slots,
+    query_rows] and unpad_idx [rows], which map between packed rows and attention's padded ones. num_slots: cache rows.
     """
 
     def __init__(
         self, runtime: Runtime, spec: EngineSpec, options: NetworkOptions, token_rows: TokenRows | None = None
     ) -> None:
-        """token_rows: as DeviceBatch (engine/gpu/batch.py) has it."""
+        """token_rows: see DeviceBatch (engine/gpu/batch.py)."""
         import torch
 
         self._token_rows = token_rows
         slots, rows = options.max_batch_size, spec.max_num_tokens
         self._spec = spec
         self._options = options
-        # What grows with a pass's query rows comes last, so that only as much is sent as there is.
+        # pad_idx, whose size depends on a pass's query rows, is last, so that only its used part is sent.
         kept, padded = 0 if token_rows is None else 2 * rows, slots * min(options.max_query_rows, rows)
         sizes = (slots + 1, slots, slots, rows, rows, rows, rows, kept, padded)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
@@ -69,7 +69,7 @@ class LinearBatch:
 
     def clear(self) -> None:
         self._staging.device.zero_()
-        self.write_idx[-1] = self._options.max_seq_len  # dummies belong to the last row: beyond its end
+        self.write_idx[-1] = self._options.max_seq_len  # dummies belong to the last cache row, past its end
 
     def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
         check_size(batch, self._spec.max_num_tokens, self._spec.max_batch_size)
@@ -103,7 +103,7 @@ class LinearBatch:
         self.positions[:n].copy_(torch.where(goes_on, known - 1, 0)[order])
         self.logit_rows[:n].copy_(place)
         self.unpad_idx[:n].copy_(torch.where(goes_on, cache_rows, 0)[order])
-        # By cache row; the extra one takes what does not go on.
+        # By cache row; the extra entry is for requests that have ended.
         lens = torch.zeros(slots + 1, dtype=torch.int32, device=known.device)
         lens.scatter_(0, cache_rows, torch.where(goes_on, known, 0))
         lens, has_row = lens[:slots], lens[:slots] > 0
@@ -112,16 +112,16 @@ class LinearBatch:
         ends = has_row.int().cumsum(0)
         self.cu_q_lens[1:].copy_(ends)
         self.pad_idx(1)[:, 0].copy_((ends - 1).clamp(min=0))
-        # Dummies are rows of the last cache row: after its own, or beyond the cache.
+        # Dummies belong to the last cache row: after its own rows, or past the cache.
         self.cu_q_lens[-1:].fill_(n)
         self.write_idx[-1:].copy_(torch.where(has_row[-1:], lens[-1:] - 1, self._options.max_seq_len))
 
 
 def padded_arrays(arrays: dict[str, Int32Array], rows: int, query_rows: int, max_seq_len: int) -> dict[str, Int32Array]:
-    """native_inputs padded to `rows` rows and query_rows rows of one request.
+    """Return native_inputs padded to `rows` rows, and to query_rows rows per request.
 
-    A dummy row has token 0 and belongs to the last cache row, after its own rows or, if it is idle, beyond the cache,
-    so that it writes nothing that anybody reads.
+    A dummy row has token 0 and belongs to the last cache row, after its own rows or, if it is idle, past the cache, so
+    that it overwrites nothing.
     """
     num_slots, width = arrays["pad_idx"].shape
     pad_idx = np.zeros((num_slots, query_rows), np.int32)

@@ -1,4 +1,4 @@
-"""Opens the engines of a TensorRT engine directory: on a GPU, or interpreted on the CPU."""
+"""Open the engines of a TensorRT engine directory: on a GPU, or interpreted on the CPU."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """See engine.opening.open_engines; on a GPU or, if the request has checkpoints for it, interpreted on the CPU."""
+    """See engine.opening.open_engines. Interprets on the CPU if the request has checkpoints for that."""
     if request.interpretation is not None:
         return _interpreted(request, request.interpretation, stack)
     return _on_gpu(request, stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
-    """See engine.opening.open_draft."""
     trt, gpu = _gpu(request.engines, stack, request.ordinal)
     return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack, None))
 
@@ -50,10 +49,10 @@ def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 
 def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """Like open_pair. trt: the module that the engines were built with.
+    """Open the engines on a GPU, as open_pair. trt: the module that the engines were built with.
 
-    Raises EngineFileError for files that are not for this GPU or this TensorRT, ConfigError for limits and for too
-    little memory. Contexts of the plans come on top of what is counted.
+    Raises EngineFileError for files that do not fit this GPU or this TensorRT, ConfigError for limits and for too
+    little memory. The memory of the plans' contexts is not counted.
     """
     weights = {role: path.stat().st_size for role, path in request.paths.items()}
     buffers = head_buffers(request)
@@ -61,7 +60,7 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     hidden_rows = open_hidden_rows(request, gpu)
 
     def open_one(role: str, draft_probs: DeviceDraftProbs | None) -> tuple[GpuEngine, Ops]:
-        if role == "draft" and hidden_rows is not None:  # heads are torch's and our kernels', whatever the target is
+        if role == "draft" and hidden_rows is not None:  # heads run on torch and our kernels for any target
             return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
         return _open(request, trt, gpu, stack, hidden_rows, role, draft_probs)
 
@@ -83,7 +82,7 @@ def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0, *, plain_stream
 
 
 def _check_rtx_gpu(engines: EngineDir, ordinal: int) -> None:
-    """EngineFileError, before a plan is loaded, if TensorRT for RTX refuses the GPU; ConfigError without one."""
+    """Raise EngineFileError if TensorRT for RTX refuses the GPU, before a plan is loaded; ConfigError without a GPU."""
     from faser_trtllm.ops.cuda.driver import device_arch, device_name
 
     capability = arch_capability(device_arch(ordinal))
@@ -147,7 +146,7 @@ def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:
 
 
 def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: bool, stack: ExitStack) -> list[Source]:
-    """The checkpoints, if they are those of the manifest."""
+    """Return the checkpoints if they are those of the manifest; raise ConfigError otherwise."""
     draft_dir = interpretation.draft_checkpoint_dir
     if drafting and draft_dir is None:
         raise ConfigError(
@@ -175,7 +174,7 @@ def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: 
 def _check_networks(engines: EngineDir, sources: list[Source]) -> None:
     recipe = Fp8Recipe(frozenset(engines.manifest.get("quantization", {})))
     backend = TensorRTBackend.load(engines.backend, str(engines.manifest["dtype"]), (), recipe)
-    # Opened without its head, a target does not know what that reads.
+    # A target that is opened without its head does not know which layers the head reads.
     sources = [replace(sources[0], read_layers=engines.read_layers), *sources[1:]]
     made = backend.identity(sources, engines.build_config)["specifications"]
     for role, specifications in made.items():

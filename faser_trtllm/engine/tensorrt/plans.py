@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """A pass's rows, dummies included, and at least the rows of any one request. Equal shapes share a context."""
+    """A pass's rows, with dummies, and an upper bound on the rows of one request. Equal shapes share a context."""
 
     rows: int
     query_rows: int
@@ -36,8 +36,8 @@ class Plans:
     A context is bound once and keeps its shapes: TensorRT updates internal state when shapes change, which must not be
     captured, and contexts that change shape have leaked modules of AOT plugins (NVIDIA/TensorRT issue 4849). All share
     one block of scratch memory, since the plans of an engine run in sequence. cache_dir: where TensorRT for RTX keeps
-    what it compiles for this GPU; None disables that. Raises EngineFileError with the fix if the file is not for this
-    GPU or this TensorRT.
+    the kernels that it compiles for this GPU; None: nowhere. Raises EngineFileError if the file does not fit this GPU
+    or this TensorRT.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Plans:
             raise
 
     def run(self, index: int, shape: PassShape, stream: int, bind: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Enqueue plan `index` on a stream. bind(): all inputs and outputs of a pass of this shape, called for its
-        first one (TensorRT for RTX then compiles kernels)."""
+        """Enqueue plan `index` on a stream. bind(): returns all inputs and outputs of a pass of this shape; called the
+        first time, when TensorRT for RTX also compiles kernels."""
         key = (index, shape, stream)
         context = self._contexts.get(key)
         if context is None:
@@ -145,7 +145,7 @@ class Plans:
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(strategy)
         if hasattr(config, "cuda_graph_strategy"):
-            config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # graphs are captured by the engine
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # our engine captures graphs
         if hasattr(config, "dynamic_shapes_kernel_specialization_strategy"):
             # There are few shapes, and a captured graph's kernels must not be swapped.
             kinds = trt.DynamicShapesKernelSpecializationStrategy
@@ -158,7 +158,7 @@ class Plans:
         if index not in self._caches:
             cache = create()
             with contextlib.suppress(OSError):
-                cache.deserialize(self._cache_path(index).read_bytes())  # empty if from another GPU
+                cache.deserialize(self._cache_path(index).read_bytes())  # stays empty for another GPU's file
             self._caches[index] = cache
         return self._caches[index]
 
@@ -189,7 +189,7 @@ def check_requirements(label: str, needs: Requirements, trt: Any, compute_capabi
             f"{label} was built with {needs.backend} {needs.tensorrt_version}, here is {name} {version}; rebuild it "
             f"with faser build --backend {needs.backend}, or install that version"
         )
-    # Whether a portable plan runs on a GPU that it does not name is in its header (get_engine_validity).
+    # A portable plan may run on GPUs that it does not name, which get_engine_validity finds out from its header.
     if compute_capability not in needs.compute_capabilities and not needs.portable:
         remedy = f"--compute_capability {compute_capability}" if needs.backend == "tensorrt_rtx" else "on this machine"
         raise EngineFileError(

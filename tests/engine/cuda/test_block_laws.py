@@ -202,7 +202,7 @@ def test_a_block_is_not_extended(pair: Pair) -> None:
     (tokens,) = random_tokens(9, 8)
     table = SamplingTable(NUM_SLOTS, VOCAB, MAX_DRAFT_LEN)
     counts = [np.array([number], np.int32) for number in (7, 1, 2)]
-    with pytest.raises(InvalidArgumentError, match="with pending drafts gets none of a block drafter"):
+    with pytest.raises(InvalidArgumentError, match="a block drafter drafts for requests without pending drafts"):
         pair.draft.draft(DraftBatch(pair.target.batch([(0, tokens, 0, 8)]), table.array, *counts, MAX_DRAFT_LEN))
 
 

@@ -1,7 +1,7 @@
-"""One rank's layers: its heads, its columns of every product, and gathers of what all ranks have computed.
+"""One rank's layers: its heads, its columns of every product, and gathers of the other ranks' results.
 
-A layer gathers four times: what was attended, the rows after o, the inner rows and the rows after down. Hidden rows
-are the same on all ranks, so norms, early exit and compaction need nothing of the others.
+A layer gathers four times: attention's output, the rows after o, the inner rows and the rows after down. Hidden rows
+are the same on all ranks, so norms, early exit and compaction need no communication.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ShardDecoder(TorchDecoder):
         part = self._group.shard.part(self.weights.sizes["vocab_size"])
         known = (candidates >= part.start) & (candidates < part.stop)
         super().early_exit(segment, num_hidden, rows, (candidates - part.start).where(known, -1), out)
-        self._group.maximum(out)  # a token that a rank does not know has -inf there
+        self._group.maximum(out)  # a rank scores -inf for tokens that it does not have
 
     def _add_product(
         self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None

@@ -1,7 +1,7 @@
-"""Messages between the ranks of a tensor-parallel target: torch.distributed, by NCCL on GPUs and gloo on the host.
+"""Communication between the ranks of a tensor-parallel target: torch.distributed, by NCCL on GPUs and gloo on the host.
 
-Only data moves, and nothing is added up, so no result depends on the number of ranks or on the library's algorithms.
-Collectives run in the order of the target's passes, on the stream that is current, and can be captured with NCCL.
+Ranks only exchange data and never add it up, so no result depends on the number of ranks or on the library's
+algorithms. Collectives run in the order of the target's passes, on the current stream, and can be captured with NCCL.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-TIMEOUT_S = 120.0  # of one collective; kernels may be compiled while a rank waits for the others at the start
+TIMEOUT_S = 120.0  # of one collective; at the start, a rank may wait while another compiles kernels
 STORE_FILE = "ranks"
 
 
 class RankGroup(Closing):
-    """All ranks; one group at a time in a process. directory: of all ranks, empty before. Use a `with` block."""
+    """The group of all ranks, of which a process has one at a time. Use a `with` block."""
 
     def __init__(self, shard: Shard, directory: Path, backend: str, device: torch.device) -> None:
-        """Waits for the other ranks. backend: "nccl" for tensors on a GPU, or "gloo"."""
+        """Wait for the other ranks. directory: shared by all ranks, empty at first. backend: "nccl" for tensors on a
+        GPU, or "gloo"."""
         import torch.distributed as dist
 
         self.shard = shard
-        # All ranks are on one machine; gloo would listen on the address that the host's name has.
+        # All ranks are on one machine; by default, gloo listens on the address of the host's name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(
@@ -44,7 +45,8 @@ class RankGroup(Closing):
         self._host_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, part: Tensor, out: Tensor) -> None:
-        """part [rows, width] of every rank, side by side in rank order -> out [rows, size * width]; both contiguous."""
+        """Write every rank's part [rows, width] to out [rows, size * width], in rank order by columns; both are
+        contiguous."""
         import torch
         import torch.distributed as dist
 
@@ -54,13 +56,13 @@ class RankGroup(Closing):
         out.view(rows, self.shard.size, width).copy_(parts.view(self.shard.size, rows, width).transpose(0, 1))
 
     def maximum(self, tensor: Tensor) -> None:
-        """Each element becomes the greatest of all ranks'."""
+        """Replace each element by the maximum over all ranks."""
         import torch.distributed as dist
 
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers, on the host."""
+        """Return the minimum of all ranks' numbers, on the host."""
         import torch
         import torch.distributed as dist
 

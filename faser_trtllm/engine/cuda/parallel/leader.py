@@ -1,4 +1,4 @@
-"""Rank 0's engine of a tensor-parallel target: the executor's, as any other, and it takes the other ranks along."""
+"""Rank 0's engine of a tensor-parallel target, which the executor uses as any other and which leads the other ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
 from faser_trtllm.partition.green_context import GpuPartition
 
 WRONG_USE = (InvalidArgumentError, ConfigError, ValueError)
-"""Errors of a call that is wrong on all ranks alike, and after which all go on."""
+"""Errors of a wrong call, which all ranks raise alike and which leave them usable."""
 
 
 class LeadingEngine(GpuEngine):
-    """Like GpuEngine. What a pass is made of is told to the other ranks first; what only reads its results is not.
+    """A GpuEngine that sends its calls to the other ranks first, except for calls that only read results.
 
-    FaserError from every call once a rank has ended.
+    Every call raises FaserError once a rank has ended.
     """
 
     def __init__(self, *arguments: Any, ranks: Ranks, **options: Any) -> None:
         self._ranks = ranks
-        self._told: RaggedBatch | None = None  # which the other ranks have
+        self._told: RaggedBatch | None = None  # the batch that the other ranks have
         super().__init__(*arguments, **options)
 
     def use(self, partition: GpuPartition) -> None:
@@ -60,7 +60,7 @@ class LeadingEngine(GpuEngine):
             return super().early_exit(rows, candidates)
 
     def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
-        if batch.rule.record is not None:  # by early_exit and compact_rows
+        if batch.rule.record is not None:  # the host decides, through early_exit and compact_rows
             return HostPruning.prune(self, batch)
         with self._leading("prune", batch):
             return super().prune(batch)
@@ -77,7 +77,7 @@ class LeadingEngine(GpuEngine):
 
 
 def _packed(batch: RaggedBatch) -> RaggedBatch:
-    """With a block table of the batch's requests alone, which is what an engine reads of it."""
+    """Return the batch with only its own requests' rows of the block table, which are all that an engine reads."""
     table = batch.block_table[batch.slots]
     slots = np.arange(batch.num_requests, dtype=np.int32)
     return RaggedBatch(slots, batch.cu_rows, batch.token_ids, batch.positions, batch.logit_rows, table)

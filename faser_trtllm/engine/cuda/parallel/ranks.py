@@ -1,7 +1,6 @@
-"""The processes of the ranks after rank 0: started, told what its engine is told, and watched.
+"""The processes of the ranks after rank 0: starts them, sends them rank 0's calls, and watches them.
 
-A rank that ends before it is told to takes all of them with it, since the others would wait for it in the next
-collective.
+If a rank ends unexpectedly, all are ended, since the others would wait for it in the next collective.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError, FaserError
 
-CLOSE_TIMEOUT_S = 10.0  # after which a rank that does not end is killed
-NOTICE_TIMEOUT_S = 1.0  # until the end of a rank is noticed whose collective has failed here
+CLOSE_TIMEOUT_S = 10.0  # a rank that has not ended after this long is killed
+NOTICE_TIMEOUT_S = 1.0  # wait this long after a failed collective for the news that a rank has ended
 PROGRAM = "faser_trtllm.engine.cuda.follower"
 
 Layout = tuple[tuple[str, int], ...]
 """The partitions that the target runs on, with their SMs: the same on all ranks."""
 Answer = tuple[Layout, int] | str
-"""The answer of a rank that has opened its GPU: its layout and the KV blocks that it has room for, or what is wrong."""
+"""A rank's answer once it has opened its GPU: its layout and the KV blocks it has room for, or an error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,11 @@ class RankTask:
 
 
 class Ranks(Closing):
-    """The ranks 1 to tp_size - 1, from rank 0's side. Use a `with` block."""
+    """The ranks 1 to tp_size - 1, as rank 0 sees them. Use a `with` block."""
 
     def __init__(self, request: OpenRequest, gpu: Gpu) -> None:
-        """Start them and wait until each has opened its GPU; ConfigError of a rank's, or where GPUs differ.
-
-        num_blocks: of the rank that has room for the fewest.
-        """
+        """Start the ranks and wait until each has opened its GPU. num_blocks is then the smallest number of KV blocks
+        that a rank has room for. Raises ConfigError for a rank's error, or if GPUs differ."""
         self._size = request.engines.tp_size
         self._directory = tempfile.TemporaryDirectory(prefix="faser-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -77,7 +74,7 @@ class Ranks(Closing):
         return Path(self._directory.name)
 
     def tell(self, name: str, *arguments: object) -> None:
-        """Have every rank's engine do what rank 0's is about to do; FaserError if one has ended."""
+        """Send a call of rank 0's engine to every other rank; raise FaserError if one has ended."""
         if self._death is not None:
             raise FaserError(self._death)
         message = pickle.dumps((name, arguments), pickle.HIGHEST_PROTOCOL)
@@ -88,12 +85,12 @@ class Ranks(Closing):
                 raise self.cause_of(error) from error
 
     def cause_of(self, error: Exception) -> Exception:
-        """The end of a rank if that has caused an error here, else the error."""
+        """Return the end of a rank as the cause of an error here if one has ended, else the error itself."""
         self._is_dead.wait(NOTICE_TIMEOUT_S)
         return error if self._death is None else FaserError(self._death)
 
     def close(self) -> None:
-        """Have the ranks end, and wait for them."""
+        """End the ranks and wait for them."""
         self._is_closing = True
         for connection in self._connections:
             connection.close()
@@ -106,7 +103,7 @@ class Ranks(Closing):
         self._directory.cleanup()
 
     def open(self, num_blocks: int) -> None:
-        """Have them open their parts of the target, with so many KV blocks."""
+        """Have the ranks open their parts of the target, with this many KV blocks."""
         for connection in self._connections:
             connection.send(num_blocks)
 
@@ -143,7 +140,7 @@ class Ranks(Closing):
         if self._is_closing or self._is_dead.is_set():
             return
         for other, ended in enumerate((process.poll() for process in self._processes), 1):
-            if ended is not None and ended < 0 <= code:  # whose end was why this one failed
+            if ended is not None and ended < 0 <= code:  # a killed rank is the reason that this one failed
                 rank, code = other, ended
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         self._death = (
@@ -152,12 +149,12 @@ class Ranks(Closing):
         self._is_dead.set()
         for process in self._processes:
             process.kill()
-        raise FaserError(self._death)  # for threading.excepthook: a server's ends its process, and is started again
+        raise FaserError(self._death)  # for threading.excepthook: a server's ends the process, which is then restarted
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """An engine's place among the ranks. ranks: the others, which rank 0 leads."""
+    """An engine's place among the ranks. ranks: the other ranks, on rank 0 only."""
 
     group: RankGroup
     ranks: Ranks | None = None

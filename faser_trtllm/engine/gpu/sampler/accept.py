@@ -27,12 +27,12 @@ from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOKENS_PER_REQUEST = 64  # initial capacity per request of the upload buffer, which grows on demand
-_LOG_PROB_ROWS = 32  # at once, since a row takes some 50 bytes for each token of the vocabulary
+_TOKENS_PER_REQUEST = 64  # initial capacity of the upload buffer, which grows on demand
+_LOG_PROB_ROWS = 32  # at a time, since a row takes about 50 bytes per token of the vocabulary
 
 
 class Target(Protocol):
-    """The part of the engine that made the logits which the sampler uses."""
+    """The part of the target's engine that the sampler uses."""
 
     @property
     def spec(self) -> EngineSpec: ...
@@ -43,16 +43,15 @@ class Target(Protocol):
     @property
     def partition(self) -> GpuPartition: ...
 
-    def pass_ms(self) -> float:
-        """GPU time in ms of the last pass, which must have finished."""
+    def pass_ms(self) -> float: ...
 
 
 class GpuRejectionSampler:
     """RejectionSampler for logits that stayed on the engine's device.
 
     The pass may still be running when sample() starts. Scratch for edited logits is allocated when a request first
-    needs it. The token after every branch is drawn with the others, since nobody knows yet which of them is recovered;
-    none of these draws bears on another.
+    needs it. The token after every branch is drawn along with the others, since the host does not know yet which token
+    is recovered; the draws are independent.
     """
 
     def __init__(self, target: Target, ops: Ops, max_draft_len: int, draft_probs: DeviceDraftProbs | None) -> None:
@@ -82,7 +81,7 @@ class GpuRejectionSampler:
     def sample(
         self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
     ) -> AcceptResult:
-        """See RejectionSampler.sample; logits: DeviceLogits [num_rows, vocab_size]."""
+        """See RejectionSampler.sample. logits: DeviceLogits [num_rows, vocab_size]."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
@@ -106,10 +105,10 @@ class GpuRejectionSampler:
                 draft_probs=self._draft_probs_address,
             )
             starts, num_tokens, num_drafts = uploaded.columns
-            if num_rows > self._verdicts.shape[0]:  # branches have rows, too
+            if num_rows > self._verdicts.shape[0]:  # branches add rows
                 self._make_scratch(2 * num_rows)
             if uploaded.is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
-                self._edited = None  # the old rows first, since these may be a gigabyte
+                self._edited = None  # free the old rows first, which may take a gigabyte
                 shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
                 self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
             self._ops.accept(
@@ -137,7 +136,7 @@ class GpuRejectionSampler:
         return branches.follow(verified, taken, found.part(rows.slots.size + taken))
 
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
-        """forward() only launches, and sample() waits for it: the device's own time tells."""
+        """See RejectionSampler.pass_ms. forward() only launches and sample() waits, so the device's own time counts."""
         return max(forward_ms, self._target.pass_ms())
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
@@ -150,8 +149,8 @@ class GpuRejectionSampler:
             return DeviceLogits(logits.tensor.index_select(0, index))
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """See RejectionSampler.log_probs. Edited rows, of which the device has no exact copy, are copied to the host;
-        the others never are, so that their bits do not depend on who else asks."""
+        """See RejectionSampler.log_probs. Only edited rows are copied to the host, since the device has no exact copy
+        of them; other rows never are, so their bits do not depend on other requests."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
@@ -178,7 +177,8 @@ class GpuRejectionSampler:
         self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device) if num_bytes else None
 
     def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
-        """Of n requests, on the device and on the host; kept, since most steps are of as many as the last one."""
+        """Return the results of n requests, on the device and on the host. The views are kept: most steps have as many
+        requests as the last one."""
         if self._result_views is None or self._result_views[0] != n:
             on_device, on_host = (
                 AcceptResult.over(flat, n, self._max_draft_len) for flat in (self._result, self._host_result.numpy())
@@ -188,7 +188,7 @@ class GpuRejectionSampler:
 
 
 def _with_branches(rows: VerificationRows, branches: BranchTokens) -> VerificationRows:
-    """The requests, and after them a request of one row for each branch, whose last token is the branch's."""
+    """Return the requests, followed by a request of one row per branch, whose last token is the branch's."""
     parents = branches.requests
     ones = np.ones_like(parents)
     columns = (

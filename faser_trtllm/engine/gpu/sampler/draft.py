@@ -1,4 +1,4 @@
-"""The draft loop on the device: draws and passes in one graph, which ends itself, with one host read at the end."""
+"""The draft loop on the device: draws and passes in one graph, which ends by itself, and one host read at the end."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ class Passes(Protocol):
 
 
 class DraftLoop:
-    """Engine.draft of a cuda engine.
+    """Engine.draft of a GPU engine.
 
-    The first pass is the caller's batch. Then a token is drawn for each drafting request, and for as long as anybody
-    drafts on, a step runs the newest tokens, one row per request, and draws the next. All of it is one launch of a
-    graph with a loop, which ends where nobody wants more or the stop rule says so. Where the driver has no such graphs,
-    and without graphs, steps are launched one by one, and with a stop rule the host reads how many requests go on. A
-    head runs its pending drafts between the first pass and the first draw (PendingSteps). A block drafter has none: it
-    runs whole blocks there, and its steps take the next place's logits. If a request has penalties, bias, bad words or
-    a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is tested.
+    The first pass is the caller's batch. Then the loop draws a token for each drafting request. While any request
+    continues, a step runs the newest tokens, one row per request, and draws the next ones. All of it is one launch of a
+    graph with a loop, which ends when no request continues, by its limit or the stop rule. Without graphs, or if the
+    driver does not support loops, the host launches steps one by one, and with a stop rule it reads how many requests
+    continue.
+
+    A head runs its pending drafts between the first pass and the first draw (PendingSteps). A block drafter has no
+    pending drafts: it runs whole blocks there, and its steps move to the next place's logits. If a request has
+    penalties, bias, bad words or min_tokens, only the passes are graphs. Guides restrict verification, not drafts.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class DraftLoop:
         *,
         keeps_runners_up: bool = False,
     ) -> None:
-        """run_step(rows): a pass over what is in `batch`, logits of row i in logits[i]. draft_probs: see GpuEngine.
-        keeps_runners_up: for requests that have memory for them."""
+        """run_step(rows): a pass over the contents of `batch`, with row i's logits in logits[i]. draft_probs: see
+        GpuEngine. keeps_runners_up: for requests with memory for them."""
         import torch
 
         self.max_draft_len = max_draft_len
@@ -87,20 +89,20 @@ class DraftLoop:
             else draft_probs.tensor
         )
         self._store = DraftStore(spec.max_batch_size)
-        self._edited: Tensor | None = None  # scratch for edited logits, which most calls need none of
+        self._edited: Tensor | None = None  # scratch for edited logits, allocated on demand
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
-        # A block drafter drafts where nothing is pending.
+        # A block drafter has none: it only drafts for requests without pending drafts.
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
         self._state = DraftState(runtime, spec, max_draft_len, blocks, probs, keeps_runners_up)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of requests that calls are padded to."""
+        """The numbers of requests that calls are padded to."""
         every = (*self._buckets.sizes(), *self._buckets.large_sizes())
         return (*(size for size in every if size < self._spec.max_batch_size), self._size(self._spec.max_batch_size))
 
     def capture(self, partition: str) -> None:
-        """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
+        """Capture draws and steps for every number of requests on the current stream, which must be the partition's."""
         for size in self.sizes:
             if self._spec.reads_target:
                 self._state.clear()
@@ -152,7 +154,7 @@ class DraftLoop:
         return drafted
 
     def _loop(self, partition: str, call: DraftCall, stop: DraftStop | None) -> None:
-        """Draw the drafts of a call, as its stop rule has it."""
+        """Draw the drafts of a call until its stop rule ends it."""
         size = self._size(call.slots.size)
 
         def run(name: str, work: Callable[[int], None]) -> None:
@@ -163,7 +165,7 @@ class DraftLoop:
             self._one_by_one(call, stop, lambda: run("draw", self._draw), lambda: run("draw next", self._draw_next))
 
     def _edited_loop(self, engine: Passes, call: DraftCall, stop: DraftStop | None) -> None:
-        """As _loop with logit edits: only the passes are graphs."""
+        """Draw as _loop, with logit edits: only the passes are graphs."""
         import torch
 
         size, edited = self._size(call.slots.size), self._edited
@@ -181,7 +183,7 @@ class DraftLoop:
     def _one_by_one(self, call: DraftCall, stop: DraftStop | None, draw: Work, step: Work) -> None:
         draw()
         for _ in range(1, int(call.wanted.max())):
-            # A step that nobody wants costs more than the wait for one number.
+            # A step that no request needs costs more than waiting for one number.
             if stop is not None and not self._state.num_going():
                 break
             step()
@@ -209,9 +211,10 @@ class DraftLoop:
         wanted: Int32Array,
         max_draft_len: int,
     ) -> None:
-        """run: tokens that the rows must reach."""
+        """Raise InvalidArgumentError for an invalid call; run: the number of tokens that each request's rows must
+        reach."""
         if self._spec.block_size and num_drafts[active].any():
-            raise InvalidArgumentError("a request with pending drafts gets none of a block drafter; test those first")
+            raise InvalidArgumentError("a block drafter drafts for requests without pending drafts; verify those first")
         last_rows = batch.cu_rows[1:][active] - 1
         if (batch.positions[last_rows] != run[active] - 1).any():
             last = "known" if self._pending is None else "committed"

@@ -1,4 +1,4 @@
-"""Memory on the device for the distributions that pending unseeded drafts were drawn from."""
+"""Device memory for the distributions that pending unseeded drafts were drawn from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 class DeviceDraftProbs:
     """DraftProbs (sampling/draft_probs.py) that the draft engine writes and the rejection sampler reads.
 
-    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. device_address: of it, as an upload of sampling entries
-    takes it.
+    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. device_address: its address in an upload of sampling
+    entries.
     """
 
     def __init__(
         self, runtime: Runtime, partition: GpuPartition, max_batch_size: int, max_draft_len: int, vocab_size: int
     ) -> None:
-        """partition: where copies run, which wait until they are done."""
+        """partition: where copies run; they block until they are done."""
         import torch
 
         self._runtime = runtime

@@ -31,9 +31,9 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class DraftState:
-    """The requests of a draft call, its stop rule, and what each step drew. Of at most max_batch_size.
+    """The requests of a draft call, at most max_batch_size, its stop rule, and the tokens that each step drew.
 
-    draws, stop: ops/cuda/sample.py, whose advance() decides when drafting ends, as ops/draft_stop.py has it.
+    draws, stop: see ops/cuda/sample.py, whose advance() decides when drafting ends, as ops/draft_stop.py does.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DraftState:
         probs: Tensor,
         keeps_runners_up: bool,
     ) -> None:
-        """probs: of the draws."""
+        """probs: those of the draws."""
         import torch
 
         self._runtime = runtime
@@ -60,7 +60,7 @@ class DraftState:
             "tables": 4 * NUM_MODES * self._width,  # slope, intercept, prior, spread
             "row_price": self._width,
             "step_price": batch + 1,
-            "block_table": batch * max_blocks_per_seq,  # last, so that only the rows of a call's requests are sent
+            "block_table": batch * max_blocks_per_seq,  # last: only the rows of a call's requests are sent
         }
         self._parts: dict[str, slice] = {}
         end = 0
@@ -104,7 +104,7 @@ class DraftState:
         )
         self._host_num_going = runtime.host_tensor((1,), torch.int32)
         self._packer = SamplingPacker(spec.vocab_size)
-        self._edits = EntryUpload(runtime, spec.vocab_size, 4)  # few have penalties, bias, bad words or min_tokens
+        self._edits = EntryUpload(runtime, spec.vocab_size, 4)  # small: few requests edit their logits
         self._native_stop = NativeStop(batch)
         self._none_pending = np.zeros(batch, np.int32)
 
@@ -114,8 +114,10 @@ class DraftState:
         self.draws.known.fill_(1)
 
     def upload(self, call: DraftCall, block_table: Int32Array, stop: DraftStop | None) -> bool:
-        """Load the requests of a call, in the order of their logits -> whether some edit their logits. block_table [n,
-        any number of columns that their tokens fit]. stop: None lets everybody go on."""
+        """Load the requests of a call in the order of their logits. Return True if some edit their logits.
+
+        block_table [n, any number of columns]: the requests' blocks. stop: None lets all requests continue.
+        """
         n, width = call.slots.size, self._block_table.shape[1]
         filled = self._staging.fill()
         first_row = self._parts["block_table"].start
@@ -125,21 +127,21 @@ class DraftState:
         none, at = self._none_pending[:n], self._staging.device.data_ptr()
         packed = self._packer.pack(call.sampling, call.slots, call.known, none, entries, at)
         if packed.is_edited:
-            # With the tokens before, and room for those that are drawn.
+            # Entries with the tokens so far, and room for those that will be drawn.
             entries[:] = self._edits.send(call.sampling, call.slots, call.known, call.wanted).entries
         parts["known"][n:] = 1
         columns = {"known": call.known, "remaining": call.wanted, "slots": call.slots}
         columns |= {"modes": call.modes, "pending": call.pending}
         for name, column in columns.items():
             parts[name][:n] = column
-        parts["tokens"][:] = -1  # steps that are not run have drawn nothing
+        parts["tokens"][:] = -1  # for steps that are not run
         parts["block_table"].reshape(-1, width)[:n, : block_table.shape[1]] = block_table
         self._fill_stop(call, stop, parts)
         self._staging.send(first_row + n * width)
         return packed.is_edited
 
     def num_going(self) -> int:
-        """Requests that draft on, as the stop rule has it; waits for the step."""
+        """Return how many requests continue drafting by the stop rule; waits for the step."""
         self._host_num_going.copy_(self.stop.num_going, non_blocking=True)
         self._runtime.wait()
         return int(self._host_num_going[0])
@@ -150,13 +152,13 @@ class DraftState:
         batch.take_step(ops, draws.newest[:size], draws.known[:size], draws.remaining[:size], self._block_table[:size])
 
     def give_tokens(self, batch: PassInputs, ops: Ops, size: int, step: tuple[Tensor, Tensor, Tensor]) -> None:
-        """As give_to, of newest, known and remaining that are given."""
+        """Set up a pass as give_to, from the given newest, known and remaining."""
         newest, known, remaining = (values[:size] for values in step)
         batch.take_step(ops, newest, known, remaining, self._block_table[:size])
 
     def read(self, count: int) -> tuple[Int32Array, npt.NDArray[np.float32], Int32Array, Int32Array | None]:
-        """Of the first `count` steps: tokens, margins [count, max_batch_size], candidates [..., NUM_CANDIDATES] and, if
-        kept, runners-up, in the order of the call's requests; waits."""
+        """Return the first `count` steps' tokens, margins [count, max_batch_size], candidates [..., NUM_CANDIDATES]
+        and, if kept, runners-up, in the order of the call's requests. Waits for the copies."""
         for host, output in zip(self._host, self._outputs, strict=True):
             host[:count].copy_(output[:count], non_blocking=True)
         self._runtime.wait()

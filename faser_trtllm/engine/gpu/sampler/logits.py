@@ -1,4 +1,4 @@
-"""Logits that stay on the device, where they are sampled."""
+"""Logits that stay on the device for sampling."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LogitsSource(Protocol):
 class DeviceLogits:
     """Logits [num_rows, vocab_size] fp32 of an engine's last pass; valid until its next call.
 
-    tensor: on the device. source: None for a copy of some rows. Indexing copies all of them to the host and waits, for
-    the few requests that need it.
+    tensor: on the device. source: None for a copy of some rows. Indexing copies all rows to the host and waits; few
+    requests need that.
     """
 
     def __init__(self, tensor: Tensor, source: LogitsSource | None = None) -> None:

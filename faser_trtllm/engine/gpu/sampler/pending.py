@@ -1,4 +1,4 @@
-"""A head's steps over drafts that are pending: it goes on from its own outputs, and nothing is drawn."""
+"""A head's steps over pending drafts: it continues from its own outputs, and draws nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class PendingSteps:
-    """Those of one draft call: requests with fewer pending drafts join later, so that all end with the last step."""
+    """The steps of one draft call. Requests with fewer pending drafts join later, so that all end with the last
+    step."""
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int) -> None:
         self._shape = (max_draft_len, 3, -(-max_batch_size // 4) * 4)
@@ -26,7 +27,7 @@ class PendingSteps:
         self._rows = RowFiller(max_batch_size, max_batch_size * max_draft_len, no_blocks)
 
     def upload(self, call: DraftCall) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The steps of a call's requests -> newest, known and remaining of each, as take_step has them."""
+        """Yield newest, known and remaining of each step, as take_step takes them."""
         num_steps = int(call.pending.max(initial=0))
         if not num_steps:
             return

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def log_probs(logits: Tensor, asked: TokenRows) -> LogProbs:
-    """ops.log_probs.token_log_probs of rows of logits [n, vocab_size] fp32 that nobody edits, filtered as ops/probs.py
-    does. Sorts the vocabulary, so it is for the few who ask."""
+    """Compute ops.log_probs.token_log_probs of unedited logits [n, vocab_size] fp32, with the filters of ops/probs.py.
+    Sorts the vocabulary, since few requests ask for log probs."""
     import torch
 
     def column(values: npt.NDArray[np.generic]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sampling entries of a batch on the device, with what they point to."""
+"""Upload a batch's sampling entries to the device, along with the lists that they point to."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ if TYPE_CHECKING:
 
 
 class Uploaded(NamedTuple):
-    """entries: int32 [n * ENTRY_INTS] as they were sent, on_device: the same there. columns: those given, on the
-    device. is_edited: logits of some request are edited. Valid until the next upload."""
+    """Uploaded entries, valid until the next upload."""
 
-    entries: Int32Array
-    on_device: Tensor
-    columns: list[Tensor]
-    is_edited: bool
+    entries: Int32Array  # int32 [n * ENTRY_INTS], as sent
+    on_device: Tensor  # the entries on the device
+    columns: list[Tensor]  # the given columns on the device
+    is_edited: bool  # True if some request edits its logits
 
 
 class EntryUpload:
     """Sends entries and lists in one copy; its memory grows when a batch needs more."""
 
     def __init__(self, runtime: Runtime, vocab_size: int, size: int) -> None:
-        """size: int32 numbers to begin with."""
+        """size: initial capacity, in int32 numbers."""
         self._runtime = runtime
         self._packer = SamplingPacker(vocab_size)
         self._staging = Staging(runtime, size)
@@ -41,7 +40,7 @@ class EntryUpload:
         *columns: Int32Array,
         **options: Any,
     ) -> Uploaded:
-        """Send the slots' entries [n] and then the columns; options: of SamplingPacker.pack."""
+        """Send the slots' entries [n] and then the columns; options: those of SamplingPacker.pack."""
         while True:
             filled, device = self._staging.fill(), self._staging.device
             at = device.data_ptr()
