@@ -28,9 +28,9 @@ DRAFTERS = (
 )
 
 BRANCHES = (
-    "token trees (SpecInfer): verify up to this many alternative tokens per request and step, each with a KV block. With "
-    "fixed:K they replace the least likely drafts; with price they are added where they pay. Needs a draft model and cpu "
-    "or cuda engines"
+    "token trees (SpecInfer): verify up to this many alternative tokens per request and step, each in a KV block. With "
+    "fixed:K they replace the least likely drafts; with price they are added where they pay. Needs a draft model, and "
+    "cpu or cuda engines"
 )
 
 
