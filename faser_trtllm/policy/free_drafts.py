@@ -1,7 +1,7 @@
 """Drafts that cost no draft step, beside a policy that plans the draft model's, or alone.
 
 They are proposed in every step for as long as they may be, and of all that is pending the pass verifies the rows that
-are worth their time at the price of the step, by the argmax of ops/best_slots.py (docs/policy.md).
+are worth their time at the price of the step, by the argmax of ops/best_slots.py (docs/policies.md).
 """
 
 from __future__ import annotations

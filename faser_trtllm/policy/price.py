@@ -7,7 +7,7 @@ worth their time are verified, by the same argmax over the survivals that margin
 whether drafting and verification overlap, is held against what plans brought (candidates.py).
 
 Why it is exact: no draft is discarded, reordered or replaced before its test, so whatever is decided, by whatever was
-seen, says when a draft is tested, never whether (docs/policy.md).
+seen, says when a draft is tested, never whether (docs/policies.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files after the public description of the format (ggml's docs/gguf.md), value by value."""
+"""Write tiny GGUF files, value by value, from the public description of the format (docs/gguf.md of ggml-org/ggml)."""
 
 from __future__ import annotations
 
