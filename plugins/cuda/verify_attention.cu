@@ -4,7 +4,7 @@
 // of n rows with groups of G heads fills n * G of them, so K and V are read from memory once per request and KV head as
 // long as n * G fits the tile. That is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request
 // and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Speed:
-// docs/gpu_kernels.md.
+// README.md of this folder.
 //
 // Work is found on the device (attention/work.cuh), so the host only needs bounds of it. A block takes the next item
 // and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block

@@ -4,7 +4,7 @@ A row of a small vocabulary is one block's, a launch for all rows; larger ones a
 block each, in up to five launches (Stages), of which the later ones only look at rows that need them: greedy rows,
 seeded ones without filters and drafts that pass their test are read once. top_k and top_p need no sort. Then one thread
 per request walks its rows. All features of ops.accept are supported; penalties, bias, bad words and min_tokens need
-`edited_logits`. Sums are over integers, so results do not depend on threads or parts. docs/gpu_kernels.md has times.
+`edited_logits`. Sums are over integers, so results do not depend on threads or parts. plugins/cuda/README.md has times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Drop rows between two segments on the device: hidden rows and the batch's ragged arrays, in one launch.
 
-Moves num_kept rows of hidden_size values once in and once out, which bounds its time. docs/gpu_kernels.md has
-times on an H100.
+Moves num_kept rows of hidden_size values once in and once out, which bounds its time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Early exit on the device: score a few candidate tokens from the hidden rows between two segments.
 
 The kernels read each candidate's LM head row once: num_rows * num_candidates * hidden_size weights, which bounds their
-time. docs/gpu_kernels.md has times on an H100.
+time.
 """
 
 from __future__ import annotations

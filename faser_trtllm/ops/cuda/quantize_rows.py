@@ -1,6 +1,6 @@
 """Quantise rows to e4m3 with one scale per row, the operand format of fp8 GEMMs.
 
-Reads a row and writes half of it, which bounds its time. docs/gpu_kernels.md has times on an H100.
+Reads a row and writes half of it, which bounds its time.
 """
 
 from __future__ import annotations

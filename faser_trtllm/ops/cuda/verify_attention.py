@@ -4,7 +4,7 @@ Row i of a request's n rows is at position kv_lens[b] - n + i and sees itself an
 window; without is_causal also the request's rows after it, as in a block that a block drafter drafts. Roofline designed
 for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits a tile of 16 or 64 packed
 rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
-Speed: docs/gpu_kernels.md.
+Speed: plugins/cuda/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every section of the GPU suite, walked through on the CPU with tiny shapes; kernels by the emulator where it matters.
 
-What this cannot show: that it works on a GPU, and any time. benchmarks/gpu/README.md says which sections have run on one.
+What this cannot show: that it works on a GPU, and any time. benchmarks/gpu/README.md lists those that have run on one.
 """
 
 from __future__ import annotations
