@@ -20,7 +20,7 @@ WHEELS=(pydantic pydantic_core annotated-types typing-inspection typing_extensio
 TRITON_WHEELS=(tritonclient protobuf grpcio python-rapidjson)
 HEAD_DIMS=(64 128) # of the demo pair and of what the bench makes of it
 PLATFORMS=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64)
-LEFT_OUT=(docs/results docs/observability engines/demo/eagle3)
+LEFT_OUT=(docs/figures docs/observability engines/demo/eagle3)
 
 die() {
   echo "prepare_gpu_machine.sh: $*" >&2

@@ -1,4 +1,4 @@
-"""The measured H100 against passes in service of the same day (section timeline, docs/results/2026-11-26-h100/3.md)."""
+"""The measured H100 against passes in service of the same day (section timeline, docs/results.md)."""
 
 import pytest
 

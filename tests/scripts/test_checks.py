@@ -80,6 +80,26 @@ def test_large_files_are_refused_but_for_the_demo_pair(tmp_path):
     assert done.stderr.startswith("large.bin has 1048577 bytes")
 
 
+@pytest.mark.parametrize("folder", ["docs/results", "docs/figures"])
+def test_a_folder_of_results_stays_small(tmp_path, folder):
+    files = [f"{folder}/2027-01-01/a.json", f"{folder}/b.png"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(1 << 19))
+    assert run("check_file_sizes.py", files[1], cwd=tmp_path).returncode == 0
+    (tmp_path / files[0]).write_bytes(bytes((1 << 19) + 1))
+    assert run("check_file_sizes.py", "README.md", cwd=tmp_path).returncode == 0
+    done = run("check_file_sizes.py", files[1], cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{folder}/ has 1048577 bytes, at most 1048576 are allowed")
+
+
+def test_the_results_of_this_repository_stay_small():
+    tracked = subprocess.run(["git", "ls-files", "docs"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    done = run("check_file_sizes.py", *tracked)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("tool", ["ruff", "mypy", "clang-format"])
 def test_the_tools_of_the_hooks_are_those_of_constraints_txt(tool):
     assert any(tool in hook["entry"] for hook in HOOKS.values())

@@ -59,7 +59,7 @@ class Checkout:
             "faser_trtllm/cli.py": "print('committed')",
             "plugins/cuda/accept.cu": "",
             "plugins/cuda/verify_attention.cu": "",
-            "docs/results/large.json": "{}",
+            "docs/figures/large.svg": "<svg/>",
             "docs/gpu.md": "",
             ".gitignore": "*.so\n/build/\n",
         }
@@ -119,7 +119,7 @@ def test_the_folder_has_what_the_machine_lacks(checkout: Checkout, tmp_path: Pat
     assert (copy / "faser_trtllm" / "_native" / "libfaser_cpu.so").read_text() == "built here"
     assert (copy / "faser_trtllm" / "cli.py").read_text() == CHANGED
     assert (copy / "docs" / "gpu.md").is_file()
-    assert not (copy / "docs" / "results").exists()
+    assert not (copy / "docs" / "figures").exists()
     assert sorted(path.name for path in (copy / "build" / "cuda").iterdir()) == [
         "accept-sm_90-0.cubin",
         "accept-sm_90-0.cubin.json",
