@@ -12,7 +12,7 @@ constexpr int kCopyKvThreads = 128;
 
 }  // namespace faser
 
-// copies [4, num_copies]: from block, to block, and the offsets in them, from the first to behind the last; a copy that
+// copies [4, num_copies]: from block, to block, and the offsets in them, the first and the one after the last; a copy that
 // is not within the cache is left out. cache [num_planes, num_blocks, num_heads, tokens_per_block] rows of row_bytes, a
 // multiple of 16. Grid (num_copies, num_planes * num_heads).
 extern "C" __global__ void __launch_bounds__(faser::kCopyKvThreads)

@@ -11,7 +11,7 @@
 
 namespace faser {
 
-constexpr int kMaxPlace = 8;  // ranks behind it count as it
+constexpr int kMaxPlace = 8;  // greater ranks count as it
 
 __device__ inline double sigmoid(double z) {
   if (z >= 0.0) return 1.0 / (1.0 + exp(-z));
@@ -80,8 +80,8 @@ __device__ inline void prune(const float* scores, const int32_t* places, const f
 
 // scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests + 1]:
 // each request's range of them; starts int32 [num_requests]: its first hidden row. It has a row more than drafts, and
-// keeps the rows up to the one that tests the first draft that is not worth a row behind it. rule fp32 [5]: rank, gap,
-// survival, intercept, least. kept int32 [num_requests]; rows int32 [num_listed]: ascending, -1 behind the last;
+// keeps the rows up to the one that tests the first draft that is not worth a row after it. rule fp32 [5]: rank, gap,
+// survival, intercept, least. kept int32 [num_requests]; rows int32 [num_listed]: ascending, -1 after the last;
 // num_listed >= num_hidden.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     prune_rows(const float* scores, const int32_t* places, const float* before, const int32_t* cu_drafts,
