@@ -12,9 +12,9 @@ constexpr int kCopyKvThreads = 128;
 
 }  // namespace faser
 
-// copies [4, num_copies]: from block, to block, and the offsets in them, the first and the one after the last; a copy that
-// is not within the cache is left out. cache [num_planes, num_blocks, num_heads, tokens_per_block] rows of row_bytes, a
-// multiple of 16. Grid (num_copies, num_planes * num_heads).
+// copies [4, num_copies]: from block, to block, and the offsets in them, the first and the one after the last; a copy
+// that is not within the cache is left out. cache [num_planes, num_blocks, num_heads, tokens_per_block] rows of
+// row_bytes, a multiple of 16. Grid (num_copies, num_planes * num_heads).
 extern "C" __global__ void __launch_bounds__(faser::kCopyKvThreads)
     copy_kv(const int32_t* copies, int32_t num_copies, int32_t num_planes, int32_t num_blocks, int32_t num_heads,
             int32_t tokens_per_block, int32_t row_bytes, char* cache) {
