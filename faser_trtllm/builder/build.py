@@ -1,4 +1,4 @@
-"""`faser build`: makes an engine directory from checkpoints, atomically."""
+"""`faser build`: build an engine directory from checkpoints, atomically."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ DEFAULT_MAX_SEQ_LEN = 4096
 def build_engines(
     options: BuildOptions, progress: Progress | None = None, note: Callable[[str], None] | None = None
 ) -> EngineDir | None:
-    """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
+    """Build, unless output_dir already holds the same build; return None after a dry run, which writes nothing.
 
     note: called with a sentence about each checkpoint whose weights are rounded, that contradicts itself, has no rows
     for end tokens, or drafts for a part of max_seq_len only.
 
-    Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
-    missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
-    unchanged.
+    Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError without the backend's
+    libraries, and EngineFileError if output_dir cannot be written or must not be replaced; it is then unchanged.
     """
     check_options(options)
     with ExitStack() as stack:
@@ -156,7 +155,7 @@ def _check_output_dir(options: BuildOptions) -> None:
 def _manifest(
     options: BuildOptions, backend: EngineBuilder, build_config: BuildConfig, sources: list[Source]
 ) -> dict[str, Any]:
-    """The manifest without `files`; the checkpoints' files are not hashed yet."""
+    """Return the manifest without `files`; the checkpoints' files are not hashed yet."""
     return {
         "format": MANIFEST_FORMAT,
         "faser_version": __version__,
@@ -170,7 +169,7 @@ def _manifest(
 
 
 def _up_to_date(output_dir: Path, manifest: dict[str, Any], sources: list[Source]) -> EngineDir | None:
-    """The engines in output_dir, if complete and the same as this build."""
+    """Return the engines in output_dir if they are complete and the same as this build."""
     try:
         engines = EngineDir.load(output_dir)
     except EngineFileError:

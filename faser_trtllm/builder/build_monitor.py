@@ -1,4 +1,4 @@
-"""Runs TensorRT's builder so that it reports its phases and can be interrupted."""
+"""Run TensorRT's builder so that it reports its phases and can be interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from faser_trtllm.builder.interrupts import raise_kept
 
 PhaseProgress = Callable[[float, str], None]
-"""Called with the fraction done, 0 to 1, and the innermost running phase."""
+"""A callback that gets the fraction done, 0 to 1, and the innermost running phase."""
 
 
 class Phases:
@@ -40,7 +40,7 @@ class Phases:
 
     @property
     def state(self) -> tuple[float, str]:
-        """The fraction done and the innermost open phase."""
+        """Return the fraction done and the innermost open phase."""
         with self._lock:
             fraction, share = 0.0, 1.0
             for _, num_steps, done in self._open:

@@ -1,4 +1,4 @@
-"""The CPU backend of `faser build`: a model's sizes and its weights, fused, padded and packed into an engine file."""
+"""The CPU backend of `faser build`, which fuses, pads and packs a model's weights into an engine file."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.vocabulary import VocabularyMap
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
-_QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
+_QUANTIZED_ROWS = 4096  # rows quantised at once, which bounds memory
 
 
 class CpuBackend:
-    """EngineBuilder (builder/backend.py) that writes CPU engine files tensor by tensor.
-
-    schemes: how a role's weights are quantised; roles that are missing keep bf16.
-    """
+    """An EngineBuilder that writes CPU engine files tensor by tensor; roles without a scheme keep bf16."""
 
     def __init__(self, schemes: dict[str, Scheme] | None = None) -> None:
         self._schemes = schemes or {}
@@ -79,7 +76,7 @@ class CpuBackend:
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 
     def _quantization(self, source: Source) -> dict[str, Any]:
-        """The entries of TensorRT-LLM's QuantConfig; InvalidArgumentError for a model that cannot be quantised so."""
+        """Return entries of TensorRT-LLM's QuantConfig; InvalidArgumentError if the model cannot be quantised so."""
         scheme, config = self._schemes[source.role], source.config
         if source.head is not None:
             raise InvalidArgumentError(
@@ -113,7 +110,6 @@ class CpuBackend:
 
 
 def open_builder(options: BuildOptions) -> CpuBackend:
-    """The cpu backend's builder."""
     return CpuBackend(schemes_of(options))
 
 
@@ -128,12 +124,12 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
 
 
 def output_sizes(source: Source) -> dict[str, Any]:
-    """Entries of an engine file's header for a draft model whose LM head has fewer tokens than the target's."""
+    """Return header entries for a draft model whose LM head has fewer tokens than the target's."""
     return {} if source.vocabulary is None else {"num_outputs": len(source.vocabulary.target_ids)}
 
 
 def head_json(head: Head) -> dict[str, Any]:
-    """A head's object in an engine file's header."""
+    """Return a head's object in an engine file's header."""
     if isinstance(head, BlockDrafter):
         return head.sizes()
     if isinstance(head, MedusaHeads):
@@ -159,7 +155,7 @@ def head_json(head: Head) -> dict[str, Any]:
 
 
 def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
-    """The `model` object of an engine file's header."""
+    """Return the `model` object of an engine file's header."""
     _, factor = rope_frequencies(config.rope, config.head_dim)
     own = {"max_seq_len": max_seq_len, "rope_attention_factor": factor, "tied": config.tie_word_embeddings}
     sizes = {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS}
@@ -168,7 +164,7 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:
-    """Flags of the tensors that only some models have, and a head's sizes (models/fused.py)."""
+    """Return flags for the tensors that only some models have, and a head's sizes (models/fused.py)."""
     flags: dict[str, Any] = {name: getattr(config, name) for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")}
     if isinstance(head, MedusaHeads):
         return flags | {"medusa": head_json(head)}
@@ -187,7 +183,7 @@ def engine_tensors(
     head: Eagle3Head | MtpLayer | BlockDrafter | None = None,
     vocabulary: VocabularyMap | None = None,
 ) -> Iterator[tuple[str, TensorSource]]:
-    """Every tensor of the engine file, each made on demand and in this order. scheme: None for bf16."""
+    """Yield every tensor of the engine file in order, each made on demand. scheme: None for bf16."""
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
     sizes = engine_model(config, 0) | tensor_flags(config, head)
     if vocabulary is not None:
@@ -203,7 +199,7 @@ def engine_tensors(
 def _sources(
     name: str, parts: Sequence[Part], weights: Weights, scheme: Scheme | None
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors of the file that one fused tensor becomes."""
+    """Yield the file's tensors for one fused tensor."""
     is_matrix = len(parts[0][1]) == 2
 
     def read(parts: Sequence[Part] = parts) -> npt.NDArray[Any]:
@@ -213,7 +209,7 @@ def _sources(
         return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
 
     if is_matrix and name not in ROW_MAJOR:
-        # What is padded to whole panels is packed part by part: experts take more memory than other matrices.
+        # Parts padded to whole panels are packed one by one, because experts need more memory than other matrices.
         count = 1 if ".expert_" in name else len(parts)
         matrices = [functools.partial(read, parts[i : i + count]) for i in range(0, len(parts), count)]
         yield from _packed(name, matrices, scheme_for(name, scheme))
@@ -224,7 +220,7 @@ def _sources(
 def _packed(
     name: str, matrices: Sequence[Callable[[], npt.NDArray[np.uint16]]], scheme: Scheme | None
 ) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors of matrices that follow each other: packed bf16, or packed integers and then their scales."""
+    """Yield the tensors of consecutive matrices: packed bf16, or packed integers and then their scales."""
     if scheme is None:
         yield name, lambda: (pack_matrix(read()) for read in matrices)
         return
@@ -253,7 +249,7 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
 
 
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
-    """engine_tensors of Medusa heads: matrices of one kind follow each other."""
+    """Yield engine_tensors() of Medusa heads, whose matrices of one kind follow each other."""
     config, weights = heads.config, heads.weights
     hidden, vocab = config.hidden_size, config.vocab_size
     blocks = [(head, layer) for head in range(config.num_heads) for layer in range(config.num_layers)]

@@ -1,4 +1,4 @@
-"""The cuda backend of `faser build`: a checkpoint's weights, fused and converted; kernels are compiled at run time."""
+"""The cuda backend of `faser build`, which fuses and converts weights; kernels are compiled at run time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 
 GROUPED_MULTIPLE = 8
-"""The number that the sizes of an expert are multiples of: rows of grouped products begin at multiples of 16 bytes."""
+"""Sizes of an expert are multiples of this, so that rows of grouped products start at multiples of 16 bytes."""
 
 
 class CudaBackend:
-    """EngineBuilder (builder/backend.py) of the cuda engine. Needs no GPU, no CUDA and no torch."""
+    """The EngineBuilder of the cuda engine. Needs no GPU, no CUDA and no torch."""
 
     def __init__(self, dtype: str, tp_size: int = 1) -> None:
         self._dtype = dtype
@@ -101,7 +101,7 @@ class CudaBackend:
 
 
 def _check_experts(source: Source, dtype: str) -> None:
-    """InvalidArgumentError for a mixture that the kernels do not run."""
+    """Raise InvalidArgumentError for a mixture of experts that the kernels do not support."""
     config, experts = source.config, source.config.experts
     if experts is None:
         return
@@ -133,7 +133,6 @@ def _check_experts(source: Source, dtype: str) -> None:
 
 
 def open_builder(options: BuildOptions) -> CudaBackend:
-    """The cuda backend's builder."""
     return CudaBackend(options.dtype, options.tp_size)
 
 

@@ -37,11 +37,10 @@ Array = npt.NDArray[Any]
 
 
 def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """Every tensor of a model of these sizes (models/fused.py) -> what is stacked to make it, in the file's order.
+    """Return the stacked parts of every tensor of a model (models/fused.py), in the file's order.
 
-    rope_inv_freq is always fp32, output_ids and an EAGLE-3 head's head.target_ids are int64. With the object `medusa`
-    the tensors are Medusa heads' (models/heads/medusa.py), and final_norm is the target's. With `block` they are a
-    block drafter's.
+    rope_inv_freq is always fp32, output_ids and an EAGLE-3 head's head.target_ids are int64. The object `medusa` stands
+    for Medusa heads (models/heads/medusa.py), with the target's final_norm, and `block` for a block drafter.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:
@@ -67,19 +66,18 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """The shape of every tensor of a model of these sizes, in the file's order."""
+    """Return the shape of every tensor of a model, in the file's order."""
     return {
         name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in tensor_parts(model).items()
     }
 
 
 def type_of(name: str, dtype: str) -> str:
-    """The dtype of a tensor of an engine of this dtype."""
+    """Return the dtype of a tensor in an engine of this dtype."""
     return _OWN_TYPES.get(name, dtype)
 
 
 def num_bytes(model: Mapping[str, Any], dtype: str) -> int:
-    """Bytes of all tensors."""
     return sum(int(np.prod(shape)) * ITEMSIZES[type_of(name, dtype)] for name, shape in tensor_shapes(model).items())
 
 
@@ -91,7 +89,7 @@ def write_cuda_file(
     tensors: Iterable[tuple[str, Callable[[], Array]]],
     on_tensor: Callable[[str], None],
 ) -> None:
-    """Write a file with one tensor in memory at a time. tensors: bytes in the order of tensor_shapes().
+    """Write a file with one tensor in memory at a time. tensors: in the order of tensor_shapes().
 
     Raises ValueError for an unexpected tensor (a bug in the builder), OSError from the file system.
     """
@@ -122,16 +120,16 @@ def write_cuda_file(
 
 
 def _check_ids(ids: Array, vocab_size: int) -> None:
-    """ValueError unless they rise within the vocabulary."""
+    """Raise ValueError unless ids ascend within the vocabulary."""
     if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
         raise ValueError(f"output_ids do not rise from 0 to {vocab_size - 1}")
 
 
 class CudaFile(Closing):
-    """An opened file, mapped read-only. model: the sizes; segments: layer boundaries; dtype: of the weights."""
+    """An opened file, mapped read-only. model: sizes; segments: layer boundaries; dtype: the weights' type."""
 
     def __init__(self, file: SafetensorsFile, faser: Mapping[str, Any]) -> None:
-        """open() makes one."""
+        """Use open() instead."""
         self.model: dict[str, Any] = faser["model"]
         self.segments: tuple[int, ...] = tuple(faser["segments"])
         self.dtype: str = faser["dtype"]
@@ -180,7 +178,7 @@ class CudaFile(Closing):
         return cls(file, faser)
 
     def array(self, name: str) -> tuple[Array, str]:
-        """A tensor's bits as integers, a read-only view of the file, and its dtype; KeyError if there is none."""
+        """Return a tensor's bits as integers (a read-only view) and its dtype; KeyError if there is none."""
         dtype = type_of(name, self.dtype)
         return self._file.array(name, f"i{ITEMSIZES[dtype]}"), dtype
 

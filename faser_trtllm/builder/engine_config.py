@@ -14,7 +14,7 @@ from faser_trtllm.builder.source import Source
 def engine_config(
     source: Source, build_config: BuildConfig, options: BuildOptions, extra: dict[str, Any]
 ) -> dict[str, Any]:
-    """extra: the backend's own entries under "faser"."""
+    """Return an engine's config.json. extra: the backend's own entries under "faser"."""
     config, is_target = source.config, source.role == "target"
     tp_size = options.tp_size if is_target else 1
     return {

@@ -29,8 +29,7 @@ _KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """Limits that engines were built for. max_num_tokens: rows of one pass. max_draft_len: 0 where nothing
-    can draft: without a draft model on a GPU."""
+    """Limits that engines were built for. max_num_tokens: rows of one pass. max_draft_len: 0 if nothing can draft."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -73,7 +72,7 @@ class EngineDir:
 
     @property
     def target_sha256(self) -> str:
-        """sha256 of the target's engine file, as the manifest has it."""
+        """The sha256 of the target's engine file in the manifest."""
         return str(self.manifest["files"][self.target_path.relative_to(self.path).as_posix()]["sha256"])
 
     @property
@@ -82,7 +81,6 @@ class EngineDir:
 
     @property
     def target_path(self) -> Path:
-        """The target's engine file."""
         return self.path / "target" / ENGINE_FILE
 
     @property
@@ -103,21 +101,20 @@ class EngineDir:
 
     @property
     def draft_head(self) -> str | None:
-        """The kind of head that drafts ("eagle3", "medusa", "mtp", "block"); None: a model drafts, or nothing."""
+        """The kind of the draft head ("eagle3", "medusa", "mtp", "block"); None without a head."""
         ours = self.draft_config["faser"] if self.draft_config is not None else {}
         return next((kind for kind in _HEADS if kind in ours), None)
 
     @property
     def draft_window(self) -> int | None:
-        """The tokens within which the draft model drafts; None: there is none, or a head, which has no window."""
+        """Tokens within which the draft model drafts; None without one, or for a head, which has no window."""
         if self.draft_config is None or self.draft_head is not None:
             return None
         return int(self.draft_config["pretrained_config"]["max_position_embeddings"])
 
     @property
     def read_layers(self) -> tuple[int, ...]:
-        """The target's layers whose entering hidden rows its head reads, ascending; num_layers: those that leave the
-        last."""
+        """The target's layers whose inputs its head reads, ascending; num_layers stands for the last output."""
         kind = self.draft_head
         if kind is None or self.draft_config is None:
             return ()
@@ -126,18 +123,20 @@ class EngineDir:
 
     @property
     def tp_size(self) -> int:
-        """Ranks that the target is split over, a GPU each."""
+        """Number of GPUs that the target is split over."""
         return int(self.target_config["pretrained_config"]["mapping"]["tp_size"])
 
     def kv_bytes_per_token(self, itemsize: int | None = None) -> int:
-        """Bytes of KV cache per token of rank 0, target and draft together, and of hidden rows that are kept for a
-        head. itemsize: bytes of a value of KV, default: as the engines have them."""
+        """Return bytes per token on rank 0 for the KV of target and draft, and for hidden rows that a head reads.
+
+        itemsize: bytes of a KV value, by default those of the engines.
+        """
         target = _kv_bytes_per_token(self.target_config["pretrained_config"], itemsize) // self.tp_size
         if self.draft_config is None:
             return target
         pretrained, ours = self.draft_config["pretrained_config"], self.draft_config["faser"]
-        row_itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
-        if "medusa" in ours:  # which have no KV
+        row_itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # KV on a CPU may be fp32
+        if "medusa" in ours:  # Medusa heads have no KV
             return target + row_itemsize * int(pretrained["hidden_size"])
         kept = sum(int(ours[kind]["num_features"]) for kind in ("eagle3", "mtp", "block") if kind in ours)
         return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * kept
@@ -184,7 +183,7 @@ class _Head(_Checked):
 
 
 class _Faser(_Checked):
-    """The head that there is; a missing key is no None in the file."""
+    """The optional draft heads."""
 
     eagle3: _Head = _Head(num_features=1)
     mtp: _Head = _Head(num_features=1)
@@ -193,7 +192,7 @@ class _Faser(_Checked):
 
 
 class _EngineConfig(_Checked):
-    """An engine's config.json, as far as it is read here."""
+    """The keys of an engine's config.json that are read here."""
 
     build_config: _Limits
     pretrained_config: _Pretrained
@@ -205,25 +204,25 @@ def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
     for name, entry in files.items():
         try:
             size = (path / name).stat().st_size
-        except (OSError, ValueError) as error:  # of a name that no file can have
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise EngineFileError(f"{name:.80} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if size != entry["bytes"]:
             raise EngineFileError(f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; {_REBUILD}")
 
 
 def hash_mismatches(path: Path, files: Mapping[str, Any], sha256: Callable[[Path], str] | None = None) -> Iterator[str]:
-    """A clause per file whose contents differ from the manifest. sha256: None is sha256_of, which reads every file."""
+    """Yield a clause per file whose contents differ from the manifest. sha256: by default sha256_of."""
     for name, entry in files.items():
         try:
             digest = (sha256 or sha256_of)(path / name)
-        except (OSError, ValueError) as error:  # of a name that no file can have
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise EngineFileError(f"{name:.80} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if digest != entry["sha256"]:
             yield f"{name} in {path} has sha256 {digest[:12]}, the manifest says {entry['sha256'][:12]}"
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file as hex, read in chunks."""
+    """Return the sha256 of a file as hex, read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -251,7 +250,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _read_engine_config(path: Path, role: str) -> tuple[dict[str, Any], _Limits]:
-    """The object as it is, and its limits, once all that is read of it is checked."""
+    """Return a checked config.json, and its limits."""
     name = f"{role}/{CONFIG_FILE}"
     found = _read_object(path, name, _REBUILD)
     try:

@@ -37,12 +37,12 @@ TENSOR_ALIGNMENT = 64
 DATA_ALIGNMENT = 4096
 _PREFIX = struct.Struct("<8sII")
 MAX_SIZE = 2**31 - 1
-_MAX_HEADER_BYTES = 8 << 20  # of 70,000 tensors
-_MAX_EXPERTS = 1 << 17  # of all layers
+_MAX_HEADER_BYTES = 8 << 20  # enough for 70,000 tensors
+_MAX_EXPERTS = 1 << 17  # in all layers
 
 Array = npt.NDArray[Any]
 TensorSource = Array | Iterable[Array] | Callable[[], Array | Iterable[Array]]
-"""An array, or parts of one that follow each other, or a function that makes either."""
+"""An array, its consecutive parts, or a function that returns either."""
 
 MODEL_FIELDS = (
     "num_layers",
@@ -58,13 +58,12 @@ MODEL_FIELDS = (
     "tied",
 )
 ROW_MAJOR = ("embedding", "block.markov_in", "block.predecessors", "block.successors")
-"""Matrices in bf16 whose rows are looked up; all others are packed."""
-_OF_EXPERTS = (".router_bias", ".expert_gate_up_bias", ".expert_down_bias")  # there or not for the whole model
-FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are whole numbers
+"""Names of bf16 matrices whose rows are looked up; all others are packed."""
+_OF_EXPERTS = (".router_bias", ".expert_gate_up_bias", ".expert_down_bias")  # for all layers or none
+FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are integers
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
     return (value + multiple - 1) // multiple * multiple
 
 
@@ -102,12 +101,14 @@ def pack_quantized(weight: QuantizedWeight) -> tuple[npt.NDArray[np.uint32], npt
 
 
 def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[str, tuple[int, bool]]:
-    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
+    """Return {name: (nbytes, required)} for every tensor that a model may have. scheme: None for bf16.
 
-    "head": of an EAGLE-3 head, num_features, draft_vocab_size, norm_before_residual, feeds_normed and num_fc_norms
-    (faser_cpu.h), and the target's layers; of an MTP layer is_mtp and reads_normed too. "block": of a block drafter
-    (models/heads/head.py). "experts": of a mixture (models/experts.py). "medusa": of Medusa heads, num_heads and
-    num_layers (faser_cpu.h); then all else is theirs. num_outputs: of a draft model whose LM head is of fewer tokens.
+    Optional members of model:
+    - head: an EAGLE-3 head's num_features, draft_vocab_size, norm_before_residual, feeds_normed and num_fc_norms
+      (faser_cpu.h), and the target's layers; an MTP layer also has is_mtp and reads_normed;
+    - medusa: num_heads and num_layers of Medusa heads (faser_cpu.h), which the other members then describe;
+    - block (models/heads/head.py), experts (models/experts.py);
+    - num_outputs: tokens of a draft model's LM head that has fewer than the target's.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
@@ -132,13 +133,15 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
 
 def row_multiple(name: str) -> int:
-    """The multiple of rows that each part of a fused tensor is padded to: gate and up to whole panels, and experts."""
+    """Return the multiple of rows that parts of a fused tensor are padded to: whole panels for gate, up and experts."""
     return PANEL if name.endswith(("gate_up", "gate_up_bias", "expert_down", "expert_down_bias")) else 1
 
 
 def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
-    """How a matrix is quantised in a model of this scheme: layers are, but not what chooses experts; in MXFP4 experts
-    are, and nothing else; LM heads if the scheme says so."""
+    """Return the scheme of a matrix in a model of this scheme.
+
+    It is for layers except routers, in MXFP4 for experts only, and for LM heads if scheme.lm_head is set.
+    """
     if scheme is not None and scheme.is_mxfp4:
         return scheme if ".expert_" in name else None
     is_of_layer = name.startswith("layers.") and not name.endswith((".router", ".shared_gate"))
@@ -172,10 +175,10 @@ def write_engine_file(
     on_tensor: Callable[[str], None] | None = None,
     scheme: Scheme | None = None,
 ) -> None:
-    """Write an engine file tensor by tensor; a function that is a source is called once.
+    """Write an engine file with one tensor, or one part of it, in memory at a time.
 
-    Memory holds one tensor at a time, or one part of it. on_tensor is called with each name once it is written. Raises
-    ValueError for an unexpected tensor name or size (a bug in the builder), OSError from the file system.
+    on_tensor is called with each name once it is written. Raises ValueError for an unexpected tensor name or size (a
+    bug in the builder), OSError from the file system.
     """
     sizes = tensor_sizes(model, scheme)
     if scheme is not None:
@@ -226,7 +229,7 @@ def _header_json(
 
 
 def check_segments(segments: list[int], num_layers: int) -> None:
-    """ValueError for boundaries that do not rise from 0 to num_layers."""
+    """Raise ValueError for boundaries that do not ascend from 0 to num_layers."""
     rising = all(a < b for a, b in itertools.pairwise(segments))
     if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
@@ -261,14 +264,14 @@ class EngineFile(Closing):
         return cls(path, header, mapping)
 
     def address(self, name: str) -> int | None:
-        """Address of a tensor's first byte (64-byte aligned), or None if the file has no such tensor."""
+        """Return the address of a tensor's first byte (64-byte aligned), or None if the file has no such tensor."""
         if self._mapping is None:
             raise ValueError(f"{self.path.name} is closed")
         entry = self.header["tensors"].get(name)
         return None if entry is None else self._base + int(entry["offset"])
 
     def array(self, name: str, dtype: npt.DTypeLike) -> Array:
-        """A copy of a tensor as a flat array of this dtype; KeyError if the file has no such tensor."""
+        """Return a copy of a tensor as a flat array of this dtype; KeyError if the file has no such tensor."""
         if self._mapping is None:
             raise ValueError(f"{self.path.name} is closed")
         entry = self.header["tensors"][name]
@@ -322,9 +325,11 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
-    """An error, as what is missing in a header is, where its model has more layers than the file has tensors, its head
-    more norms than it reads layers, or its layers more experts than any model's: before the tensors of each are named.
-    CPU engines stack all Medusa heads' tensors."""
+    """Raise an error for impossible counts, before tensors are named by them.
+
+    A model cannot have more layers than the file has tensors, a head no more norms than layers that it reads, and
+    layers no more experts than any model. CPU engines stack all Medusa heads' tensors.
+    """
     medusa, head = model.get("medusa", {}), model.get("head", {})
     if "num_fc_norms" in head and head["num_fc_norms"] not in (0, 1, len(head["layers"])):
         raise ValueError(f"model.head is {head!r:.80}")
@@ -352,7 +357,7 @@ def _check_head(head: dict[str, Any]) -> None:
 
 
 def check_block(block: Mapping[str, Any], num_layers: int) -> None:
-    """An error, as what is missing in a header is, where the numbers of a block drafter are none that it may have."""
+    """Raise an error for impossible sizes of a block drafter."""
     lists = [block[name] for name in ("layers", "windows", "causal")]
     factors = [block[name] for name in ("logit_softcap", "logit_scale", "embedding_scale")]
     sizes = ["num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank"]

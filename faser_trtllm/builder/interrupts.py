@@ -13,10 +13,10 @@ _kept = threading.Event()
 
 @contextlib.contextmanager
 def kept_interrupts() -> Iterator[None]:
-    """A Ctrl-C within the block raises KeyboardInterrupt, at the end of the block at the latest.
+    """Make sure that Ctrl-C within the block raises KeyboardInterrupt, at the end of the block at the latest.
 
-    It is raised immediately as usual; if that happens in a TensorRT callback (a log message), TensorRT swallows it, and
-    raise_kept() or the end of the block raises it again. Outside the main thread there are no signals.
+    TensorRT swallows the exception in its callbacks (log messages); raise_kept() or the end of the block raises it
+    again. Outside the main thread there are no signals.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):

@@ -22,8 +22,8 @@ _FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 class BuildOptions:
     """Options of `faser build`, with their help; None and () mean "decide from the checkpoints and the backend".
 
-    max_draft_len: at most what Medusa heads or a block give is kept. eagle3_layers: of the target as it was before
-    expand. quantization, draft_quantization: as Scheme.parse reads them, or FP8.
+    eagle3_layers: numbers of the target's layers before expand.
+    quantization, draft_quantization: a spelling of Scheme.parse, or FP8.
     """
 
     checkpoint_dir: Annotated[Path, "target checkpoint: a Hugging Face folder, or a GGUF file"]
@@ -33,67 +33,66 @@ class BuildOptions:
     output_dir: Annotated[Path, "directory that the engines are written to"]
     backend: Annotated[str, _BACKENDS] = "cpu"
     dtype: Annotated[str, "bfloat16; also float16 for cuda and TensorRT, float32 for TensorRT"] = "bfloat16"
-    max_batch_size: Annotated[int, "requests in one pass"] = 32
-    max_num_tokens: Annotated[int, "rows in one pass"] = 2048
-    max_seq_len: Annotated[int | None, "tokens of prompt and output; default: the model's, at most 4096"] = None
+    max_batch_size: Annotated[int, "most requests in one pass"] = 32
+    max_num_tokens: Annotated[int, "most rows (tokens) in one pass"] = 2048
+    max_seq_len: Annotated[int | None, "most tokens of prompt and output; default: the model's, at most 4096"] = None
     max_draft_len: Annotated[
-        int | None, "draft tokens per request and step; default: 8, and as many as a block drafter's block has"
+        int | None, "most draft tokens per request and step; default: 8, or as many as a block drafter's block has"
     ] = None
-    tokens_per_block: Annotated[int | None, "a multiple of 16; default: 32, and max_seq_len for tensorrt_rtx"] = None
+    tokens_per_block: Annotated[int | None, "a multiple of 16; default: 32, or max_seq_len for tensorrt_rtx"] = None
     exit_layers: Annotated[tuple[int, ...], "layer boundaries where drafts may be pruned, such as 2,4"] = ()
     eagle3_layers: Annotated[
         tuple[int, ...],
-        "target layers whose entering hidden rows an EAGLE-3 head or a block drafter reads, such as 2,16,29; default: "
-        "as its config.json says",
+        "target layers whose input an EAGLE-3 head or a block drafter reads, such as 2,16,29; default: from its "
+        "config.json",
     ] = ()
     block_slots: Annotated[
         str,
-        "slot of a block that drafts first: anchor (that of the last token) or mask (the next); default: as the block "
-        "drafter's config.json says",
+        "first slot of a block that drafts: anchor (the last token's) or mask (the one after it); default: from the "
+        "block drafter's config.json",
     ] = ""
     eagle3_norm_output: Annotated[
         str,
-        "what norm_output of an EAGLE-3 head's config.json means, where its layout does not tell: fed (the next draft "
-        "reads the final norm's output too) or head (the LM head alone does)",
+        "meaning of norm_output in an EAGLE-3 head's config.json, if its layout leaves it open: fed (the next draft "
+        "and the LM head read the final norm's output) or head (only the LM head does)",
     ] = ""
-    mtp: Annotated[bool, "the target's own MTP layer drafts, in the draft model's place"] = False
+    mtp: Annotated[bool, "draft with the target's own MTP layer instead of a draft model"] = False
     mtp_reads_normed: Annotated[
-        bool, "the MTP layer reads the target's rows after its final norm, as FastMTP's do; default: before it"
+        bool, "the MTP layer reads the target's hidden rows after the final norm, as in FastMTP; default: before it"
     ] = False
-    expand: Annotated[int, "give the target N times its layers with the same outputs, to stand for a larger model"] = 1
+    expand: Annotated[int, "imitate the cost of a larger target: N times the layers, the same outputs"] = 1
     compute_capabilities: Annotated[
-        tuple[str, ...], "GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all that it supports"
+        tuple[str, ...], "GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all supported ones"
     ] = ()
-    tokenizer_dir: Annotated[Path | None, "folder whose tokenizer both models take instead of their own"] = None
+    tokenizer_dir: Annotated[Path | None, "folder with a tokenizer for both models; default: their own"] = None
     min_vocab_overlap: Annotated[
-        float, "share of the target's tokens that a draft model with another tokenizer must have, on cpu and cuda"
+        float, "on cpu and cuda: share of the target's tokens that a draft model with another tokenizer must have"
     ] = 0.9
     quantization: Annotated[
         str,
-        "of the target's layers; on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits "
-        "with a scale for each 32 inputs, or 128 (int4:128), or mxfp4 (experts only); on tensorrt and tensorrt_rtx: "
-        "none or FP8",
+        "quantization of the target's layers; cpu: none, int8 (W8A16), int4 (W4A16; int4:128 for groups of 128 inputs "
+        "instead of 32), W8A8, W4A8 or mxfp4 (experts only); tensorrt and tensorrt_rtx: none or FP8",
     ] = "none"
-    draft_quantization: Annotated[str, "the same of the draft's layers"] = "none"
-    quantize_lm_head: Annotated[bool, "quantize the LM heads too, and embeddings that are one matrix with them"] = False
+    draft_quantization: Annotated[str, "quantization of the draft's layers; values as above"] = "none"
+    quantize_lm_head: Annotated[bool, "quantize the LM heads, too, and embeddings tied to them"] = False
     calib_dataset: Annotated[
         Path | None,
-        "a text file that FP8 calibrates activations on, where a checkpoint has no scales for them; default: a file of "
-        "Python's standard library",
+        "text file to calibrate FP8 activations on, if a checkpoint has no scales; default: a file of Python's "
+        "standard library",
     ] = None
-    tp_size: Annotated[int, "GPUs that the target is split over, on the cuda backend; the draft is on one"] = 1
-    dry_run: Annotated[bool, "check everything, write nothing"] = False
-    force: Annotated[bool, "replace whatever is in output_dir"] = False
+    tp_size: Annotated[int, "on cuda: GPUs that the target is split over; the draft uses one"] = 1
+    dry_run: Annotated[bool, "check everything but write nothing"] = False
+    force: Annotated[bool, "replace the contents of output_dir"] = False
 
 
 def fp8_roles(options: BuildOptions) -> frozenset[str]:
-    """The roles whose layers are to be in fp8."""
+    """Return the roles whose layers will be in fp8."""
     texts = {"target": options.quantization, "draft": options.draft_quantization}
     return frozenset(role for role, text in texts.items() if text.upper() == FP8)
 
 
 def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
-    """How the weights of a role become integers; InvalidArgumentError for a spelling that is none."""
+    """Return the integer quantization of each role that has one; InvalidArgumentError for an unknown spelling."""
     schemes, in_fp8 = {}, fp8_roles(options)
     for role, text in (("target", options.quantization), ("draft", options.draft_quantization)):
         scheme = None if role in in_fp8 else Scheme.parse(text, _FIELDS[role])

@@ -43,11 +43,10 @@ Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """Description of one plan. kind: SEGMENT or EARLY_EXIT. first, last: its layers, [first, last).
+    """Description of a plan of layers [first, last). kind: SEGMENT or EARLY_EXIT. flavour: "native" or "plugin".
 
-    flavour: "native" or "plugin" (builder/network/attention.py). specification: sha256 of the network it was built
-    from (plans of one network differ from build to build). plugins: ids of the plugins it calls. profiles: per profile
-    {input: Range} of the inputs with dynamic shapes.
+    specification: sha256 of its network, whose plans differ from build to build.
+    plugins: ids of its plugins. profiles: per profile {input: Range} of the inputs with dynamic shapes.
     """
 
     kind: str
@@ -75,8 +74,7 @@ class Plan:
 class Requirements:
     """Requirements of a plan file. backend: "tensorrt" or "tensorrt_rtx", of exactly this tensorrt_version.
 
-    compute_capabilities: the GPUs it was built for, as "8.6". portable: it also runs on newer GPUs (TensorRT for RTX's
-    default).
+    compute_capabilities: GPUs it was built for, such as "8.6". portable: it also runs on newer GPUs.
     """
 
     backend: str
@@ -87,7 +85,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """The contents and the needs of a file. network: its limits."""
+    """A file's plans, requirements and limits (network)."""
 
     requirements: Requirements
     network: NetworkOptions
@@ -95,7 +93,7 @@ class PlanTable:
 
 
 class PlanFileWriter:
-    """Writes a plan file plan by plan; leaving the block without an error completes it."""
+    """A writer of a plan file, which is completed when its block ends without an error."""
 
     def __init__(self, path: Path, requirements: Requirements, network: NetworkOptions) -> None:
         self._path = path
@@ -165,7 +163,6 @@ class PlanFile(Closing):
 
     @property
     def segments(self) -> tuple[Plan, ...]:
-        """The plans of the segments, in order."""
         return tuple(plan for plan in self.plans if plan.info.kind == SEGMENT)
 
     @property
@@ -174,7 +171,7 @@ class PlanFile(Closing):
         return next((plan for plan in self.plans if plan.info.kind == EARLY_EXIT), None)
 
     def view(self, plan: Plan, verify: bool = True) -> memoryview:
-        """The plan's bytes as a view of the file; with verify, EngineFileError unless they match the table's sha256."""
+        """Return a view of the plan's bytes; with verify, EngineFileError unless they match the table's sha256."""
         view = memoryview(self._mapping)[plan.offset : plan.offset + plan.nbytes]
         if verify:
             digest = hashlib.sha256(view).hexdigest()
@@ -192,12 +189,11 @@ class PlanFile(Closing):
 
 
 def describe(info: PlanInfo) -> str:
-    """A description of a plan for messages."""
     return f"layers {info.first} to {info.last - 1}" if info.kind == SEGMENT else "the early exit"
 
 
 def arch_capability(arch: str) -> str:
-    """ "sm_89" -> "8.9", "sm_120" -> "12.0"."""
+    """Return "8.9" for "sm_89", "12.0" for "sm_120"."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}"
 

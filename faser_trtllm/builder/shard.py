@@ -1,7 +1,7 @@
 """The part of a model that one rank holds.
 
-Every matrix is split by its outputs: a rank computes some elements of a product whole, so each is the same sum for any
-number of ranks. Query and KV heads go together; embedding and norms are on all ranks.
+Matrices are split by outputs. Each output element is computed entirely on one rank, so results do not depend on the
+number of ranks. Query and KV heads stay together; embedding and norms are on all ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 
 _MULTIPLES = {"num_heads": 1, "num_kv_heads": 1, "intermediate_size": 8, "hidden_size": 8, "vocab_size": 1}
-"""A rank's part of a size is a multiple of this; kernels read eight values at once."""
+"""A rank's part of a size is a multiple of this, because kernels read eight values at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class Shard:
     size: int = 1
 
     def sizes(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's, with the heads and the inner width of this rank; hidden_size and vocab_size are the model's."""
+        """Return the model's sizes with this rank's heads and inner width; hidden_size and vocab_size stay."""
         own = {name: model[name] // self.size for name in ("num_heads", "num_kv_heads", "intermediate_size")}
         return dict(model) | own
 
     def part(self, count: int) -> slice:
-        """This rank's of so many outputs."""
+        """Return this rank's part of count outputs."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def rows(self, name: str, count: int, model: Mapping[str, Any]) -> list[slice]:
-        """Which of a tensor's `count` rows (builder/cuda_engine_file.py) this rank reads, in their order."""
+        """Return the parts of a tensor's count rows (builder/cuda_engine_file.py) that this rank reads, in order."""
         matrix = name.rpartition(".")[2].removesuffix("_bias")
         if self.size == 1 or matrix not in ("qkv", "o", "gate_up", "down", "lm_head"):
             return [slice(0, count)]
@@ -54,7 +54,7 @@ class Shard:
 
 
 def check_tp_size(tp_size: int, config: ModelConfig) -> None:
-    """InvalidArgumentError where a model cannot be split over so many ranks."""
+    """Raise InvalidArgumentError if a model cannot be split over tp_size ranks."""
     if config.experts is not None:
         raise InvalidArgumentError(
             f"tp_size is {tp_size}, but the target is a mixture of experts, which one GPU holds whole; set it to 1"

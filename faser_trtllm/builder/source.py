@@ -1,4 +1,4 @@
-"""The checkpoints that engines are built from: opening, checking, and recognising unchanged files."""
+"""Open and check the checkpoints that engines are built from, and recognise unchanged files."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ from faser_trtllm.models.vocabulary import (
 )
 from faser_trtllm.models.weights import Weights
 
-# Names of a checkpoint's types that a dtype holds without rounding.
+# Storage types that an engine of a dtype holds without rounding.
 _SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
+    """One opened checkpoint with build options applied.
 
-    config and weights are the checkpoint's with the options applied; with Medusa heads, which are no decoder, the
-    target's. head: of a draft that is one. read_layers: of a target with a head, the layers whose hidden rows it reads,
-    on entering each, ascending; num_layers: on leaving the last. vocabulary: of a draft model with another tokenizer.
+    config, weights: with the options applied; for Medusa heads, which are no decoder, the target's.
+    segments: layer boundaries, including 0 and num_layers.
+    head: set if the draft is a head.
+    read_layers: target's layers whose inputs its head reads, ascending; num_layers stands for the last output.
+    vocabulary: set for a draft model with a different tokenizer.
     """
 
     role: str
@@ -55,7 +57,7 @@ class Source:
     vocabulary: VocabularyMap | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
+        """Return {file: {"bytes", "mtime_ns", "inode"}}, which reveals a changed file."""
         stats = {name: path.stat() for name, path in self.checkpoint.files.items()}
         return {
             name: {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
@@ -63,7 +65,7 @@ class Source:
         }
 
     def rounding(self, dtype: str) -> str | None:
-        """A sentence if the checkpoint's matrices are stored in types that an engine of this dtype rounds, or None."""
+        """Return a sentence if an engine of this dtype rounds the checkpoint's matrices, or None."""
         rounded = [name for name in self.checkpoint.stored_types if name not in _SAME_TYPES[dtype]]
         if not rounded:
             return None
@@ -74,12 +76,14 @@ class Source:
 
     @property
     def draft_window(self) -> int | None:
-        """The tokens within which a draft model drafts. None: this is none: a head's rope is relative, and published
-        heads declare the length that they were trained with."""
+        """Return the tokens within which a draft model drafts, None for other sources.
+
+        A head has no such limit: its rope is relative, and published heads declare the length of their training.
+        """
         return self.config.max_position_embeddings if self.role == "draft" and self.head is None else None
 
     def unreachable_ends(self) -> str | None:
-        """A sentence if the tokenizer has end tokens that the model has no rows for, or None."""
+        """Return a sentence if the model has no rows for some end tokens of the tokenizer, or None."""
         tokenizer = self.checkpoint.tokenizer
         found = ", ".join(f"{tokenizer.token(i)!r} ({i})" for i in tokenizer.unreachable_end_ids)
         if not found or self.role != "target":
@@ -87,16 +91,16 @@ class Source:
         return f"no text ends with {found}: the model's ids are 0 to {self.config.vocab_size - 1}"
 
     def is_same(self, recorded: Mapping[str, Mapping[str, Any]]) -> bool:
-        """True if a manifest's entry for this role, with "sha256" per file, matches these files."""
+        """Return True if a manifest's entry for this role, with "sha256" per file, matches these files."""
         return self.first_difference(recorded) is None
 
     def first_difference(self, recorded: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """The first file that differs from a manifest's entry for this role, or None."""
+        """Return the first file that differs from a manifest's entry for this role, or None."""
         stats = self.stats()
         for name in sorted(stats.keys() ^ recorded.keys()):
             return name
         for name, stat in stats.items():
-            # An untouched file need not be read again, which takes minutes for large checkpoints.
+            # Do not read an untouched file again, which takes minutes for large checkpoints.
             untouched = all(recorded[name].get(key) == value for key, value in stat.items())
             if not untouched and recorded[name].get("sha256") != sha256_of(self.checkpoint.files[name]):
                 return name
@@ -117,11 +121,9 @@ def open_sources(
     min_vocab_overlap: float = 1.0,
     eagle3_norm_output: str = "",
 ) -> list[Source]:
-    """Open the checkpoints of the target and of the draft, if any; closed with the stack.
+    """Open the checkpoints of the target and of the draft, if any; the stack closes them.
 
-    tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
-    mtp_reads_normed: from rows after the final norm. min_vocab_overlap: the share of the target's tokens that a draft
-    model with another tokenizer must have. Raises CheckpointError, and InvalidArgumentError for exit_layers,
+    The parameters are fields of BuildOptions. Raises CheckpointError, and InvalidArgumentError for exit_layers,
     eagle3_layers, eagle3_norm_output and block_slots.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
@@ -187,7 +189,7 @@ def _open_draft(checkpoint: Checkpoint, target: Source, min_overlap: float) -> S
 
 
 def _map_tokenizer(draft: Checkpoint, target: Source, min_overlap: float) -> VocabularyMap | None:
-    """None where the two have one tokenizer."""
+    """Return the map of a draft's tokens, None if both models have the same tokenizer."""
     own, others = target.checkpoint.tokenizer, draft.tokenizer
     difference = own.first_difference(others, names=("the target", "the draft"))
     if difference is None:
@@ -247,14 +249,14 @@ def _open_mtp(target: Source, reads_normed: bool) -> Source:
 def _head_checkpoint(
     directory: Path, files: HeadFiles, config: ModelConfig, weights: Weights, target: Source
 ) -> Checkpoint:
-    """A head's checkpoint, which has no tokenizer of its own."""
+    """Return a head's checkpoint, which has no tokenizer of its own."""
     types = sorted({files.dtype(name) for name in files if len(files.shape(name)) > 1})
     paths = {name: directory / name for name in (*files.files, "config.json")}
     return Checkpoint(directory, config, weights, target.checkpoint.tokenizer, {}, paths, tuple(types))
 
 
 def segment_bounds(exit_layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Boundaries of the segments that exit_layers (any order) cut, 0 and num_layers included.
+    """Return the boundaries of segments cut at exit_layers (any order), including 0 and num_layers.
 
     Raises InvalidArgumentError for a wrong cut.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 def staged_directory(final: Path) -> Iterator[Path]:
     """Yield an empty sibling directory that replaces `final` at the end of the block, or is removed on an error.
 
-    What a killed process leaves, remove_leftovers() removes. `final` is replaced with two renames: a kill in between
+    remove_leftovers() removes the remains of killed processes. `final` is replaced with two renames: a kill in between
     leaves no `final`, never a mixture. Everything is synced to disk before the rename. Raises OSError.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +48,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(final: Path) -> None:
-    """Remove what staged_directory() of processes that were killed has left next to `final`."""
+    """Remove the directories that staged_directory() of killed processes has left next to `final`."""
     pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)\.[0-9a-f]{8}\.(building|replaced)")
-    with contextlib.suppress(OSError):  # there is no such folder, or none of ours
+    with contextlib.suppress(OSError):  # the folder is missing, or not ours
         for path in list(final.parent.iterdir()):
             match = pattern.fullmatch(path.name)
             if match and not _is_running(int(match[1])):
@@ -58,7 +58,7 @@ def remove_leftovers(final: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Return True if another process has the id; in a new container this one may have that of the killed one."""
+    """Return True if another process has the id. In a new container this process may have the killed one's id."""
     if pid == os.getpid():
         return False
     try:

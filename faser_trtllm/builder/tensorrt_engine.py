@@ -1,8 +1,7 @@
 """The TensorRT backends of `faser build`: one plan per segment of a model, built in sequence into one file.
 
-TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. Differences are
-detected by the module's capabilities (plugins or native attention, existing flags) rather than its name, except for
-where it runs.
+TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. Apart from that,
+differences are detected by the module's capabilities (plugins or native attention, existing flags), not its name.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ from faser_trtllm.models.quantized_weight import FP8
 from faser_trtllm.models.weights import expected_shapes
 
 VERIFY_ROWS = 128
-"""Rows of the verification profile; prompts use the other one, of max_num_tokens rows."""
+"""Rows of the verification profile; prompts use the other one, with max_num_tokens rows."""
 
 RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
 """Default targets of TensorRT for RTX 1.7: these GPUs and newer ones (its documentation on CPU engines)."""
 
 RTX_FP8_CAPABILITIES = ("8.9", "12.0")
-"""The same of networks in fp8, which it refuses to build for the older ones."""
+"""Default targets of networks in fp8, which TensorRT for RTX refuses to build for older GPUs."""
 
 
 class TensorRTBackend:
-    """EngineBuilder (builder/backend.py) over one TensorRT module."""
+    """The EngineBuilder of both TensorRT modules."""
 
     def __init__(
         self,
@@ -73,10 +72,10 @@ class TensorRTBackend:
         self._dtype = dtype
         self._requirements = requirements
         self._fp8 = fp8 or Fp8Recipe()
-        self._input_scales: dict[str, dict[str, float]] = {}  # by role, once they are known
+        self._input_scales: dict[str, dict[str, float]] = {}  # role -> scales, once they are known
         self._set_compute_capabilities = not portable_build
         self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
-        self._heads = CudaBackend(dtype)  # draft heads are torch's and our kernels', whatever the target is
+        self._heads = CudaBackend(dtype)  # draft heads always run on torch and our kernels
 
     @classmethod
     def load(
@@ -123,7 +122,7 @@ class TensorRTBackend:
         return max_seq_len
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
-        """See EngineBuilder. Creates every network, one segment at a time, without building it."""
+        """Create every network, one segment at a time, without building it, and hash their definitions."""
         networks = [source for source in sources if source.head is None]
         heads = [source for source in sources if source.head is not None]
         for source in networks:
@@ -223,14 +222,14 @@ class TensorRTBackend:
         )
 
     def _parts(self, source: Source) -> list[tuple[str, int, int]]:
-        """The plans of this model's file, in order: kind, first layer, last layer."""
+        """Return kind, first and last layer of each plan of a model's file, in order."""
         parts = [(SEGMENT, first, last) for first, last in pairwise(source.segments)]
         return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(parts) > 1 else parts
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(source, build_config)
-        fp8 = BlankLayers(source.weights) if self._is_fp8(source) else None  # values are no part of it
-        # Each network is freed with its weights before the next is made.
+        fp8 = BlankLayers(source.weights) if self._is_fp8(source) else None  # the specification has no values
+        # Free each network with its weights before creating the next.
         return [
             self._network(self._trt.Builder(logger(self._trt)), *part, source, options, fp8).specification
             for part in self._parts(source)
@@ -274,7 +273,7 @@ class TensorRTBackend:
         trt = self._trt
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.max_aux_streams = 0  # all work of a segment runs on the partition's stream
+        config.max_aux_streams = 0  # a segment must run entirely on the partition's stream
         if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # stream capture needs it
         if self._set_compute_capabilities:
@@ -300,7 +299,7 @@ class TensorRTBackend:
         return info, config
 
     def _build(self, builder: Any, network: SegmentNetwork, config: Any, info: PlanInfo, report: PhaseProgress) -> Any:
-        """The plan, an IHostMemory."""
+        """Return the plan, an IHostMemory."""
         messages = logger(self._trt)
         messages.errors.clear()
         plan = run_builder(self._trt, config, lambda: builder.build_serialized_network(network.network, config), report)
@@ -313,8 +312,10 @@ class TensorRTBackend:
 
 
 def open_builder(options: BuildOptions) -> TensorRTBackend:
-    """The builder of both TensorRT backends; raises as TensorRTBackend.load, and ConfigError for a GPU of this machine
-    that TensorRT for RTX refuses, unless the build is for others."""
+    """Return the builder of either TensorRT backend; see TensorRTBackend.load.
+
+    ConfigError for a GPU of this machine that TensorRT for RTX refuses, unless the build is for others.
+    """
     if options.backend == "tensorrt_rtx":
         _check_rtx_gpus(options.compute_capabilities)
     roles = fp8_roles(options)
@@ -323,7 +324,7 @@ def open_builder(options: BuildOptions) -> TensorRTBackend:
 
 
 def _check_rtx_gpus(asked: Sequence[str]) -> None:
-    """Before anything is imported or built."""
+    """Check the GPUs before anything is imported or built."""
     from faser_trtllm.ops.cuda.driver import device_arch, device_name
 
     for capability in asked:
@@ -359,5 +360,5 @@ def _range(profile: Any, name: str) -> Range:
 
 
 def _plain(value: Any) -> Any:
-    """Round-trip through JSON, so that manifests compare equal."""
+    """Convert to JSON and back, so that manifests compare equal."""
     return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""The model families that are read, by their names, and why others are not."""
+"""Names of the supported model families, and the reasons why others are refused."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ _REASON_OF = {
 
 
 def refusal(name: object, supported: tuple[str, ...]) -> str:
-    """The end of a sentence that refuses a family, by its name in config.json or in GGUF: why, or what is supported."""
+    """Return the end of a sentence that refuses a family by its name: the reason, or the supported families."""
     return _REASON_OF.get(str(name)) or f"supported are {', '.join(supported)}"

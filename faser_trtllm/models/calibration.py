@@ -1,6 +1,6 @@
-"""Static scales of activations: the largest value that each matrix of the layers is given while a model reads a text.
+"""Static scales of activations from the largest input of each matrix while a model reads a text. Needs torch.
 
-ModelOpt's max calibration, on a shorter text. Needs torch.
+This is ModelOpt's max calibration on a shorter text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _DEFAULT_FILE = "argparse.py"  # English sentences and code, in every installati
 
 
 def calibration_text(path: Path | None) -> str:
-    """The contents of a text file, default: a module of Python's standard library. InvalidArgumentError if it cannot be
-    read or is empty."""
+    """Return a text file's contents, by default a module of the standard library; InvalidArgumentError if unusable."""
     file = path or Path(sysconfig.get_paths()["stdlib"]) / _DEFAULT_FILE
     try:
         text = file.read_text(encoding="utf-8")
@@ -43,10 +42,9 @@ def calibration_text(path: Path | None) -> str:
 
 
 def calibrate_input_scales(config: ModelConfig, weights: Weights, token_ids: Sequence[int]) -> dict[str, float]:
-    """The scale of each matrix's inputs by its name without .weight: their largest absolute value / 448.
+    """Return the scale of each matrix's inputs by its name without .weight: their largest absolute value / 448.
 
-    The weights are read from the checkpoint as they are used. ConfigError if torch is missing, CheckpointError if an
-    input is not finite.
+    Weights are read when they are used. ConfigError without torch; CheckpointError if an input is not finite.
     """
     try:
         model = _Watched(config, weights)
@@ -62,7 +60,7 @@ def calibrate_input_scales(config: ModelConfig, weights: Weights, token_ids: Seq
 
 
 class _Watched(ReferenceModel):
-    """largest: of the absolute inputs of each matrix so far."""
+    """A reference model that records the largest absolute input of each matrix."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights, is_streamed=True)

@@ -14,9 +14,9 @@ from faser_trtllm.models.experts import CLAMPED, GATE_ALPHA, GATE_LIMIT, SOFTMAX
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
 _MISSING: Any = object()
-MAX_LAYERS = 1000  # each has a dozen tensors, which are named before any is looked for
-MAX_EXPERTS = 1 << 15  # in all layers; each has three tensors
-# What transformers' configuration of a family means by a key that is missing.
+MAX_LAYERS = 1000  # a limit for damaged files: each layer has a dozen tensors to name
+MAX_EXPERTS = 1 << 15  # in all layers
+# Defaults of missing keys in transformers' configuration of a family.
 _DEFAULT_THETA = {"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150000.0}
 _DEFAULT_EPS = {"MixtralForCausalLM": 1e-5, "GptOssForCausalLM": 1e-5}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}
@@ -39,12 +39,13 @@ _MAX_NUMBER = 1e30
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. torch_dtype: as the checkpoint declares it.
+    """A decoder of the Llama family.
 
-    windows: by layer, tokens that a row sees, itself included; 0: all. has_sinks: the softmax of each layer's attention
-    has one more logit per head, whose share is dropped.
-
-    experts: of a mixture, whose intermediate_size is an expert's; None: the layers are dense.
+    intermediate_size: width of an MLP, or of one expert.
+    windows: per layer, tokens that a row attends to, including itself; 0 for all.
+    torch_dtype: as the checkpoint declares it.
+    has_sinks: attention's softmax has one more logit per head, whose share is dropped.
+    experts: the mixture of experts, None for dense layers.
     """
 
     architecture: str
@@ -77,7 +78,7 @@ def load_model_config(checkpoint_dir: Path) -> ModelConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; CheckpointError in one sentence otherwise."""
+    """Return the JSON object in a file; CheckpointError in one sentence otherwise."""
     try:
         data = parse_json(path.read_bytes())
     except OSError as error:
@@ -156,13 +157,13 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
 
 
 def architectures_of(data: dict[str, Any]) -> list[str]:
-    """The names under architectures, which may be missing."""
+    """Return the names under architectures; [] if it is missing."""
     found = data.get("architectures")
     return [str(name) for name in (found if isinstance(found, list) else [found]) if name is not None]
 
 
 def token_ids(value: Any, what: str) -> tuple[int, ...]:
-    """A token id, a list of them or None -> tuple; CheckpointError otherwise."""
+    """Return a token id, a list of them or None as a tuple; CheckpointError otherwise."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise CheckpointError(f"{what} is {value!r}, it must be a token id or a list of them")
@@ -213,7 +214,7 @@ def _parse_experts(fields: Fields, architecture: str, num_layers: int) -> Expert
     is_qwen, is_gpt_oss = architecture.startswith("Qwen"), architecture == "GptOssForCausalLM"
     count, width = ("num_experts", "moe_intermediate_size") if is_qwen else ("num_local_experts", "intermediate_size")
     if fields.data.get(count) is None and "num_local_experts" in fields.data:
-        count = "num_local_experts"  # as transformers 5 writes Qwen3's
+        count = "num_local_experts"  # spelling of transformers 5 for Qwen3
     num_experts = fields.integer(count)
     if num_layers * num_experts > MAX_EXPERTS:
         raise CheckpointError(
@@ -281,7 +282,7 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
 
 
 def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
-    """By layer, whether layer_types gives it a window; None: it is missing. One kind may stand for all layers."""
+    """Return for each layer if layer_types gives it a window, None without the key. One kind may cover all layers."""
     kinds = fields.data.get("layer_types")
     if not kinds:
         return None
@@ -296,7 +297,6 @@ def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
 
 
 def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
-    """By layer, as transformers reads them."""
     data, given = fields.data, sliding_layers(fields, num_layers)
     slides: tuple[bool, ...] = (True,) * num_layers
     window = data.get("sliding_window") if architecture == "MixtralForCausalLM" else None
@@ -325,8 +325,10 @@ def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[
 
 
 def layer_windows(model: Mapping[str, Any]) -> list[int]:
-    """ModelConfig.windows of the object `model` in an engine file's header; ValueError for what is none. Files of older
-    builds have one sliding_window for all layers."""
+    """Return ModelConfig.windows from the object `model` of an engine file's header; ValueError if it is malformed.
+
+    Files of older builds have one sliding_window for all layers.
+    """
     windows = model["windows"] if "windows" in model else [model["sliding_window"]] * model["num_layers"]
     is_list = isinstance(windows, list) and len(windows) == model["num_layers"]
     if not is_list or any(not isinstance(window, int) or not 0 <= window <= _MAX_INTEGER for window in windows):

@@ -1,4 +1,4 @@
-"""Make a model deeper without changing its outputs: a knob for the target's cost, not its quality.
+"""Make a model deeper without changing its outputs, to raise the target's cost.
 
 The added layers copy a neighbour with o_proj and down_proj (and their biases) set to zero: they read, compute and store
 as much as any layer and add exactly zero to the residual stream. Logits and acceptance are unchanged; only time and
@@ -52,7 +52,7 @@ class ExpandedWeights(DerivedWeights):
         return self._weights.input_scale(self._source(f"{module}.weight")[0].removesuffix(".weight"))
 
     def _source(self, name: str) -> tuple[str, bool]:
-        """The original's name, and whether the copy's outputs are zeroed."""
+        """Return the original's name, and whether the copy's outputs are zeroed."""
         match = _LAYER_NAME.fullmatch(name)
         if match is None:
             return name, False
@@ -62,6 +62,5 @@ class ExpandedWeights(DerivedWeights):
 
 
 def expand_config(config: ModelConfig, expand: int) -> ModelConfig:
-    """The configuration of the model with expand times the layers."""
     windows = tuple(window for window in config.windows for _ in range(expand))
     return dataclasses.replace(config, num_layers=config.num_layers * expand, windows=windows)

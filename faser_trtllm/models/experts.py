@@ -1,4 +1,4 @@
-"""The experts of a mixture: how many there are, how a row chooses among them, and what each computes."""
+"""Configuration of a mixture of experts: sizes, routing and activation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ TOP_K_SOFTMAX = "top_k_softmax"
 SILU = "silu"
 CLAMPED = "clamped"
 GATE_LIMIT = 7.0
-"""Of the clamped activation: gate is at most this, up within plus and minus this."""
+"""Limit of the clamped activation: gate is at most this, up within plus and minus this."""
 GATE_ALPHA = 1.702
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A layer's experts. A row takes the top_k of the largest scores, of equal ones those of the lowest index, and adds
-    their outputs, weighted, in ascending order of index.
+    """The experts of a layer.
 
-    intermediate_size: of one expert. scoring: "softmax", the scores are a softmax over all experts; or "top_k_softmax",
-    the scores are the logits, and the weights a softmax over those that are taken. norm_topk: the weights are divided
-    by their sum ("softmax" only). activation: "silu", silu(gate) * up; or "clamped", (up + 1) * gate * sigmoid(1.702
-    gate) with gate at most 7 and up within -7 and 7. has_bias: of the router and of every expert's matrices.
-    shared_size: width of an expert that every row takes, times sigmoid(shared_gate . x); 0: none.
+    Each row uses the top_k experts with the largest scores (ties: the lowest index) and adds their weighted outputs in
+    ascending order of index.
+
+    intermediate_size: width of one expert.
+    scoring: "softmax" over all experts, or "top_k_softmax" over the logits of the chosen ones.
+    norm_topk: divide the weights by their sum ("softmax" only).
+    activation: "silu", silu(gate) * up; or "clamped", (up + 1) * gate * sigmoid(1.702 gate), see GATE_LIMIT.
+    has_bias: the router and every expert's matrices have biases.
+    shared_size: width of an expert that every row uses, times sigmoid(shared_gate . x); 0 for none.
     """
 
     num_experts: int
@@ -37,12 +40,12 @@ class ExpertsConfig:
     shared_size: int = 0
 
     def sizes(self) -> dict[str, Any]:
-        """The object `experts` of an engine file's header: the fields by their names."""
+        """Return the object `experts` of an engine file's header: the fields by their names."""
         return dataclasses.asdict(self)
 
 
 def experts_of(sizes: Mapping[str, Any]) -> ExpertsConfig:
-    """ExpertsConfig.sizes undone; ValueError for what no mixture has, or TypeError for other fields."""
+    """Return the ExpertsConfig of sizes(); ValueError for impossible values, TypeError for unknown fields."""
     found = ExpertsConfig(**sizes)
     numbers = (found.num_experts, found.top_k, found.intermediate_size, found.shared_size)
     is_wrong = any(type(number) is not int or not 0 <= number < 2**31 for number in numbers)

@@ -20,7 +20,7 @@ _BIAS_DIFFERENCE = (127 - 7) << 3
 _SMALLEST_NORMAL = np.float32(2.0**-6)
 _SUBNORMALS_PER_ONE = np.float32(2.0**9)
 _NAN = 0x7F
-_SMALLEST_LARGEST = 1e-30  # what is smaller counts as zero: scales and their products stay normal numbers
+_SMALLEST_LARGEST = 1e-30  # smaller values count as zero, so that scales and their products stay normal numbers
 _ROWS_PER_PIECE = 256  # bounds the memory of rounding
 
 
@@ -37,10 +37,10 @@ NUMBERS = _numbers()
 
 
 def e4m3_from_float32(values: Float32Array) -> npt.NDArray[np.uint8]:
-    """The bytes of the nearest e4m3 numbers, ties to even; beyond 448 it is 448, and NaN stays NaN."""
+    """Return the nearest e4m3 numbers as bytes: ties to even, at most 448 in magnitude; NaN stays NaN."""
     sizes = np.minimum(np.abs(values), np.float32(LARGEST))
     bits = sizes.view(np.uint32)
-    # The carry of rounding moves on into the exponent, as it should.
+    # The carry of rounding correctly moves on into the exponent.
     halfway = np.uint32((1 << (_MANTISSA_SHIFT - 1)) - 1) + ((bits >> np.uint32(_MANTISSA_SHIFT)) & np.uint32(1))
     normal = ((bits + halfway) >> np.uint32(_MANTISSA_SHIFT)).astype(np.int32) - _BIAS_DIFFERENCE
     is_small = sizes < _SMALLEST_NORMAL
@@ -55,9 +55,10 @@ def e4m3_from_float32(values: Float32Array) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """bits: e4m3, uint8 [out, in]. scales: float32 [] or [out]. A weight is its number times its scale.
+    """A matrix in e4m3, whose weights are its numbers times its scales.
 
-    ValueError unless the shapes fit and all scales are positive and finite, as TensorRT asks for.
+    bits: uint8 [out, in]. scales: float32 [] or [out]. ValueError unless the shapes fit and all scales are positive and
+    finite, which TensorRT requires.
     """
 
     bits: npt.NDArray[np.uint8]
@@ -75,13 +76,13 @@ class Fp8Matrix:
 
 
 def scale_of(largest: float) -> np.float32:
-    """The scale that brings the largest absolute value to 448, as ModelOpt's; 1 where all are zero."""
+    """Return the scale that maps the largest absolute value to 448, as in ModelOpt; 1 if all are zero."""
     scale: np.float32 = np.float32(largest / LARGEST if largest > _SMALLEST_LARGEST else 1)
     return scale
 
 
 def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
-    """Matrices [out[i], in], stacked, with one scale. ValueError if a weight is not finite."""
+    """Quantise matrices [out[i], in], stacked, with one scale. ValueError if a weight is not finite."""
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("a weight is not finite")
     scale = scale_of(max(float(np.abs(part).max(initial=0)) for part in parts))
@@ -89,11 +90,10 @@ def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
 
 
 def stack(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
-    """Matrices on top of each other, multiplied as one.
+    """Stack matrices along their outputs.
 
-    Their numbers are kept if they have one scale in common, or if one of them has a scale per output. Otherwise they
-    are rounded again with the largest of their scales, as TensorRT-LLM does: one scale is what fp8 products are fastest
-    with.
+    Their numbers are kept if they share one scale, or if one of them has a scale per output. Otherwise they are rounded
+    again with the largest of their scales, as in TensorRT-LLM, because fp8 products are fastest with one scale.
     """
     if any(part.has_output_scales for part in parts):
         scales = np.concatenate([np.broadcast_to(part.scales, len(part.bits)) for part in parts])

@@ -1,4 +1,4 @@
-"""A decoder's tensors as engines take them: q, k and v are one matrix, and so are gate and up."""
+"""Tensors of an engine: q, k and v are fused to one matrix, and so are gate and up."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Part = tuple[str, Shape]
 
 
 def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """Every tensor of an engine by its name in the engine's file -> what is stacked to make it, in the file's order.
+    """Return for every tensor of an engine, in the order of its file, the checkpoint's tensors that are stacked.
 
-    sizes: the `model` object of an engine file's header; qkv_bias, o_bias, mlp_bias and qk_norm, and fc_bias of a head,
-    say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
-    first qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, whose fc reads rows after
-    num_fc_norms norms, and whose LM head is over draft_vocab_size tokens. With is_mtp in that object they are an MTP
-    layer's: a decoder's layer after head.input_proj. With the object `block` they are a block drafter's
-    (models/heads/block.py). With the object `experts` (models/experts.py) layers have a router and experts instead of
-    gate_up and down: expert_gate_up is every expert's gate and up, one expert after the other. num_outputs: of a draft
-    model whose LM head is of fewer tokens than vocab_size.
+    sizes: the `model` object of an engine file's header. Missing qkv_bias, o_bias, mlp_bias, qk_norm and fc_bias count
+    as set. Its optional members are
+    - head: an EAGLE-3 head, whose first qkv reads the normed embedding and the normed hidden row, whose fc follows
+      num_fc_norms norms, and whose LM head has draft_vocab_size tokens; or with is_mtp an MTP layer: a decoder layer
+      after head.input_proj;
+    - block: a block drafter (models/heads/block.py);
+    - experts: a router and experts (models/experts.py) instead of gate_up and down; expert_gate_up stacks the experts;
+    - num_outputs: tokens of an LM head that has fewer than vocab_size.
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     head: Mapping[str, Any] | None = sizes.get("head")
@@ -53,7 +53,7 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def _block(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """A block drafter's tensors next to its layers'."""
+    """Return a block drafter's tensors without its layers'."""
     block: Mapping[str, Any] = sizes.get("block", {})
     if not block:
         return {}
@@ -79,7 +79,6 @@ def _block(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, tuple[Part, ...]]:
-    """One layer's; layer: its name in the checkpoint."""
     hidden, inner, head_dim = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
     q_size, kv_size = sizes["num_heads"] * head_dim, sizes["num_kv_heads"] * head_dim
     found: dict[str, tuple[Part, ...]] = {}
@@ -110,7 +109,7 @@ def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, t
 
 
 def _experts(experts: Mapping[str, Any], mlp: str, hidden: int) -> dict[str, tuple[Part, ...]]:
-    """A layer's router, experts and shared expert; mlp: the name of their module in the checkpoint."""
+    """Return a layer's router, experts and shared expert; mlp is their module's name in the checkpoint."""
     names = [f"{mlp}.experts.{i}" for i in range(experts["num_experts"])]
     inner, shared = experts["intermediate_size"], experts["shared_size"]
     gate_up = [f"{name}.{part}_proj" for name in names for part in ("gate", "up")]
@@ -133,9 +132,9 @@ def _experts(experts: Mapping[str, Any], mlp: str, hidden: int) -> dict[str, tup
 def stacked(
     read: Callable[[str, Shape], npt.NDArray[Any]], parts: Sequence[Part], dtype: npt.DTypeLike, multiple: int = 1
 ) -> npt.NDArray[Any]:
-    """The parts on top of each other, each padded with zeros to a multiple of so many rows; one alone may be a view.
+    """Stack parts, each padded with zeros to a multiple of rows; a single part may be a view.
 
-    read: returns a part, of this dtype. Memory holds the result and one part at a time.
+    read: returns a part of this dtype. Memory holds the result and one part at a time.
     """
     counts = [-(-shape[0] // multiple) * multiple for _, shape in parts]
     if counts == [parts[0][1][0]]:

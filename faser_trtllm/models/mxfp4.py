@@ -16,10 +16,9 @@ _BIAS = 127
 
 
 def mxfp4_values(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Float32Array:
-    """Blocks [rows, n, 16] and their scales [rows, n], uint8 -> fp32 [rows, n * 32], exact in bf16 too.
+    """Decode blocks [rows, n, 16] and scales [rows, n], both uint8, to fp32 [rows, n * 32], exact in bf16, too.
 
-    Byte j of a block has the numbers 2j (low half) and 2j + 1. A scale of 255 is no number; what is beyond fp32 is
-    infinite.
+    Byte j of a block has the numbers 2j (low half) and 2j + 1. A scale of 255 is NaN; values beyond fp32 are infinite.
     """
     numbers = _PAIRS[blocks].reshape(*scales.shape, BLOCK_SIZE)
     with np.errstate(over="ignore"):
@@ -28,18 +27,18 @@ def mxfp4_values(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -
 
 
 def e2m1_numbers(codes: npt.NDArray[np.uint8]) -> Float32Array:
-    """Two numbers a byte, the first in its low half: uint8 [rows, n] -> fp32 [rows, 2n]."""
+    """Decode two numbers per byte, the low half first: uint8 [rows, n] to fp32 [rows, 2n]."""
     numbers: Float32Array = _PAIRS[codes].reshape(len(codes), -1)
     return numbers
 
 
 def mxfp4_blocks(groups: Float32Array) -> tuple[npt.NDArray[np.uint8], Float32Array]:
-    """Finite fp32 [rows, n, 32] in MXFP4 -> two numbers a byte, uint8 [rows, n * 16], and scales fp32 [rows, n].
+    """Encode finite fp32 [rows, n, 32] as numbers uint8 [rows, n * 16], two per byte, and scales fp32 [rows, n].
 
-    Numbers are rounded to the nearest, of two the smaller; what MXFP4 has decoded comes out as it was.
+    Rounds to nearest, ties to the smaller magnitude; decoded MXFP4 is encoded unchanged.
     """
     _, exponents = np.frexp(np.abs(groups).max(-1))
-    scales: Float32Array = np.ldexp(np.float32(1), exponents - 3)  # so that the largest is from 4 on, below 8
+    scales: Float32Array = np.ldexp(np.float32(1), exponents - 3)  # the largest becomes 4 to 8
     sizes = np.abs(groups) / scales[..., None]
     codes = np.searchsorted((_LEVELS[1:] + _LEVELS[:-1]) / 2, sizes).astype(np.uint8)
     codes |= ((groups < 0) & (codes > 0)).astype(np.uint8) << 3

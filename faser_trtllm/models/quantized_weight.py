@@ -1,6 +1,6 @@
-"""Quantisation: a matrix as small numbers with a scale for each output or each group of inputs, and its inputs too.
+"""Symmetric quantisation of matrices, with a scale per output or group of inputs, and of their inputs.
 
-Symmetric: weight = number * scale. The plain reference of what the CPU engine's kernels multiply.
+A weight is its number * scale. This is the reference for the CPU engine's kernels.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.mxfp4 import BLOCK_SIZE, e2m1_numbers, mxfp4_blocks
 
 GROUP_SIZES = (32, 128)
-ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale where a weight's scale is a whole output's
+ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale if weights have one per output
 DEFAULT_GROUP_SIZE = 32
 FP8 = "FP8"
-"""TensorRT-LLM's name: matrices of the layers and their inputs in e4m3. It is no Scheme."""
+"""TensorRT-LLM's name for layers with matrices and inputs in e4m3, which is not a Scheme."""
 
 _SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """bits: 4 or 8. group_size: neighbouring inputs that share a scale; 0: all of an output's.
+    """A way to quantise a model.
 
-    lm_head: of a model, that its LM head (and the embedding where they are one) is quantised besides its layers.
-    activation_bits: 16 (bf16), or 8: each row's inputs are quantised where they are used, see quantize_activations.
-    is_mxfp4: the four bits are e2m1 and scales powers of two (models/mxfp4.py), of the matrices of experts only; what a
-    checkpoint has in MXFP4 is kept as it is.
+    bits: 4 or 8, per weight.
+    group_size: neighbouring inputs that share a scale; 0 for one scale per output.
+    lm_head: quantise the LM head, too, and an embedding tied to it.
+    activation_bits: 16 (bf16), or 8, which rounds inputs when they are used (quantize_activations).
+    is_mxfp4: e2m1 numbers with powers of two as scales, for experts only; MXFP4 of a checkpoint is kept unchanged.
     """
 
     bits: int
@@ -42,8 +43,10 @@ class Scheme:
 
     @classmethod
     def parse(cls, text: str, field: str = "quantization") -> Scheme | None:
-        """int8 (W8A16), int4 (W4A16), W8A8, W4A8; those of four bits in groups, int4:128; mxfp4; none is None.
-        InvalidArgumentError for others, which names the field."""
+        """Parse int8 (W8A16), int4 (W4A16), W8A8, W4A8, mxfp4, a group size as in int4:128, or none (None).
+
+        InvalidArgumentError for other texts names the field.
+        """
         if text == "none":
             return None
         if text == "mxfp4":
@@ -64,7 +67,7 @@ class Scheme:
 
     @property
     def algorithm(self) -> str:
-        """TensorRT-LLM's spelling of quant_algo, which has such names for 16-bit activations only."""
+        """Return TensorRT-LLM's quant_algo, which has names for 16-bit activations only."""
         return f"W{self.bits}A{self.activation_bits}{'_MXFP4' if self.is_mxfp4 else ''}"
 
     def __str__(self) -> str:
@@ -78,7 +81,7 @@ MXFP4 = Scheme(4, BLOCK_SIZE, is_mxfp4=True)
 
 
 def scheme_of(model: dict[str, Any]) -> Scheme | None:
-    """How a header's model is quantised; ValueError for what this version does not know."""
+    """Return the scheme of a header's model; ValueError for one that this version does not know."""
     found = model.get("quantization")
     if found is None:
         return None
@@ -97,9 +100,11 @@ def scheme_of(model: dict[str, Any]) -> Scheme | None:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A matrix [out, in]. values: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], the even input in the low
-    half of a byte, each half in two's complement (-8..7), or e2m1 if is_mxfp4. scales: float32 [out, in / group_size].
-    group_size: `in` for one scale per output. ValueError if the shapes do not fit together.
+    """A quantised matrix [out, in]. ValueError if the shapes do not fit together.
+
+    values: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], the even input in the low half of a byte, each
+        half in two's complement (-8..7), or e2m1 if is_mxfp4.
+    scales: float32 [out, in / group_size]. group_size: `in` for one scale per output.
     """
 
     values: npt.NDArray[Any]
@@ -128,7 +133,7 @@ class QuantizedWeight:
         return len(self.values), self.values.shape[1] * 8 // self.bits
 
     def numbers(self) -> npt.NDArray[Any]:
-        """What scales multiply, [out, in]: int8, or fp32 if is_mxfp4."""
+        """Return the unscaled numbers [out, in]: int8, or fp32 if is_mxfp4."""
         if self.is_mxfp4:
             return e2m1_numbers(self.values)
         if self.bits == 8:
@@ -143,8 +148,8 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
     """Quantise float32 [out, in], rounding to nearest.
 
     8 bits: scale = max |w| / 127. 4 bits: scale = the entry of largest magnitude / -8, so that all 16 values are used
-    (as llama.cpp's q4_0). MXFP4: mxfp4_blocks. ValueError if `in` is not a multiple of the group, or if a weight is not
-    finite.
+    (as in llama.cpp's q4_0). MXFP4: mxfp4_blocks. ValueError if `in` is not a multiple of the group, or if a weight is
+    not finite.
     """
     num_out, num_in = weight.shape
     group_size = scheme.group_size or num_in
@@ -170,7 +175,7 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
 def from_integers(
     integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32], group_size: int, bits: int
 ) -> QuantizedWeight:
-    """A matrix of int8 [out, in], within -8..7 for 4 bits, and scales [out, in / group_size]."""
+    """Return a matrix from int8 [out, in], within -8..7 for 4 bits, and scales [out, in / group_size]."""
     if bits == 8:
         return QuantizedWeight(integers, scales, group_size, bits)
     halves = integers.view(np.uint8) & 15
@@ -178,17 +183,16 @@ def from_integers(
 
 
 def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
-    """float32 [out, in]."""
+    """Return the matrix as float32 [out, in]."""
     num_out, num_in = quantized.shape
     groups = quantized.numbers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
     return (groups * quantized.scales[:, :, None]).reshape(num_out, num_in)
 
 
 def quantize_activations(x: npt.NDArray[np.float32], group_size: int) -> npt.NDArray[np.float32]:
-    """Round inputs x [rows, in] as an 8-bit scheme does before it multiplies them -> float32 of the same shape.
+    """Round inputs [rows, in] like a scheme with 8-bit activations, to float32 of the same shape.
 
     Each row's groups of inputs (the last may be short) have a scale of max |x| / 127; integers round to nearest even.
-    group_size: of Scheme.
     """
     size = group_size or ACTIVATION_GROUP_SIZE
     found = np.empty_like(x)

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel:
-    """Holds all weights in fp32; for tests, measurements and calibration, not for serving.
+    """A model in fp32 for tests, measurements and calibration, not for serving.
 
-    Subclasses may replace linear(), to see or to change what is multiplied.
+    Subclasses may override linear() to observe or change the products.
     """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, round_to_bf16: bool = False, is_streamed: bool = False
     ) -> None:
-        """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does.
+        """Load the weights.
 
-        is_streamed: read each tensor whenever it is used and keep none, for models that do not fit in memory; then
-        weights must stay open.
+        round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does.
+        is_streamed: read each tensor whenever it is used, for models larger than memory; weights must stay open.
         """
         import torch
 
@@ -41,7 +41,7 @@ class ReferenceModel:
         self._inv_freq = torch.from_numpy(inv_freq)
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Logits [len(token_ids), vocab_size] fp32 of one sequence from position 0."""
+        """Return logits [len(token_ids), vocab_size] fp32 of one sequence from position 0."""
         import torch
 
         with torch.no_grad():
@@ -50,7 +50,7 @@ class ReferenceModel:
             return hidden @ self._weight(head).T
 
     def hidden_rows(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Hidden rows [len(token_ids), hidden_size] fp32 on entering each layer, and on leaving the last."""
+        """Return hidden rows [len(token_ids), hidden_size] fp32: the inputs of each layer and the last one's output."""
         import torch
 
         config = self.config
@@ -69,11 +69,11 @@ class ReferenceModel:
             return rows
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Rows x [rows, in] through a layer's matrix of this name (without .weight), with its bias -> [rows, out]."""
+        """Multiply x [rows, in] by the matrix of this name (without .weight) and add its bias: [rows, out]."""
         return self.add_bias(name, x @ self._weight(f"{name}.weight").T)
 
     def add_bias(self, name: str, y: torch.Tensor) -> torch.Tensor:
-        """y [rows, out] plus the bias of a matrix, if the model has it."""
+        """Add the bias of a matrix, if the model has one, to y [rows, out]."""
         return y + self._weight(f"{name}.bias") if f"{name}.bias" in self._shapes else y
 
     def _read(self, name: str) -> torch.Tensor:
@@ -140,7 +140,7 @@ class ReferenceModel:
         return found
 
     def _gated(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Rows through gate_proj, up_proj, the activation and down_proj of one MLP."""
+        """Apply gate_proj, up_proj, the activation and down_proj of one MLP."""
         import torch
 
         gate, up = self.linear(f"{name}.gate_proj", x), self.linear(f"{name}.up_proj", x)
@@ -151,9 +151,9 @@ class ReferenceModel:
 
 
 def routes(experts: ExpertsConfig, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each row and their weights from the router's logits [rows, num_experts] fp32.
+    """Return each row's experts (int64) and weights (fp32), [rows, top_k], from logits [rows, num_experts] fp32.
 
-    -> (int64, fp32) [rows, top_k], by descending score; of equal scores the lowest index comes first.
+    Experts are sorted by descending score; of equal scores the lowest index comes first.
     """
     scores = logits.softmax(-1) if experts.scoring == SOFTMAX else logits
     found = scores.sort(dim=-1, descending=True, stable=True)

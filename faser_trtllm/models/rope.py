@@ -1,6 +1,6 @@
 """Rotary position embedding: inverse frequencies with their scaling applied, and the factor on cos and sin.
 
-Formulas as transformers computes them (transformers/modeling_rope_utils.py), in float32 in the same order:
+The formulas are those of transformers (transformers/modeling_rope_utils.py), in float32 in the same order:
 default: RoFormer (arXiv 2104.09864); linear: kaiokendev's position interpolation (arXiv 2306.15595);
 llama3: Llama 3.1's reference code (meta-llama/llama-models); yarn: YaRN (arXiv 2309.00071).
 """
@@ -33,11 +33,11 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
-    freq_factors: tuple[float, ...] = ()  # freq_factors (GGUF): what the head_dim / 2 frequencies are divided by
+    freq_factors: tuple[float, ...] = ()  # freq_factors (GGUF): divisors of the head_dim / 2 frequencies
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32Array, float]:
-    """-> (inv_freq [head_dim / 2] fp32, factor by which cos and sin are multiplied)."""
+    """Return inv_freq [head_dim / 2] fp32 and the factor on cos and sin."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     wavelengths = np.power(np.float32(rope.theta), exponents)
     inv_freq = np.float32(1) / wavelengths

@@ -1,4 +1,4 @@
-"""A safetensors file whose tensors are views of the mapped file, so that numpy reads types that it does not have."""
+"""A safetensors file whose tensors are views of the mapped file, also for types that numpy does not have."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Entry", "SafetensorError", "SafetensorsFile"]
 
 MAX_DIMS = 32
 MAX_ELEMENTS = 1 << 59
-MAX_HEADER_BYTES = 8 << 20  # some 70,000 tensors; checkpoints of more have several files
+MAX_HEADER_BYTES = 8 << 20  # enough for some 70,000 tensors; larger checkpoints have several files
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's type as safetensors names it, its shape, and where it starts in the file."""
+    """A tensor's type as named by safetensors, its shape, and its offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Entry:
 
 
 class SafetensorsFile(Closing):
-    """entries: by the tensors' names. metadata: strings by key."""
+    """A mapped safetensors file. entries: tensors by name. metadata: strings by key."""
 
     def __init__(self, path: Path) -> None:
         """Map a file; OSError if it cannot be read, SafetensorError if its header is damaged or does not fit it."""
@@ -40,7 +40,7 @@ class SafetensorsFile(Closing):
             num_bytes = int.from_bytes(stream.read(8), "little")
             if num_bytes > MAX_HEADER_BYTES:
                 raise SafetensorError(f"a header of {num_bytes} bytes, at most {MAX_HEADER_BYTES} are read")
-            with safe_open(path, "numpy"):  # which checks the header, but takes the last of two tensors of one name
+            with safe_open(path, "numpy"):  # checks the header, but accepts two tensors of one name
                 self._mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         data_start = 8 + num_bytes
         try:
@@ -55,7 +55,7 @@ class SafetensorsFile(Closing):
             raise SafetensorError(f"the header cannot be read: {error}") from error
 
     def array(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A tensor as a read-only view of the file, its bits taken for this type; KeyError if there is none."""
+        """Return a tensor as a read-only view of the file, reinterpreted as dtype; KeyError if there is none."""
         entry = self.entries[name]
         return np.frombuffer(self._mapping, dtype, math.prod(entry.shape), entry.start).reshape(entry.shape)
 
@@ -68,7 +68,7 @@ class SafetensorsFile(Closing):
 
 
 def _shape(name: str, sizes: list[int]) -> tuple[int, ...]:
-    """ValueError for a shape that no array of numpy has, which tensors without elements may have."""
+    """Return the shape; ValueError for one that numpy cannot have, which tensors without elements may declare."""
     if len(sizes) > MAX_DIMS or math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
         raise ValueError(f"tensor {name} has {len(sizes)} dimensions, or more elements than an array can")
     return tuple(sizes)

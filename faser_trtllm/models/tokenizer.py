@@ -21,7 +21,7 @@ from faser_trtllm.models.config import read_json, token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILES = ("generation_config.json", "config.json")
-MAX_TOKEN_ID = (1 << 21) - 1  # the largest vocabularies have some 2^18 tokens
+MAX_TOKEN_ID = (1 << 21) - 1  # the largest vocabularies have about 2^18 tokens
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTEXT_TOKENS = 4
 
@@ -31,32 +31,32 @@ _END_TOKENS = frozenset(
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>"),
         *("<EOT>", "_<EOT>", "▁<EOT>", "[EOT]", "[e~[", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
         "<|tool_response>",
-        # What models write after code that they were to fill in: padding, the next file, the next repository.
+        # Written after filled-in code: padding, the next file, the next repository.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
         *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     )
 )
-"""Added tokens that end a text by their names, for which models are known; those that llama.cpp ends at."""
+"""Names of added tokens that end a text in known models, as in llama.cpp."""
 _NO_ENDS = (
     ("<|end|>", {"<|return|>", "<|call|>"}),
     ("<|end|>", {"<|calls|>", "<|flush|>"}),
     ("</s>", {"<|tool_response>"}),
 )
-"""(token, others): the token ends a message and no turn, or is a mark of HTML, in vocabularies that have the others."""
+"""(token, others): in vocabularies with the others, the token ends a message but no turn, or is HTML."""
 
 
 class Tokenizer:
     """A tokenizer.json with its bos and eos ids. Immutable; safe to share between threads.
 
-    bos_token_id: None if the model has none; tokenizer.json decides whether encode adds it.
-    eos_token_ids: the ids that end a text, of all sources, the tokenizer's own eos_token first: tokenizer_config.json,
-    special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts: those
-    that the chat template writes, all of a file without templates of its own such as GGUF.
-    unreachable_end_ids: end tokens that the model has no row for, so that no text ends there.
+    bos_token_id: None if the model has none; tokenizer.json decides if encode() adds it.
+    eos_token_ids: ids that end a text, the tokenizer's own eos_token first. Sources: tokenizer_config.json,
+        special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts, if
+        the chat template writes them or there is no template (GGUF).
+    unreachable_end_ids: end tokens without a row in the model, which no text can end with.
     """
 
     def __init__(self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
-        """definition: the text of a tokenizer.json; CheckpointError if it cannot be used."""
+        """Parse definition, the text of a tokenizer.json; CheckpointError if it cannot be used."""
         data = _checked(definition)
         self._backend = _from_definition(definition)
         self._backend.encode_special_tokens = True
@@ -77,9 +77,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int | None = None, stated: Sequence[int] = ()) -> Tokenizer:
-        """Read a checkpoint or engine directory; CheckpointError says what is missing.
+        """Read a checkpoint or engine directory; CheckpointError names the missing part.
 
-        vocab_size: rows of the model; its configuration may name no end id beyond them. stated: further end ids.
+        vocab_size: rows of the model, which bound its configuration's end ids. stated: further end ids.
         """
         try:
             definition = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens including added ones; a model's vocab_size is often padded beyond it."""
+        """Number of tokens including added ones; a model's vocab_size is often padded to more."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
@@ -112,10 +112,10 @@ class Tokenizer:
         return str(self._backend.to_str())
 
     def end_at(self, end_ids: Sequence[int], vocab_size: int | None = None, template: str | None = None) -> None:
-        """Let texts end at these ids and at the tokens that end texts by their names, next to no others.
+        """Set the end ids to these and those of tokens whose names end texts.
 
-        vocab_size: rows of the model, None: as many as ids; ids beyond become unreachable_end_ids. template: a chat's,
-        which has to write the names, None: it is not known.
+        vocab_size: rows of the model, None for as many as ids; ids beyond it become unreachable_end_ids.
+        template: chat template that must write the names, None if it is not known.
         """
         names = {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
         others = [token for token, marks in _NO_ENDS if marks <= names.keys()]
@@ -127,14 +127,14 @@ class Tokenizer:
         self.unreachable_end_ids = tuple(i for i in found if i >= limit)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
-        add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
-        parse_special_tokens: whether "<|eot|>" in the text becomes that token; by default it stays text, so users
-        cannot forge turns. Rendered chat templates need True.
+        add_special_tokens: add the tokens of tokenizer.json's post-processor (for many models, bos).
+        parse_special_tokens: turn "<|eot|>" in the text into that token, for rendered chat templates; by default it
+            stays text, so that users cannot forge turns.
         """
         backend = self._parsing_backend if parse_special_tokens else self._backend
-        # A batch of one text: encode() holds Python's lock for all of a long text, and takes twice as long for offsets.
+        # A batch of one text, since encode() would hold the GIL and take twice as long to compute offsets.
         try:
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
@@ -142,27 +142,27 @@ class Tokenizer:
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all ids; unknown ids are skipped, incomplete UTF-8 becomes U+FFFD."""
+        """Return the text of all ids; unknown ids are skipped, incomplete UTF-8 becomes U+FFFD."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.finish()
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary entry of an id, as spelled in tokenizer.json."""
+        """Return the vocabulary entry of an id, as spelled in tokenizer.json."""
         return self._backend.id_to_token(token_id)  # type: ignore[no-any-return]
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry."""
+        """Return the id of a vocabulary entry."""
         with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair, which no vocabulary has
             return self._backend.token_to_id(token)  # type: ignore[no-any-return]
         return None
 
     def is_special(self, token: str) -> bool:
-        """True for a special token, which texts leave out unless they are asked not to."""
+        """Return True for a special token, which decode() leaves out by default."""
         return self.token_id(token) in self._special_ids
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The ids of all tokens, added ones included, by their spelling in tokenizer.json."""
+        """Return the ids of all tokens, including added ones, by their spelling in tokenizer.json."""
         return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -171,18 +171,18 @@ class Tokenizer:
         return {token_id: self.token(token_id) or "" for token_id in self._special_ids}
 
     def has_added_token(self, text: str) -> bool:
-        """True if a text spells out a token that is not split, such as "<|eot|>"."""
+        """Return True if a text contains a token that is not split, such as "<|eot|>"."""
         return any(token.content in text for token in self._backend.get_added_tokens_decoder().values())
 
     def fingerprint(self) -> str:
-        """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
+        """Return a sha256 over ids and tokens, equal for tokenizers whose ids mean the same tokens."""
         digest = hashlib.sha256()
         for token, token_id in sorted(self.vocabulary.items(), key=lambda item: item[1]):
             digest.update(f"{token_id} {token!r}\n".encode())
         return digest.hexdigest()
 
     def first_difference(self, other: Tokenizer, names: tuple[str, str] = ("one", "the other")) -> str | None:
-        """A sentence about the lowest id that differs from the other tokenizer, or None."""
+        """Return a sentence about the lowest id that differs from the other tokenizer, or None."""
         mine = {token_id: token for token, token_id in self.vocabulary.items()}
         theirs = {token_id: token for token, token_id in other.vocabulary.items()}
         if mine == theirs:
@@ -193,12 +193,11 @@ class Tokenizer:
 
     @functools.cached_property
     def _parsing_backend(self) -> Any:
-        # The switch is a setting of the shared backend, so parsing uses a second one, made on demand.
+        # The switch is a setting of the shared backend, so parsing uses a second backend, made on demand.
         return _from_definition(self._backend.to_str())
 
     def _own_id(self, settings: Mapping[str, Any], kind: str) -> int | None:
-        """The id of settings' eos_token or bos_token: a text, or an object with it; also of one that only settings
-        add."""
+        """Return the id of the settings' eos_token or bos_token, which may be a token that only the settings add."""
         token = settings.get(f"{kind}_token")
         content = token.get("content") if isinstance(token, dict) else token
         found = self.token_id(content) if isinstance(content, str) else None
@@ -231,15 +230,14 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
-        """before: the ids that the text follows, such as a prompt's: without any, SentencePiece's decoders take the
-        first token's space for the one that begins each text, and drop it."""
+        """Start after the ids `before`, such as a prompt's, without which SentencePiece's decoders drop a space."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._context = self._context_of(before)
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids complete."""
+        """Return the text that these ids complete."""
         tokenizer = self._tokenizer
         ids = [i for i in ids if i not in self._skipped and tokenizer.token(i) is not None]
         if tokenizer._byte_level:
@@ -261,7 +259,7 @@ class IncrementalDetokenizer:
         return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
 
     def peek(self, token_id: int) -> str:
-        """The text that this id would complete; a special token's own spelling, though push() leaves it out."""
+        """Return the text that this id would complete, or a special token's spelling, which push() leaves out."""
         if token_id in self._skipped:
             return self._tokenizer.token(token_id) or ""
         state, context = self._utf8.getstate(), self._context
@@ -271,11 +269,11 @@ class IncrementalDetokenizer:
         return text
 
     def finish(self) -> str:
-        """The text still held back, as U+FFFD; call once, after the last push."""
+        """Return the text still held back, as U+FFFD; call once, after the last push."""
         return self._utf8.decode(b"", True)
 
     def _context_of(self, before: Sequence[int]) -> list[int]:
-        """The last ids with a text: whole tokens if possible, else one byte, as push() keeps them."""
+        """Return the last ids with a text as push() keeps them: whole tokens if possible, else one byte."""
         tokenizer = self._tokenizer
         if tokenizer._byte_level:
             return []
@@ -286,7 +284,6 @@ class IncrementalDetokenizer:
         return [i for i in last if _BYTE_TOKEN.fullmatch(tokenizer.token(i) or "") is None] or last[:1]
 
     def _end_bytes(self, plain: list[int]) -> str:
-        """A non-byte token ends a run of bytes."""
         return self.finish() if plain else ""
 
     def _text_of_byte(self, token_id: int, value: int) -> str:
@@ -297,7 +294,7 @@ class IncrementalDetokenizer:
         return self._utf8.decode(bytes([value]))
 
     def _text_of(self, ids: list[int]) -> str:
-        """The text of these ids after earlier ones: the first token of a text may lose its space."""
+        """Return the text of these ids after earlier ones, since a text's first token may lose its space."""
         if not ids:
             return ""
         known = len(self._backend_text(self._context))
@@ -313,7 +310,7 @@ class IncrementalDetokenizer:
 
 
 def _checked(definition: str) -> dict[str, Any]:
-    """The object, if no token's id is so large that the library, which visits all up to it, takes for ever."""
+    """Parse a tokenizer.json; refuse token ids that are too large, since the library visits every id up to them."""
     try:
         data = parse_json(definition)
     except ValueError as error:
@@ -340,7 +337,7 @@ def _from_definition(definition: str) -> Any:
 
 
 def _failure(what: str, error: BaseException) -> BaseException:
-    """The library's error: a bare Exception, or a panic of its Rust code, which is none. Others are returned as is."""
+    """Return a CheckpointError for the library's error, a bare Exception or a Rust panic; others as they are."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         return error
     reason = str(error).partition("\n")[0]  # a backtrace may follow
@@ -356,7 +353,7 @@ def _decoder_types(decoder: Any) -> list[str]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes (openai/gpt-2, encoder.py)."""
+    """Return GPT-2's printable characters for bytes (openai/gpt-2, encoder.py)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -374,14 +371,14 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:
-    """The text of a directory's chat template, of all that it has where there are several; "" without one."""
+    """Return the text of all chat templates in a directory; "" without one."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return (directory / "chat_template.jinja").read_text(encoding="utf-8")
     return json.dumps(settings.get("chat_template", ""), ensure_ascii=False)
 
 
 def end_ids_of(directory: Path, vocab_size: int | None = None) -> list[int]:
-    """The end ids that a directory's configurations name; CheckpointError for what is none, or beyond vocab_size."""
+    """Return the end ids in a directory's configurations; CheckpointError for invalid ids, or beyond vocab_size."""
     found: list[int] = []
     for name in _CONFIG_FILES:
         what = f"{name} in {directory}: eos_token_id"
@@ -392,7 +389,7 @@ def end_ids_of(directory: Path, vocab_size: int | None = None) -> list[int]:
 
 
 def check_end_ids(ids: Sequence[int], vocab_size: int | None, what: str) -> None:
-    """Raise CheckpointError for an id that the model has no row for, which no text could end with."""
+    """Raise CheckpointError for an id without a row in the model, which no text could end with."""
     largest = max(ids, default=0)
     if vocab_size is not None and largest >= vocab_size:
         raise CheckpointError(f"{what} is {largest}, the model's ids are 0 to {vocab_size - 1}; correct or remove it")

@@ -1,4 +1,4 @@
-"""A draft model's vocabulary made its target's, so that both speak of tokens by the same ids.
+"""Map a draft model's vocabulary to its target's, so that both use the same ids.
 
 Models of one family share a tokenizer and pad their embeddings differently (Qwen2.5: 151,936 and 152,064).
 Padding rows carry no meaning, so a draft can take its target's vocab_size. A draft of another family keeps the tokens
@@ -20,12 +20,12 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import Dtype, Weights, converted, float32_from_bfloat16
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_MAX_PIECE_BYTES = 64  # that a token is looked for by
+_MAX_PIECE_BYTES = 64  # longest text that is looked up
 _Key = tuple[bool, bytes, int]
 
 
 class _OtherVocabulary(Weights):
-    """Weights with another embedding and head."""
+    """Weights with a changed embedding and head."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -66,17 +66,16 @@ class ResizedVocabulary(_OtherVocabulary):
 
 
 def resize_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
-    """The configuration of the model with this vocab_size."""
     return dataclasses.replace(config, vocab_size=vocab_size)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VocabularyMap:
-    """The tokens of a target that its draft has. ValueError for a map that takes two tokens to one.
+    """The tokens that a target and its draft have in common. ValueError for a map of two tokens to one.
 
-    vocab_size: the target's rows. num_tokens: those that are tokens of its tokenizer. target_ids, draft_ids: int32
-    [common], a token's id in either, the target's ascending. pieces: of a target's token that the draft does not have,
-    the draft's tokens that its text is cut into, in whose stead the mean of their embeddings is fed.
+    vocab_size: rows of the target. num_tokens: rows that are tokens of its tokenizer.
+    target_ids, draft_ids: int32 [common], a token's id in either, the target's ascending.
+    pieces: for a target's token that the draft lacks, the draft's tokens of its text; their mean embedding is fed.
     """
 
     vocab_size: int
@@ -94,7 +93,7 @@ class VocabularyMap:
 
     @property
     def overlap(self) -> float:
-        """The share of the target's tokens that the draft has."""
+        """Return the share of the target's tokens that the draft has."""
         return len(self.target_ids) / self.num_tokens
 
     def __str__(self) -> str:
@@ -102,8 +101,10 @@ class VocabularyMap:
 
 
 def map_vocabulary(target: Tokenizer, vocab_size: int, draft: Tokenizer, draft_vocab_size: int) -> VocabularyMap | None:
-    """The tokens with one text in both, special ones apart from others, and bos and the first eos by their roles; None
-    if there are none. vocab_size, draft_vocab_size: the models' rows."""
+    """Map tokens with equal text (special ones apart from others), and bos and the first eos by their roles.
+
+    Returns None if there are no common tokens. vocab_size, draft_vocab_size: rows of the models.
+    """
     ids, draft_ids = _ids_by_text(target, vocab_size), _ids_by_text(draft, draft_vocab_size)
     pairs = {token_id: draft_ids[key] for key, token_id in ids.items() if key in draft_ids}
     taken = set(pairs.values())
@@ -125,7 +126,7 @@ def _first_end(tokenizer: Tokenizer) -> int | None:
 
 
 def _ids_by_text(tokenizer: Tokenizer, num_rows: int) -> dict[_Key, int]:
-    """Ids by (special, text, how many with this text came before); a byte's token comes after the letter's own."""
+    """Return ids by (special, text, number of earlier tokens with this text); byte tokens come after letters."""
     found: dict[_Key, int] = {}
     special = tokenizer.special_tokens
     for _, token_id in sorted(tokenizer.vocabulary.items(), key=lambda entry: (len(entry[0]), entry[1])):
@@ -138,7 +139,7 @@ def _ids_by_text(tokenizer: Tokenizer, num_rows: int) -> dict[_Key, int]:
 
 
 def _pieces(text: bytes, ids: Mapping[bytes, int]) -> Iterator[int]:
-    """The ids of the longest tokens, from the left; bytes that no token begins with are left out."""
+    """Yield the ids of the longest tokens from the left; bytes that begin no token are skipped."""
     first = 0
     while first < len(text):
         lengths = range(min(len(text) - first, _MAX_PIECE_BYTES), 0, -1)
@@ -149,8 +150,10 @@ def _pieces(text: bytes, ids: Mapping[bytes, int]) -> Iterator[int]:
 
 
 class MappedVocabulary(_OtherVocabulary):
-    """Weights with an embedding by the target's ids and an LM head of the common tokens, which are apart even where
-    they were one matrix. Rows of the embedding that mean no token are zeros."""
+    """Weights with an embedding by the target's ids and an LM head of the common tokens, which are not tied.
+
+    Rows of the embedding without a token are zeros.
+    """
 
     def __init__(self, weights: Weights, vocabulary: VocabularyMap, is_tied: bool) -> None:
         super().__init__(weights)
@@ -181,5 +184,4 @@ class MappedVocabulary(_OtherVocabulary):
 
 
 def map_config(config: ModelConfig, vocabulary: VocabularyMap) -> ModelConfig:
-    """The configuration of the model with the map's vocabulary."""
     return dataclasses.replace(config, vocab_size=vocabulary.vocab_size, tie_word_embeddings=False)

@@ -26,11 +26,11 @@ _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Dtype = type[np.uint16] | type[np.float32]
-"""The type that tensors are read as: bf16 bits or fp32."""
+"""Type of the tensors that are read: bf16 bits or fp32."""
 
 
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
-    """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, overflow becomes infinity."""
+    """Round fp32 to bf16 bits, ties to even; NaN stays NaN, overflow becomes infinity."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     halves = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     rounded: Bfloat16Array = halves.astype(np.uint16)
@@ -41,13 +41,13 @@ def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
 
 
 def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
-    """bf16 bits -> fp32, exact."""
+    """Convert bf16 bits to fp32, exactly."""
     values: Float32Array = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values
 
 
 def converted(values: Float32Array, dtype: Dtype) -> npt.NDArray[Any]:
-    """fp32 as it is, or rounded to bf16 bits."""
+    """Return fp32 values unchanged, or rounded to bf16 bits."""
     return bfloat16_from_float32(values) if dtype is np.uint16 else values
 
 
@@ -55,28 +55,27 @@ class Weights:
     """A model's tensors by their Hugging Face names, read from a checkpoint or derived from one."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if there is none of this name."""
+        """Return the shape of a tensor; CheckpointError if there is none of this name."""
         raise NotImplementedError
 
     def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
-        """A tensor that shape() knows, np.uint16: as bf16 bits, np.float32: as fp32."""
+        """Return a tensor that shape() knows, as bf16 bits (np.uint16) or fp32 (np.float32)."""
         raise NotImplementedError
 
     def fp8_matrix(self, name: str) -> Fp8Matrix | None:
-        """The matrix as it is stored; None if it is not in e4m3 with a scale, or one per output."""
+        """Return a matrix as stored; None unless it is in e4m3 with one scale, or one per output."""
         return None
 
     def input_scale(self, module: str) -> float | None:
-        """The static scale of the inputs of a matrix, by its name without .weight; None if there is none."""
+        """Return the static scale of the inputs of a matrix, by its name without .weight; None if there is none."""
         return None
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits, shape checked (a read-only view of the file if it holds just that)."""
+        """Return the tensor as bf16 bits, shape checked (a read-only view of the file if it is stored so)."""
         check_shapes(self, {name: shape})
         return self.read(name, np.uint16)
 
     def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
         check_shapes(self, {name: shape})
         return self.read(name, np.float32)
 
@@ -91,10 +90,10 @@ def check_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 class DerivedWeights(Weights):
-    """Weights whose tensors are those of others, under other names."""
+    """Tensors of other weights under new names."""
 
     def source(self, name: str) -> tuple[Weights, str]:
-        """Where a tensor comes from, and its name there; CheckpointError if there is none of this name."""
+        """Return the weights that hold a tensor, and its name there; CheckpointError if there is none of this name."""
         raise NotImplementedError
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -136,36 +135,35 @@ class CheckpointWeights(Weights, Closing):
         return self._read(name, self._array(name, _DTYPES), dtype)
 
     def part(self, name: str, index: int, dtype: Dtype) -> npt.NDArray[Any]:
-        """One of the n tensors [...] that a tensor [n, ...] holds, as read() gives it; the others are not read."""
+        """Read one of the n tensors [...] in a tensor [n, ...], without the others."""
         return self._read(name, self._array(name, _DTYPES)[index], dtype)
 
     def uint8(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor of bytes of any shape, a read-only view of the file."""
+        """Return a tensor of bytes of any shape, a read-only view of the file."""
         return self._array(name, {"U8": "u1"})
 
     def int32(self, name: str) -> npt.NDArray[np.int32]:
-        """An int32 tensor of any shape, a read-only view of the file."""
+        """Return an int32 tensor of any shape, a read-only view of the file."""
         return self._array(name, {"I32": "<i4"})
 
     def fp8(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bits of an e4m3 tensor of any shape, a read-only view of the file."""
+        """Return the bits of an e4m3 tensor of any shape, a read-only view of the file."""
         return self._array(name, {FP8: "u1"})
 
     def dtype(self, name: str) -> str:
-        """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
+        """Return a tensor's type as named by safetensors; CheckpointError if there is none of this name."""
         return self._entry(name).dtype
 
     def are_equal(self, one: str, other: str) -> bool:
-        """True if two tensors have one type and shape and the same values."""
+        """Return True if two tensors have the same type, shape and values."""
         first, second = self._entry(one), self._entry(other)
         if first.dtype not in _DTYPES or (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
         a, b = self._array(one, _DTYPES).reshape(-1), self._array(other, _DTYPES).reshape(-1)
-        step = 1 << 20  # values, so that no array as large as the tensors is made
+        step = 1 << 20  # values per comparison, to bound memory
         return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, a.size, step))
 
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """A tensor of whole numbers, shape checked."""
         check_shapes(self, {name: shape})
         return self._array(name, _INTEGERS).astype(np.int64)
 
@@ -208,7 +206,7 @@ class CheckpointWeights(Weights, Closing):
                 f"{file}: {path.stat().st_size} bytes are a truncated or damaged safetensors file ({error}); fetch it "
                 "again"
             ) from error
-        except (OSError, ValueError) as error:  # of a name in the index that no file can have
+        except (OSError, ValueError) as error:  # the index may have a name that no file can have
             raise CheckpointError(f"{file:.80} cannot be read in {self.directory}: {reason_of(error)}") from error
 
 
@@ -233,6 +231,6 @@ def _weight_files(directory: Path) -> list[str]:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a model under its Hugging Face name, with its shape ([out, in] for matrices)."""
+    """Return the shape ([out, in] for matrices) of every tensor of a model by its Hugging Face name."""
     sizes = dataclasses.asdict(config) | {"tied": config.tie_word_embeddings}
     return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}

@@ -1,7 +1,4 @@
-"""The attention flavours: TensorRT's own layers, or our plugins.
-
-The choice depends on what the network object supports, never on the module's name (choose_attention).
-"""
+"""Attention in TensorRT networks, with TensorRT's own layers or with our plugins."""
 
 from __future__ import annotations
 
@@ -23,15 +20,17 @@ class Attention(Protocol):
     plugins: tuple[str, ...]  # ids of the plugins that the network calls
 
     def add_inputs(self) -> None:
-        """Declare the inputs that all layers share."""
+        """Declare the inputs of all layers."""
 
     def add(self, layer_index: int, qkv: Any) -> Any:
-        """qkv [rows, num_heads + 2 * num_kv_heads, head_dim] before rope, after q/k norm if the model has it ->
-        attention output [rows, num_heads * head_dim]. Declares the layer's caches, inputs and outputs."""
+        """Add one layer's attention with its caches, and return its output [rows, num_heads * head_dim].
+
+        qkv [rows, num_heads + 2 * num_kv_heads, head_dim]: before rope, after q/k norm if the model has it.
+        """
 
 
 def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
-    """Our plugins if the network supports plugins, else TensorRT's attention and cache update."""
+    """Return plugin attention if the network object supports plugins (whatever the module's name), else native."""
     network = graph.network
     if config.has_sinks:
         raise ConfigError(
@@ -49,7 +48,7 @@ def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
 
 
 class NativeAttention:
-    """IKVCacheUpdate over linear caches and IAttention; request b of the batch is cache row b; idle ones have no rows.
+    """IAttention and IKVCacheUpdate on linear caches; request b of the batch is cache row b; idle ones have no rows.
 
     Rows are packed everywhere except in attention itself: Q is gathered to [batch, heads, query_rows, head_dim] by
     pad_idx and back by unpad_idx. The mask is computed from positions, so it is exact for any set of rows.
@@ -106,7 +105,7 @@ class NativeAttention:
         return graph.gather(y, self._unpad_idx)
 
     def _rotate(self, x: Any) -> Any:
-        """Rotate x [rows, heads, head_dim] -> fp32 [rows, heads, 1, head_dim]: every row is a sequence."""
+        """Rotate x [rows, heads, head_dim] to fp32 [rows, heads, 1, head_dim], each row as a sequence."""
         graph, head_dim = self._graph, self._config.head_dim
         x = graph.reshape(graph.cast(x, graph.trt.float32), 0, 0, 1, head_dim)
         layer = graph.network.add_rotary_embedding(x, *self._rope_tables, False, head_dim)
@@ -127,13 +126,12 @@ class NativeAttention:
         return updated
 
     def _mask(self, window: int) -> Any:
-        """The mask of layers with this window."""
         if window not in self._masks:
             self._masks[window] = self._add_mask(window)
         return self._masks[window]
 
     def _add_mask(self, window: int) -> Any:
-        """bool [batch, 1, query_rows, max_seq_len]: true where the query's position sees the key's."""
+        """Return a mask, bool [batch, 1, query_rows, max_seq_len], true where a query attends to a key."""
         graph = self._graph
         keys = np.arange(graph.options.max_seq_len, dtype=np.int32).reshape(1, 1, 1, -1)
         key = graph.literal("key_positions", keys)
@@ -147,7 +145,7 @@ class NativeAttention:
 
 
 class PluginAttention:
-    """Our plugins over paged caches [blocks, num_kv_heads, tokens_per_block, head_dim], without padding.
+    """Our plugins on paged caches [blocks, num_kv_heads, tokens_per_block, head_dim], without padding.
 
     faser::append_kv(qkv [rows, (num_heads + 2 * num_kv_heads) * head_dim], cos, sin fp32 [max_seq_len, head_dim / 2],
     positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache) -> q [rows, num_heads, head_dim], k_cache, v_cache;
@@ -219,13 +217,13 @@ class PluginAttention:
 
 
 def split_heads(graph: Graph, config: ModelConfig, qkv: Any) -> tuple[Any, Any, Any]:
-    """qkv [rows, num_heads + 2 * num_kv_heads, head_dim] -> q, k, v [rows, their heads, head_dim]."""
+    """Split qkv [rows, num_heads + 2 * num_kv_heads, head_dim] into q, k, v [rows, heads, head_dim]."""
     q, k = config.num_heads, config.num_kv_heads
     return graph.slice(qkv, 1, 0, q), graph.slice(qkv, 1, q, k), graph.slice(qkv, 1, q + k, k)
 
 
 def _rope_tables(graph: Graph, config: ModelConfig) -> tuple[Any, Any]:
-    """cos and sin of every position, fp32 [max_seq_len, head_dim / 2], with the rope's factor."""
+    """Return cos and sin of every position, fp32 [max_seq_len, head_dim / 2], with the rope's factor."""
     inv_freq, factor = rope_frequencies(config.rope, config.head_dim)
     angles = np.outer(np.arange(graph.options.max_seq_len, dtype=np.float32), inv_freq)
     scale = np.float32(factor)

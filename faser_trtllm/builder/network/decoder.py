@@ -10,7 +10,7 @@ from faser_trtllm.models.config import ModelConfig
 
 
 def add_embedding(graph: Graph, config: ModelConfig, token_ids: Any) -> Any:
-    """token_ids i32 [rows] -> hidden rows [rows, hidden_size]."""
+    """Look up token_ids i32 [rows]: hidden rows [rows, hidden_size]."""
     table = graph.matrix("model.embed_tokens", num_in=config.hidden_size, num_out=(config.vocab_size,))
     return graph.gather(table, token_ids)
 
@@ -40,13 +40,13 @@ def add_layer(graph: Graph, config: ModelConfig, attention: Attention, layer_ind
 
 
 def add_head(graph: Graph, config: ModelConfig, x: Any) -> Any:
-    """Hidden rows x [rows, hidden_size] -> logits [rows, vocab_size]."""
+    """Compute logits [rows, vocab_size] of hidden rows x [rows, hidden_size]."""
     x = graph.rms_norm(x, "model.norm", config.hidden_size, config.rms_norm_eps)
     return graph.linear(x, head_name(config), num_in=config.hidden_size, num_out=(config.vocab_size,))
 
 
 def head_name(config: ModelConfig) -> str:
-    """The checkpoint's name for the LM head, which may be the embedding."""
+    """Return the checkpoint's name for the LM head, which may be the embedding."""
     return "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
 
 

@@ -1,5 +1,7 @@
-"""The work between two segments, as a separate network that runs only when needed: scores of the draft's candidates
-and, with our plugins, the decision which rows go on, and their compaction."""
+"""The network between two segments, which runs only when rows may be pruned.
+
+It scores the draft's candidates and, with our plugins, chooses the rows that stay and compacts them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ PLUGINS = ("faser::early_exit", "faser::prune_rows", "faser::compact_rows")
 def build_early_exit(
     trt: Any, network: Any, config: ModelConfig, weights: Weights, options: NetworkOptions
 ) -> SegmentNetwork:
-    """Fill an empty network with the computation of ops/early_exit.py and, where it supports plugins, of
-    ops/prune_rows.py.
+    """Fill an empty network with the computation of ops/early_exit.py and, with plugins, of ops/prune_rows.py.
 
-    hidden_in [rows, hidden_size] of the options' dtype: a segment's hidden_out. exit_rows i32 [exit_rows]: indices of
-    hidden rows. candidates i32 [exit_rows, num_candidates]: token ids, negative for none. scores fp32 [exit_rows,
-    num_candidates]: the LM head's, -inf for none. One network serves all boundaries; its plan contains the LM head.
-
-    With plugins also, of rows positions, cu_q_lens and kv_lens, and of drafts places, before, cu_drafts, starts and
-    rule, as ops/cuda/prune_rows.py has them -> kept i32 [batch], and hidden_out: the rows that stay, in front of zeros.
+    One network serves all boundaries; its plan contains the LM head. Its inputs and outputs are
+    - hidden_in [rows, hidden_size], a segment's hidden_out in the options' dtype;
+    - exit_rows i32 [exit_rows], indices of hidden rows;
+    - candidates i32 [exit_rows, num_candidates], token ids, negative for none;
+    - scores fp32 [exit_rows, num_candidates], from the LM head, -inf for none;
+    - with plugins the inputs of ops/cuda/prune_rows.py, and its outputs kept i32 [batch] and hidden_out: the rows that
+      stay, followed by zeros.
     """
     if hasattr(network, "add_plugin"):
         return _with_plugins(trt, network, config, weights, options)

@@ -13,29 +13,25 @@ from faser_trtllm.models.weights import Weights
 
 
 def is_layers(name: str, shape: tuple[int, ...]) -> bool:
-    """True if a tensor is a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
+    """Return True for a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
     return len(shape) == 2 and name.startswith("model.layers.")
 
 
 class Fp8Layers(Protocol):
-    """The layers that a Graph asks for; names are the checkpoint's, without .weight."""
+    """A source of fp8 matrices; names are the checkpoint's, without .weight."""
 
     def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
-        """Matrices [num_out[i], num_in] stacked, and the scale of their inputs, which they have in common.
-
-        Raises CheckpointError.
-        """
+        """Return stacked matrices [num_out[i], num_in] and the scale of their common inputs; raises CheckpointError."""
 
 
 class CheckpointLayers:
     """Fp8Layers of a checkpoint.
 
-    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (models/fp8.py, stack); others are
-    quantised with one scale.
+    Matrices stored in e4m3 with one scale, or one per output, are kept (models/fp8.py, stack); others are quantised.
     """
 
     def __init__(self, weights: Weights, input_scales: Mapping[str, float]) -> None:
-        """input_scales: of every matrix, by its name; matrices that share their inputs take the largest of theirs."""
+        """Take the scale of each matrix's inputs; matrices that share their inputs use the largest one."""
         self._weights = weights
         self._input_scales = input_scales
 
@@ -54,7 +50,7 @@ class CheckpointLayers:
 
 
 class BlankLayers:
-    """Fp8Layers of zeros with a checkpoint's shapes: enough for a network's specification, and made at once."""
+    """Fp8Layers of zeros, which suffice for a network's specification and cost no time."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights

@@ -1,4 +1,4 @@
-"""fp8 in TensorRT engines: whose layers are quantised, and where the scales of their activations come from."""
+"""Settings of fp8 in TensorRT engines: roles that are quantised, and the source of activation scales."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MIN_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Recipe:
-    """roles: whose layers are in fp8. text: what activations are calibrated on where a checkpoint has no scales."""
+    """The roles in fp8, and the text to calibrate activations on if a checkpoint has no scales."""
 
     roles: frozenset[str] = frozenset()
     text: str = ""
 
     def check_capability(self, capability: str) -> None:
-        """InvalidArgumentError if GPUs of this compute capability, such as "8.6", have no fp8 products."""
+        """Raise InvalidArgumentError if GPUs of this compute capability, such as "8.6", cannot multiply fp8."""
         major, minor = (int(part) for part in capability.split("."))
         if self.roles and (major, minor) < MIN_CAPABILITY:
             least = ".".join(map(str, MIN_CAPABILITY))
@@ -37,7 +37,7 @@ class Fp8Recipe:
             )
 
     def identity(self, config: ModelConfig, weights: Weights) -> dict[str, Any]:
-        """In TensorRT-LLM's terms (QuantConfig), with the sha256 of the text that is calibrated on, None if none is."""
+        """Return TensorRT-LLM's QuantConfig with the sha256 of the calibration text, or None without calibration."""
         is_calibrated = None in _stored_scales(config, weights).values()
         return {
             "quant_algo": FP8,
@@ -46,7 +46,7 @@ class Fp8Recipe:
         }
 
     def input_scales(self, config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> dict[str, float]:
-        """The scale of each matrix's inputs by its name: the checkpoint's, or else calibrated, which takes a while."""
+        """Return the scale of each matrix's inputs by its name, the checkpoint's or calibrated, which takes a while."""
         stored = _stored_scales(config, weights)
         missing = [name for name, scale in stored.items() if scale is None]
         found = {name: scale for name, scale in stored.items() if scale is not None}
@@ -57,13 +57,13 @@ class Fp8Recipe:
 
 
 def recorded_scales(engine_config: Mapping[str, Any]) -> dict[str, float] | None:
-    """The scales that an engine's config.json records; None if it is not in fp8."""
+    """Return the scales recorded in an engine's config.json; None if it is not in fp8."""
     quantization = engine_config["faser"].get("quantization")
     return None if quantization is None else dict(quantization["input_scales"])
 
 
 def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, weights: Weights) -> str:
-    """A sentence: what becomes of the matrices, and whose scales the activations get."""
+    """Return a sentence about the conversion of matrices and the source of activation scales."""
     matrices = [weights.fp8_matrix(f"{name}.weight") for name in _matrices(config)]
     fate = f"{', '.join(stored_types)} matrices of the layers become e4m3, which keeps 4 significant bits"
     if None not in matrices:
@@ -73,7 +73,7 @@ def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, 
 
 
 def _matrices(config: ModelConfig) -> list[str]:
-    """Names of the layers' matrices, without .weight."""
+    """Return names of the layers' matrices, without .weight."""
     return [name.removesuffix(".weight") for name, shape in expected_shapes(config).items() if is_layers(name, shape)]
 
 

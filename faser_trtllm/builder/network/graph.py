@@ -18,9 +18,9 @@ _LARGEST_FLOAT16 = 65504.0
 
 
 class Graph:
-    """Adds layers to an INetworkDefinition; .dtype is the trt.DataType of activations and matrices.
+    """A wrapper that adds layers to an INetworkDefinition; .dtype is the trt.DataType of activations and matrices.
 
-    fp8: what quantises the layers' matrices and their inputs; None: nothing is quantised.
+    fp8: the source of fp8 matrices and input scales; None: nothing is quantised.
 
     The network points into the arrays of .weights (layer name -> array; bf16 as uint16 bits): they must outlive every
     reader of the network. Nothing checks this.
@@ -63,7 +63,7 @@ class Graph:
         self.outputs[name] = TensorSpec(name, dtype, shape)
 
     def matrix(self, *names: str, num_in: int, num_out: tuple[int, ...]) -> Any:
-        """Checkpoint matrices [num_out[i], num_in], stacked; a single one is not copied."""
+        """Add checkpoint matrices [num_out[i], num_in], stacked; a single one is not copied."""
 
         def read() -> Array:
             parts = [self._read(f"{name}.weight", (rows, num_in)) for name, rows in zip(names, num_out, strict=True)]
@@ -72,13 +72,13 @@ class Graph:
         return self._constant(_joined(names) + ".weight", self.options.dtype, (sum(num_out), num_in), read)
 
     def vector(self, name: str, size: int) -> Any:
-        """A checkpoint vector [size] of the network's dtype."""
+        """Add a checkpoint vector [size] of the network's dtype."""
         return self._constant(
             f"{name}.vector", self.options.dtype, (size,), lambda: self._read(f"{name}.weight", (size,))
         )
 
     def bias(self, *names: str, num_out: tuple[int, ...]) -> Any:
-        """Biases as [1, sum(num_out)] of the network's dtype."""
+        """Add biases as [1, sum(num_out)] of the network's dtype."""
 
         def read() -> Array:
             return np.concatenate(
@@ -88,7 +88,7 @@ class Graph:
         return self._constant(_joined(names) + ".bias", self.options.dtype, (1, sum(num_out)), read)
 
     def literal(self, name: str, array: Array) -> Any:
-        """A float32 or int32 constant; the same name gives the same tensor."""
+        """Add a float32 or int32 constant; the same name gives the same tensor."""
         self.literals.add(name)
         return self._constant(name, str(array.dtype), array.shape, lambda: array)
 
@@ -103,7 +103,6 @@ class Graph:
         return self.network.add_unary(x, getattr(self.trt.UnaryOperation, operation)).get_output(0)
 
     def gather(self, x: Any, index: Any) -> Any:
-        """x[index] along the first axis."""
         return self.network.add_gather(x, index, 0).get_output(0)
 
     def reshape(self, x: Any, *dims: int, then_transpose: tuple[int, ...] = ()) -> Any:
@@ -131,7 +130,7 @@ class Graph:
         return layer.get_output(0)
 
     def linear(self, x: Any, *names: str, num_in: int, num_out: tuple[int, ...], bias: bool = False) -> Any:
-        """x [rows, num_in] -> [rows, sum(num_out)] through the named checkpoint matrices, in one GEMM."""
+        """Multiply x [rows, num_in] by the named matrices in one GEMM: [rows, sum(num_out)]."""
         if self._fp8 is not None and is_layers(names[0], (sum(num_out), num_in)):
             x, weight = self._quantized(self._fp8, x, names, num_in, num_out)
         else:
@@ -145,7 +144,7 @@ class Graph:
     def _quantized(
         self, fp8: Fp8Layers, x: Any, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]
     ) -> tuple[Any, Any]:
-        """x and the matrix, both through e4m3 and back: TensorRT multiplies the e4m3 numbers and scales the product."""
+        """Quantise and dequantise x and the matrix: TensorRT then multiplies e4m3 numbers and scales the product."""
         name, (matrix, scale) = _joined(names), fp8.matrix(names, num_in, num_out)
         bits = self._constant(f"{name}.weight", "e4m3", matrix.bits.shape, lambda: matrix.bits)
         scales = self._constant(f"{name}.weight_scale", "float32", matrix.scales.shape, lambda: matrix.scales)
@@ -161,11 +160,11 @@ class Graph:
         return dequantize.get_output(0), weight.get_output(0)
 
     def rms_norm(self, x: Any, name: str, size: int, eps: float) -> Any:
-        """RMSNorm over the last axis (of length size) in fp32, rounded once."""
+        """Apply RMSNorm over the last axis (of length size) in fp32, rounded once."""
         return self.cast(self.rms_norm_float32(x, name, size, eps), self.dtype)
 
     def rms_norm_float32(self, x: Any, name: str, size: int, eps: float) -> Any:
-        """The same without rounding."""
+        """Apply rms_norm() without rounding."""
         rank = len(x.shape)
         wide = self.cast(x, self.trt.float32)
         square = self.elementwise(wide, wide, "PROD")

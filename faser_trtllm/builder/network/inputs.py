@@ -1,4 +1,4 @@
-"""Inputs of a network of the native flavour for a ragged batch, in numpy; shared by the interpreter and the GPU."""
+"""Inputs of a network with native attention for a ragged batch, in numpy, for the interpreter and the GPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from faser_trtllm.ops.transfer.fill_inputs import check_positions
 
 @dataclass(frozen=True, slots=True)
 class NetworkInputs:
-    """arrays: int32 inputs by name, except the hidden rows. order [num_rows]: the network's row i is batch row
-    order[i]; None if they are the same."""
+    """int32 inputs by name, except the hidden rows. The network's row i is batch row order[i]; None: row i."""
 
     arrays: dict[str, Int32Array]
     order: Int32Array | None = None
 
 
 def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: int, max_seq_len: int) -> NetworkInputs:
-    """Inputs of a network of the native flavour: rows sorted by cache row; other cache rows are idle.
+    """Return inputs of a network with native attention: rows sorted by cache row; other cache rows are idle.
 
     cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, without duplicates. Raises
     InvalidArgumentError for invalid cache rows or positions.
@@ -61,7 +60,7 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
 
 
 def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
-    """The ranges starts[i], starts[i] + 1, ... (counts[i] numbers each), concatenated."""
+    """Concatenate the ranges starts[i], starts[i] + 1, ... (counts[i] numbers each)."""
     ends = np.cumsum(counts)
     offsets = np.repeat(starts - (ends - counts), counts)
     return (offsets + np.arange(ends[-1] if ends.size else 0)).astype(np.int32)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# LayerType -> class and the parameters that define what the layer computes.
+# LayerType -> class and the parameters that define its computation.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ACTIVATION": ("IActivationLayer", ("type", "alpha", "beta")),
     "ATTENTION_INPUT": ("IAttentionInputLayer", ()),
@@ -40,7 +40,7 @@ class UnknownLayerError(NotImplementedError):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. inputs: tensor names, None for optional inputs that are not set; layer: in its own TensorRT class."""
+    """One layer. inputs: tensor names, None for optional inputs that are not set; layer: TensorRT's object."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class Layer:
     outputs: tuple[Any, ...]
 
     def unknown(self, what: str) -> UnknownLayerError:
-        """The error for a property of this layer that a reader does not support."""
+        """Return the error for a property of this layer that a reader does not support."""
         return UnknownLayerError(f"layer {self.name} ({self.kind}): {what} is not known")
 
     def require(self, **expected: Any) -> None:
@@ -61,7 +61,7 @@ class Layer:
 
 
 def read_layer(trt: Any, network: Any, index: int) -> Layer:
-    """Layer `index` of a network; UnknownLayerError if this kind is not in the table."""
+    """Return layer `index` of a network; UnknownLayerError if its kind is not in the table."""
     layer = network.get_layer(index)
     kind = layer.type.name
     if kind not in _KINDS:
@@ -84,13 +84,13 @@ def read_layer(trt: Any, network: Any, index: int) -> Layer:
 
 
 def read_layers(trt: Any, network: Any) -> Iterator[Layer]:
-    """All layers in the order they were added, which is a valid execution order."""
+    """Yield all layers in the order they were added, which is a valid execution order."""
     for index in range(network.num_layers):
         yield read_layer(trt, network, index)
 
 
 def _plain(value: Any) -> Any:
-    """Enumerators as their names, dimensions and permutations as tuples."""
+    """Convert enumerators to names, dimensions and permutations to tuples."""
     if hasattr(value, "name") and hasattr(type(value), "__members__"):
         return value.name
     if value is None or isinstance(value, bool | int | float | str):

@@ -32,9 +32,10 @@ __all__ = [
 class SegmentNetwork:
     """A network with everything it points to: keep it alive until the build is over.
 
-    name: "layers 0-4", or "early_exit". flavour: "native" or "plugin" (attention.py). plugins: ids it calls. inputs,
-    outputs: bindings in the network's order. weights: constants by their layer's name, bf16 as uint16
-    and e4m3 as uint8 bits. specification: sha256 of the network's definition, hex.
+    name: "layers 0-4", or "early_exit". flavour: "native" or "plugin". plugins: ids of its plugins.
+    inputs, outputs: bindings in the network's order.
+    weights: constants by their layer's name, bf16 as uint16 and e4m3 as uint8 bits.
+    specification: sha256 of the network's definition, hex.
     """
 
     name: str
@@ -48,7 +49,7 @@ class SegmentNetwork:
     specification: str
 
     def profiles(self, builder: Any) -> list[Any]:
-        """An IOptimizationProfile for each of options.profile_rows and one for max_num_tokens, in this order."""
+        """Return an IOptimizationProfile for each of options.profile_rows, and then one for max_num_tokens."""
         profiles = []
         for max_rows in (*self.options.profile_rows, self.options.max_num_tokens):
             ranges = self.options.dimension_ranges(max_rows)
@@ -76,11 +77,10 @@ def build_segment(
 ) -> SegmentNetwork:
     """Fill an empty network (create_network) with the layers [first, last) of a decoder.
 
-    The first segment takes token_ids [rows] and embeds them, the others hidden_in [rows, hidden_size]. The last gives
-    logits [logit_rows, vocab_size] of the rows listed in logit_rows, the others hidden_out [rows, hidden_size], all of
-    the options' dtype. Hidden rows of options.read_layers are outputs hidden_N, but for those that a segment passes on
-    to the next. fp8: quantises the layers' matrices and their inputs. Raises ConfigError if the options cannot be
-    met, CheckpointError for wrong weights.
+    The first segment has the input token_ids [rows], the others hidden_in [rows, hidden_size]. The last has the output
+    logits [logit_rows, vocab_size] for the rows in logit_rows, the others hidden_out [rows, hidden_size]; all have the
+    options' dtype. Hidden rows of options.read_layers are outputs hidden_N, except those passed to the next segment.
+    Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
         raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")
@@ -110,7 +110,6 @@ def _mark_read(graph: Graph, config: ModelConfig, layer: int, x: Any) -> None:
 
 
 def finish(graph: Graph, name: str, flavour: str, plugins: tuple[str, ...]) -> SegmentNetwork:
-    """The finished network of a graph."""
     return SegmentNetwork(
         name=name,
         network=graph.network,

@@ -1,4 +1,4 @@
-"""A hash of a network's definition: engines are not byte-reproducible, but their definition is."""
+"""A hash of a network's definition, which is reproducible although engines are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faser_trtllm.builder.network.layers import read_layers
 
 
 def specification(graph: Graph) -> str:
-    """sha256 (hex) of the layers in order, their parameters and connections, shapes, dtypes and the options.
+    """Return a sha256 (hex) of the layers in order, their parameters and connections, shapes, dtypes and the options.
 
     The checkpoint's values are not part of it (manifests hash the checkpoint itself); our own constants are, by value.
     """
@@ -22,7 +22,7 @@ def specification(graph: Graph) -> str:
         digest.update(json.dumps(entry, sort_keys=True).encode() + b"\n")
 
     options = dataclasses.asdict(graph.options)
-    del options["read_layers"]  # the outputs say them
+    del options["read_layers"]  # they are among the outputs
     add({"version": 1, "options": options})
     network = graph.network
     numbers: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""The only place that imports TensorRT modules: TensorRT and TensorRT for RTX share an API but differ in
-capabilities."""
+"""Import TensorRT or TensorRT for RTX, which share an API but differ in capabilities. No other module does."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ MODULES = {
     "tensorrt": "pip install 'tensorrt>=10.13' on a machine with an NVIDIA driver",
 }
 RTX_GPUS = "Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0"
-"""TensorRT for RTX 1.7.1 about itself, when it was asked to load plans on an H100 (2026-11-26)."""
-_RTX_GAP = (9, 0), (11, 99)  # Hopper and what came between it and 12.0, all of it missing there
-# Every failed call on a machine without a driver also logs this; it says nothing about the network.
+"""Message of TensorRT for RTX 1.7.1 when it loads plans on an H100 (2026-11-26)."""
+_RTX_GAP = (9, 0), (11, 99)  # Hopper and later, before 12.0
+# Logged with every failed call on a machine without a driver, whatever the network.
 _NO_DRIVER = "CUDA driver version is insufficient"
 
 
 def load_tensorrt(name: str) -> Any:
-    """The module tensorrt_rtx or tensorrt; ConfigError naming what to install if it cannot be imported."""
+    """Import tensorrt_rtx or tensorrt; ConfigError names the package to install if that fails."""
     if name not in MODULES:
         raise ConfigError(f"TensorRT module is {name!r}, it must be one of {', '.join(MODULES)}")
     try:
@@ -35,7 +34,7 @@ def load_tensorrt(name: str) -> Any:
 
 
 def rtx_refusal(capability: str) -> str:
-    """Why TensorRT for RTX does not run on a GPU of this compute capability, such as "9.0"; empty where it may."""
+    """Return why TensorRT for RTX does not run on a GPU of this compute capability, such as "9.0"; "" if it may."""
     first, last = _RTX_GAP
     if not first <= tuple(map(int, capability.split("."))) <= last:
         return ""
@@ -44,9 +43,9 @@ def rtx_refusal(capability: str) -> str:
 
 @functools.lru_cache
 def logger(trt: Any) -> Any:
-    """The ILogger of a module, one per process as TensorRT requires: forwards warnings and errors to Python logging.
+    """Return the process's ILogger, which forwards warnings and errors to Python logging.
 
-    .errors: error messages since it was last cleared, oldest first; they explain why a builder returned nothing.
+    .errors: messages since it was last cleared, oldest first, which explain why a builder returned nothing.
     """
     severities = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
@@ -72,7 +71,7 @@ def logger(trt: Any) -> Any:
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """An empty strongly typed INetworkDefinition; plugins, where supported, use their ahead-of-time kernels."""
+    """Return an empty strongly typed INetworkDefinition; plugins use their ahead-of-time kernels."""
     flags = 0
     for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS"):
         flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)

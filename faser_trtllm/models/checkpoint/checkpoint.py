@@ -13,9 +13,12 @@ from faser_trtllm.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """files: what an engine depends on, by name. tokenizer_files: what an engine directory takes of the tokenizer, by
-    name. stored_types: how the matrices are stored, such as BF16, F16, Q4_K or "GPTQ 4-bit". notes: sentences about
-    what contradicts itself in it.
+    """An opened checkpoint.
+
+    tokenizer_files: the tokenizer's files for an engine directory, by name.
+    files: the files that an engine depends on, by name.
+    stored_types: storage types of matrices, such as BF16, F16, Q4_K or "GPTQ 4-bit".
+    notes: sentences about contradictions in the checkpoint.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Tensors of mixtures whose published names are not Qwen3's, under Qwen3's names."""
+"""Expert tensors of Mixtral and gpt-oss under Qwen3's names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _mixtral_module(found: re.Match[str]) -> str:
 
 
 class GptOssWeights(Weights):
-    """A gpt-oss's tensors. A layer's experts are one tensor, in which the outputs of gate and up take turns.
+    """Tensors of a gpt-oss model. One tensor has all experts of a layer, and outputs of gate and up alternate in it.
 
     It is X [experts, in, out], or in MXFP4 X_blocks [experts, out, in / 32, 16] with X_scales [experts, out, in / 32];
     X_bias is [experts, out].
@@ -97,13 +97,12 @@ class GptOssWeights(Weights):
         return matrix
 
     def _stored(self, found: re.Match[str]) -> tuple[str, slice]:
-        """The tensor of an expert's part, and which of its outputs the part is."""
+        """Return the tensor that holds an expert's part, and the part's outputs in it."""
         if found[3] == "down":
             return f"{found[1]}.down_proj", slice(None)
         return f"{found[1]}.gate_up_proj", _TAKING_TURNS[found[3]]
 
     def _sizes(self, stored: str, num_dims: int) -> tuple[int, ...]:
-        """The shape of one expert's part of a tensor."""
         shape = self._weights.shape(stored)
         if len(shape) != num_dims or shape[0] != self._num_experts:
             raise CheckpointError(

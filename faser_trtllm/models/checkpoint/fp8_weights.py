@@ -1,11 +1,10 @@
 """Matrices of fp8 checkpoints, dequantised on demand.
 
-A matrix X [out, in] is stored in e4m3 as X.weight, and its scales next to it: X.weight_scale, of one number, of one per
-output ([out] or [out, 1]) or of one per block of outputs and inputs, in compressed-tensors
-(github.com/vllm-project/compressed-tensors, format "float-quantized"), ModelOpt (github.com/NVIDIA/Model-Optimizer) and
-AutoFP8; X.weight_scale_inv per block in DeepSeek's and Qwen's. Whatever the name, a weight is its e4m3 number times the
-scale. X.input_scale, one number, is the static scale of X's inputs, where there is one (ModelOpt, AutoFP8,
-compressed-tensors). Scales of KV caches are not used.
+A matrix X [out, in] is stored in e4m3 as X.weight. A weight is its e4m3 number times its scale:
+- X.weight_scale, one number, one per output ([out] or [out, 1]) or one per block, in compressed-tensors ("float-
+  quantized"), ModelOpt and AutoFP8;
+- X.weight_scale_inv, one per block, in DeepSeek's and Qwen's checkpoints.
+X.input_scale, one number, is the static scale of X's inputs, if there is one. Scales of KV caches are not used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ROWS_PER_PIECE = 256  # bounds the memory of dequantising
 
 
 class Fp8Weights(Weights):
-    """Weights of an fp8 checkpoint. Tensors that are not quantised pass."""
+    """Weights of an fp8 checkpoint. Tensors that are not quantised pass unchanged."""
 
     def __init__(self, weights: CheckpointWeights, config: Fp8Config) -> None:
         self._weights = weights
@@ -47,8 +46,10 @@ class Fp8Weights(Weights):
         return matrix
 
     def fp8_matrix(self, name: str) -> Fp8Matrix | None:
-        """The matrix as it is stored, its numbers a read-only view of the file; None if it is not in e4m3, or scaled in
-        blocks. CheckpointError for scales that are not positive and finite."""
+        """Return a matrix as a read-only view of the file; None if it is not in e4m3, or scaled in blocks.
+
+        CheckpointError for scales that are not positive and finite.
+        """
         if self._config.block is not None or not self._is_scaled(name):
             return None
         scales, (num_scales, _) = self._scales_name(name), self._scales_shape(name)
@@ -59,7 +60,7 @@ class Fp8Weights(Weights):
             raise CheckpointError(f"tensor {scales} cannot be used: {error}") from error
 
     def input_scale(self, module: str) -> float | None:
-        """The static scale of a matrix's inputs; CheckpointError if it is not one positive, finite number."""
+        """Return the static scale of a matrix's inputs; CheckpointError if it is not one positive, finite number."""
         name = f"{module}.input_scale"
         if name not in self._weights:
             return None
@@ -78,7 +79,7 @@ class Fp8Weights(Weights):
         raise CheckpointError(f"tensor {name} is of type {FP8}, and {name}_scale is missing; fetch the files again")
 
     def _scales_shape(self, name: str) -> tuple[int, int]:
-        """The scales' shape as blocks of the matrix: [blocks of outputs, blocks of inputs]."""
+        """Return [blocks of outputs, blocks of inputs]."""
         scales, shape = self._scales_name(name), self._weights.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}, it must be a matrix")
@@ -98,7 +99,7 @@ class Fp8Weights(Weights):
         )
 
     def _pieces(self, name: str) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-        """(some outputs, their weights [outputs, in]) until all are done."""
+        """Yield slices of outputs with their weights [outputs, in]."""
         bits, scales_name = self._weights.fp8(name), self._scales_name(name)
         num_out, num_in = bits.shape
         blocks = self._scales_shape(name)

@@ -1,4 +1,4 @@
-"""Opens a checkpoint: a Hugging Face folder, plain or quantised with AWQ, GPTQ or to fp8, or a GGUF file."""
+"""Open a checkpoint: a Hugging Face folder (plain, AWQ, GPTQ or fp8) or a GGUF file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CONFIG_FILES = ("config.json", "generation_config.json", _MODELOPT_FILE)
 
 
 def open_checkpoint(path: Path, stack: ExitStack, tokenizer_dir: Path | None = None) -> Checkpoint:
-    """Open and check a checkpoint without reading its matrices; closed with the stack.
+    """Open and check a checkpoint without reading its matrices; the stack closes it. Raises CheckpointError.
 
-    tokenizer_dir: a folder whose tokenizer is taken instead of the checkpoint's own. Raises CheckpointError.
+    tokenizer_dir: a folder with a tokenizer to use instead of the checkpoint's own.
     """
     checkpoint = _open_folder(path, stack, tokenizer_dir) if path.is_dir() else _open_gguf(path, stack, tokenizer_dir)
     check_shapes(checkpoint.weights, expected_shapes(checkpoint.config))
@@ -79,7 +79,7 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
 
 
 def _weights(plain: CheckpointWeights, config: ModelConfig, quantized: Quantization | None) -> Weights:
-    """The model's tensors under Qwen3's names, decoded as they are read."""
+    """Return the model's tensors under Qwen3's names, decoded when they are read."""
     is_gpt_oss = config.architecture == "GptOssForCausalLM"
     if quantized is not None and isinstance(quantized, Mxfp4Config) != is_gpt_oss:
         raise CheckpointError(
@@ -128,7 +128,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
 
 
 def _quantization(directory: Path, found: object) -> Quantization | None:
-    """The scheme that config.json names, or ModelOpt's own file, which came first."""
+    """Return the quantization that config.json names, or the file of older ModelOpt versions."""
     if found:
         return parse_quantization_config(found)
     if not (directory / _MODELOPT_FILE).exists():

@@ -17,8 +17,10 @@ _REMEDY = "take another checkpoint or the unquantised one"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """method: awq or gptq. group_size: input columns that share a scale, -1 for all. zero_offset: what is added to the
-    stored zero points: 1 in GPTQ's first format.
+    """AWQ or GPTQ quantization.
+
+    group_size: input columns that share a scale, -1 for all.
+    zero_offset: added to the stored zero points; 1 in GPTQ's first format.
     """
 
     method: str
@@ -29,7 +31,7 @@ class QuantizationConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Config:
-    """Matrices in e4m3. block: outputs and inputs that share a scale, None: all of a matrix do, or all of an output."""
+    """Matrices in e4m3. block: outputs and inputs that share a scale, None for one scale per matrix or output."""
 
     block: tuple[int, int] | None = None
 
@@ -43,7 +45,7 @@ Quantization = QuantizationConfig | Fp8Config | Mxfp4Config
 
 
 def parse_quantization_config(data: Any, source: str = "config.json") -> Quantization:
-    """Check and translate; CheckpointError names the field, the value and what is read."""
+    """Check and translate quantization_config; CheckpointError names the field and the supported values."""
     if not isinstance(data, dict):
         raise CheckpointError(f"{source}: quantization_config is {data!r:.80}, it must be an object")
     method: Any = data.get("quant_method")
@@ -54,7 +56,9 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
         return Mxfp4Config()
     if method == "modelopt":
         algorithm: Any = data.get("quant_algo")
-        algorithm = algorithm.upper() if isinstance(algorithm, str) else algorithm  # some versions write small letters
+        algorithm = (
+            algorithm.upper() if isinstance(algorithm, str) else algorithm
+        )  # some versions write it in lower case
         _check(source, "quant_algo", algorithm, tuple(_MODELOPT_BLOCKS))
         return Fp8Config(_MODELOPT_BLOCKS[algorithm])
     if method == "fp8":

@@ -30,7 +30,7 @@ _INPUTS_PER_PIECE = 512  # bounds the memory of unpacking; a multiple of what a 
 
 
 class QuantizedWeights(Weights):
-    """Weights of a quantised checkpoint. Tensors that are not quantised pass."""
+    """Weights of a quantised checkpoint. Tensors that are not quantised pass unchanged."""
 
     def __init__(self, weights: CheckpointWeights, config: QuantizationConfig) -> None:
         self._weights = weights
@@ -62,12 +62,11 @@ class QuantizedWeights(Weights):
                 )
 
     def _module(self, name: str) -> str | None:
-        """The module of a quantised matrix, None for other tensors."""
         module = name.removesuffix(".weight")
         return module if module != name and f"{module}.qweight" in self._weights else None
 
     def _sizes(self, module: str) -> tuple[int, int, int]:
-        """-> (outputs, inputs, groups), after a check of all parts against each other."""
+        """Check that the parts of a matrix fit together and return (outputs, inputs, groups)."""
         packed, scales = self._weights.shape(f"{module}.qweight"), self._weights.shape(f"{module}.scales")
         if len(packed) != 2 or len(scales) != 2:
             raise CheckpointError(f"tensors of {module} are no matrices: qweight {list(packed)}, scales {list(scales)}")
@@ -94,7 +93,7 @@ class QuantizedWeights(Weights):
         return self._config.method == "gptq" and f"{module}.g_idx" in self._weights
 
     def _pieces(self, module: str) -> Iterator[tuple[slice, Float32Array]]:
-        """(some inputs, their weights [inputs, out]) until all are done."""
+        """Yield slices of inputs with their weights [inputs, out]."""
         num_out, num_in, num_groups = self._sizes(module)
         packed = self._weights.int32(f"{module}.qweight").view(np.uint32)
         scales = self._weights.float32(f"{module}.scales", (num_groups, num_out))
@@ -120,7 +119,7 @@ class QuantizedWeights(Weights):
         return groups
 
     def _unpack(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-        """[rows, n] uint32 -> [rows, n * per word], in the order of the outputs or inputs."""
+        """Unpack words [rows, n] to numbers [rows, n * per word], in the order of the outputs or inputs."""
         bits = self._config.bits
         shifts = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
         if self._config.method == "awq":

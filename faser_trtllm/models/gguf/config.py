@@ -24,7 +24,7 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
 }
-"""general.architecture -> ours. Mistral models are "llama" in GGUF, and so are Mixtral's, with expert_count."""
+"""Our architecture by general.architecture. Mistral and Mixtral are "llama" in GGUF, Mixtral with expert_count."""
 ROPE_FREQS = "rope_freqs.weight"
 _MIN_TENSORS_PER_LAYER = 9
 _MISSING: Any = object()
@@ -56,7 +56,7 @@ _LAYER_NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _EXPERT = re.compile(r"(?<=\.mlp\.experts)\.(\d+)(?=\.)")
-# What other models' routers do; these values change nothing.
+# Values that other models' routers imply, which change nothing.
 _ROUTING = {
     "expert_gating_func": (0, 1),
     "expert_weights_scale": (0.0, 1.0),
@@ -66,8 +66,10 @@ _ROUTING = {
 
 
 def gguf_name(name: str, architecture: str) -> tuple[str, int | None]:
-    """A tensor's name in GGUF from its Hugging Face name, and an expert's place in that tensor, which holds all of a
-    layer's. KeyError for a name that no supported model has."""
+    """Return a tensor's name in GGUF and, for an expert, its index in that tensor, which holds all experts of a layer.
+
+    KeyError for a Hugging Face name that no supported model has.
+    """
     expert = _EXPERT.search(name)
     if expert is not None:
         name = name[: expert.start()] + name[expert.end() :]
@@ -138,7 +140,7 @@ def model_config(file: GgufFile) -> ModelConfig:
 
 
 def _experts(keys: _Keys) -> dict[str, Any]:
-    """The keys of a mixture as config.json has them."""
+    """Return the keys of a mixture under their names in config.json."""
     for key, neutral in _ROUTING.items():
         if keys.number(key, neutral[0]) not in neutral:
             raise CheckpointError(
@@ -154,7 +156,7 @@ def _experts(keys: _Keys) -> dict[str, Any]:
     data["moe_intermediate_size"] = width
     if keys.architecture == "qwen2moe":
         data["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
-    # No key says it: the runtimes that these files are made for normalise the weights of Qwen3's experts, not Qwen2's.
+    # There is no key for it: runtimes for GGUF normalise the weights of Qwen3's experts, but not Qwen2's.
     return data | {"norm_topk_prob": keys.architecture == "qwen3moe"}
 
 
@@ -175,7 +177,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             value = keys.number(f"rope.scaling.yarn_{key}", None)
             if value is not None:
                 rope[key] = value
-        # No key says it: gpt-oss's bounds between frequencies are not rounded.
+        # There is no key for it: gpt-oss does not round its bounds between frequencies.
         rope["truncate"] = keys.architecture != "gpt-oss"
     if keys.number("rope.scaling.attn_factor", 1.0) == 1.0:
         known.add("attn_factor")
@@ -189,7 +191,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
 
 
 def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Llama 3.1 and later: the frequencies are divided by the factors of a tensor."""
+    """Add the frequency factors of Llama 3.1 and later, which are in a tensor."""
     tensor = file.tensors.get(ROPE_FREQS)
     if tensor is None:
         return config
@@ -219,7 +221,7 @@ class _Keys:
         self.source = source
 
     def integer(self, key: str, default: Any = _MISSING) -> Any:
-        """An integer of at least 0; of an array, the value that all its elements share."""
+        """Return an integer of at least 0, or the value that all elements of an array share."""
         value = self._get(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
@@ -228,7 +230,7 @@ class _Keys:
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> Any:
-        """A finite number of at least 0."""
+        """Return a finite number of at least 0."""
         value = self._get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not default and (not is_number or not math.isfinite(value) or value < 0):

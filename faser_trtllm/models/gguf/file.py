@@ -20,7 +20,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 
 MAGIC = b"GGUF"
-_MIN_BYTES = 24  # of MAGIC, the version and two counts
+_MIN_BYTES = 24  # MAGIC, the version and two counts
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 TensorType = GGMLQuantizationType
@@ -38,7 +38,7 @@ READ_TYPES = (
     TensorType.Q6_K,
     TensorType.MXFP4,
 )
-"""The types of tensors that are read."""
+"""Supported types of tensors."""
 
 _STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
 _SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "<u1")))
@@ -52,7 +52,7 @@ _MAX_DIMS = 4
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """shape: [out, in] for matrices, the reverse of the file's order. start: the offset in the file."""
+    """A tensor of the file. shape: [out, in] for matrices, the reverse of the file's order. start: offset in bytes."""
 
     shape: tuple[int, ...]
     type: TensorType
@@ -61,14 +61,14 @@ class GgufTensor:
 
 
 class GgufFile(Closing):
-    """An open GGUF file; the header is checked against the file's size before anything is read by it.
+    """An open GGUF file, whose header is checked against the file's size before use.
 
-    metadata: numbers, strings, booleans, lists of strings and numpy arrays by key. A float32 number is the shortest
-    decimal that rounds to it, which is what was converted.
+    metadata: numbers, strings, booleans, lists of strings and numpy arrays by key. A float32 is given as the shortest
+    decimal that rounds to it, which recovers the number before conversion.
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file and read its header; CheckpointError if it is truncated, damaged or of an unread kind."""
+        """Map the file and read its header; CheckpointError if it is truncated, damaged or not supported."""
         self.path = path
         try:
             with path.open("rb") as stream:
@@ -94,7 +94,7 @@ class GgufFile(Closing):
             raise
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes, a read-only view of the file."""
+        """Return a tensor's bytes, a read-only view of the file."""
         tensor = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
 
@@ -107,7 +107,7 @@ class GgufFile(Closing):
 
 
 class _Header:
-    """Reads the header front to back. No count, length or offset in it is believed before it fits the file."""
+    """A reader of the header that uses no count, length or offset before it is checked against the file's size."""
 
     def __init__(self, mapping: mmap.mmap, size: int, file: str) -> None:
         self._map = mapping

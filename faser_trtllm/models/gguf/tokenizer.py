@@ -1,7 +1,7 @@
-"""The tokenizer in GGUF metadata as a tokenizer.json, so that it is read as any other.
+"""Conversion of the tokenizer in GGUF metadata to a tokenizer.json.
 
-tokenizer.ggml.model "gpt2" is a byte-level BPE with merges, whose splitting regex goes by the name in
-tokenizer.ggml.pre; "llama" is a SentencePiece BPE, whose merges follow from its scores.
+tokenizer.ggml.model "gpt2" is a byte-level BPE with merges, whose splitting regex is chosen by tokenizer.ggml.pre;
+"llama" is a SentencePiece BPE, whose merges follow from its scores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PADDING = re.compile(r"\[PAD\d+\]")
 _REMEDY = "give a folder with the model's tokenizer.json as --tokenizer_dir"
 _SPACE = "\u2581"
-_MAX_TOKEN_CHARS = 1024  # each place where one can be cut in two is tried; SentencePiece trains 16 by default
+_MAX_TOKEN_CHARS = 1024  # every split of a token is tried; SentencePiece trains at most 16 by default
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,7 +29,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class _Pre:
-    """How the texts of one family are split. split: the regex before ByteLevel, None for GPT-2's own regex."""
+    """The pre-tokenizer of one family. split: the regex before ByteLevel, None for GPT-2's own regex."""
 
     split: str | None
     splits_digits: bool = False
@@ -56,7 +56,7 @@ _PRES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """files: tokenizer.json, tokenizer_config.json and, if the file has one, chat_template.jinja."""
+    """A converted tokenizer. files: tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja."""
 
     files: Mapping[str, bytes]
     bos_token_id: int | None
@@ -64,7 +64,7 @@ class GgufTokenizer:
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
-    """Translate the metadata; CheckpointError if it is incomplete or of a kind that is not read. source: for errors."""
+    """Translate the metadata; CheckpointError, which names source, if it is incomplete or not supported."""
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise CheckpointError(
@@ -91,7 +91,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
 def special_ids(
     metadata: Mapping[str, Any], source: str, vocab_size: int | None = None
 ) -> tuple[tuple[int, ...], int | None]:
-    """-> (ids that end a text, the id that begins one). vocab_size: ids that the model has, None: not checked."""
+    """Return the ids that end a text and the id that begins one. vocab_size: limit for ids, None: not checked."""
     found = {}
     for kind in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep", "bos"):
         key = f"tokenizer.ggml.{kind}_token_id"
@@ -128,7 +128,7 @@ class _Vocabulary:
             self.ids[token] = token_id
 
     def id_of(self, key: str) -> int | None:
-        """The id under a key of tokenizer.ggml; CheckpointError if no token has it."""
+        """Return the id under a key of tokenizer.ggml; CheckpointError if no token has it."""
         value = self._metadata.get(f"tokenizer.ggml.{key}")
         if value is None:
             return None
@@ -139,7 +139,7 @@ class _Vocabulary:
         return value
 
     def merges(self) -> list[tuple[str, str]]:
-        """Pairs in tokenizer.ggml.merges; each token may start with the space that separates them."""
+        """Return the pairs in tokenizer.ggml.merges, whose tokens may start with the space that separates them."""
         pairs = []
         for merge in self._strings("merges"):
             cut = merge.find(" ", 1)
@@ -152,7 +152,7 @@ class _Vocabulary:
         return pairs
 
     def added(self) -> list[dict[str, Any]]:
-        """Control and user-defined tokens as entries of tokenizer.json."""
+        """Return control and user-defined tokens as entries of tokenizer.json."""
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         return [
             {"id": token_id, "content": token, "special": self.types[token_id] != _USER_DEFINED} | plain
@@ -164,7 +164,7 @@ class _Vocabulary:
         return bool(self._metadata.get(f"tokenizer.ggml.{key}", default))
 
     def template(self, add_bos: bool) -> dict[str, Any] | None:
-        """The post-processor that adds bos and eos."""
+        """Return the post-processor that adds bos and eos."""
         ends = {"bos": self.flag("add_bos_token", add_bos), "eos": self.flag("add_eos_token", False)}
         ids = {kind: self.id_of(f"{kind}_token_id") for kind, is_added in ends.items() if is_added}
         tokens = {kind: self.tokens[i] for kind, i in ids.items() if i is not None}
@@ -253,9 +253,9 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict
 
 
 def _merges_of_scores(vocabulary: _Vocabulary) -> Sequence[tuple[str, str]]:
-    """SentencePiece merges the neighbours whose union scores best, so a pair ranks by its union's score.
+    """Return the merges of a SentencePiece model, which merges the neighbours whose union has the best score.
 
-    Pairs with one union follow in the order of their parts' ids, as in the tokenizers that transformers converts.
+    Pairs with the same union follow in the order of their parts' ids, as in transformers' conversion.
     """
     ids, ranked = vocabulary.ids, []
     for token, token_id in ids.items():

@@ -19,10 +19,10 @@ _VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding
 
 
 class GgufWeights(Weights):
-    """The tensors of one file, decoded as they are read. The caller owns the file."""
+    """The tensors of a file, decoded when they are read. The caller owns the file."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
-        """CheckpointError for the first tensor that no model of this configuration has."""
+        """Raise CheckpointError for the first tensor that no model of this configuration has."""
         self._file = file
         self._heads = {}
         self._architecture = file.metadata["general.architecture"]
@@ -61,7 +61,7 @@ class GgufWeights(Weights):
         values = np.empty((len(rows), width), dtype)
         step = max(1, _VALUES_PER_PIECE // width)
         for start in range(0, len(rows), step):
-            with np.errstate(all="ignore"):  # of damaged scales; the values are looked at below
+            with np.errstate(all="ignore"):  # damaged scales; the values are checked below
                 piece = dequantize(rows[start : start + step], tensor.type)
             if not np.isfinite(piece).all():
                 raise CheckpointError(
@@ -72,7 +72,7 @@ class GgufWeights(Weights):
         return self._in_halves(name, values.reshape(shape))
 
     def _tensor(self, name: str) -> tuple[str, GgufTensor, int | None]:
-        """The tensor's name in the file, and where in it the expert is; None: it is all of it."""
+        """Return the tensor's name in the file, and an expert's index in it or None."""
         stored, expert = gguf_name(name, self._architecture)
         tensor = self._file.tensors.get(stored)
         if tensor is None:
@@ -82,7 +82,7 @@ class GgufWeights(Weights):
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Undo the order of rows in files of the llama architecture.
 
-        Its rope rotates neighbours, so each head's rows are stored as 0, d/2, 1, d/2 + 1, ...; ours rotates row i with
+        That rope rotates neighbours, so each head's rows are stored as 0, d/2, 1, d/2 + 1, ...; ours rotates row i with
         row i + d/2.
         """
         num_heads = self._heads.get(name.rpartition(".")[0].split(".", 3)[-1])

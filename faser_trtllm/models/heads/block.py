@@ -1,8 +1,8 @@
-"""A block drafter's checkpoint: DFlash, DFlash2 or DSpark, in the layouts that are published.
+"""A block drafter's checkpoint: DFlash, DFlash2 or DSpark, in the published layouts.
 
-Its layers see hidden rows of the target as context, and one pass gives the laws of a whole block of drafts. How blocks
-are drafted stands in config.json under dflash_config (z-lab, SpecForge) or at its top (DeepSpec, and speculators, which
-has the keys of the drafter's layers under transformer_layer_config).
+Its layers attend to hidden rows of the target, and one pass gives the distributions of a whole block of drafts. The
+settings of blocks are in config.json under dflash_config (z-lab, SpecForge) or at its top (DeepSpec, and speculators,
+which has the keys of the drafter's layers under transformer_layer_config).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from faser_trtllm.models.heads.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 
 SLOTS = {"anchor": 0, "mask": 1}
-"""Values of --block_slots, and the first slot of a block that drafts."""
+"""The first slot of a block that drafts, by value of --block_slots."""
 MAX_BLOCK_SIZE = 64
 _SOURCE = "config.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _KINDS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
-# By architecture: which slot drafts first where no key says it; None: files differ.
+# Architecture -> the slot that drafts first without a key for it; None: files differ.
 _FIRST_SLOTS = {
     "DFlashDraftModel": 1,
     "DFlash2DraftModel": 1,
@@ -52,17 +52,18 @@ _KEYS = {"DFlashDraftModel": _COMMON, "DFlash2DraftModel": _COMMON | _DFLASH2, "
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """model: of the drafter's layers; its vocab_size is the target's. model.tie_word_embeddings:
-    it has neither an embedding nor an LM head of its own, and its target's are one matrix.
+    """A block drafter. 0 turns off markov, selector, conv and logit_softcap.
 
-    layers: those of the target whose entering hidden rows are the features, ascending; the target's num_layers: what
-    leaves the last. block_size: rows of a block: the last committed token, then masks. first_slot: the first row with a
-    draft; 0: a row's output is the token after its position, 1: at its position. windows: by layer, tokens that a row
-    sees, itself included; 0: all. causal: by layer, whether a row of the block sees those after it not.
-
-    markov_rank: of the matrices that add logits by the draft before (DSpark); selector_rank, selector_top_k: of the
-    candidates that are scored with the draft before (DFlash2); conv_taps, conv_group_size: of the convolutions over the
-    block's rows next to each sublayer (DFlash2). 0: none. logit_softcap: 0: none.
+    model: the drafter's layers, with the target's vocab_size. With tie_word_embeddings the drafter has no embedding and
+        LM head of its own, and the target's are one matrix.
+    layers: the target's layers whose inputs are the features, ascending; its num_layers stands for the last output.
+    block_size: rows of a block: the last committed token, then masks.
+    first_slot: the first row with a draft; 0: a row's output is the token after its position, 1: at its position.
+    windows: per layer, tokens that a row attends to, including itself; 0 for all.
+    causal: per layer, True if rows of a block do not attend to later ones.
+    markov_rank: rank of the matrices that add logits from the preceding draft (DSpark).
+    selector_rank, selector_top_k: candidates that are scored with the preceding draft (DFlash2).
+    conv_taps, conv_group_size: convolutions over the block's rows next to each sublayer (DFlash2).
     """
 
     model: ModelConfig
@@ -84,34 +85,36 @@ class BlockConfig:
 
     @property
     def num_features(self) -> int:
-        """Values of the target's hidden rows that one context row is made of."""
+        """Number of values of the target's hidden rows in one context row."""
         return len(self.layers) * self.target_hidden_size
 
     @property
     def num_places(self) -> int:
-        """Drafts of a block."""
+        """Number of drafts in a block."""
         return self.block_size - self.first_slot
 
 
 def is_block(checkpoint_dir: Path) -> bool:
-    """True if config.json speaks of a block drafter; CheckpointError if unreadable."""
+    """Return True if config.json describes a block drafter; CheckpointError if unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
     named = any(kind in name.lower() for name in architectures_of(data) for kind in _KINDS)
     return named or "dflash_config" in data or data.get("speculators_model_type") in tuple(_KINDS)
 
 
 class BlockWeights(DerivedWeights):
-    """Tensors of a drafter under our names, a decoder's where a decoder has them. The embedding and the LM head are
-    `target`'s where the drafter has none of its own."""
+    """Tensors of a drafter under our names, which are a decoder's where it has them.
+
+    The embedding and the LM head come from `target` if the drafter has none.
+    """
 
     def __init__(self, checkpoint: HeadFiles, target: Weights, tied: bool) -> None:
-        """tied: the target's LM head is its embedding. CheckpointError for a tensor that is there twice."""
+        """Map names; tied: the target's LM head is its embedding. CheckpointError for a tensor that occurs twice."""
         self._checkpoint = checkpoint
         self._target = target
         self._tied = tied
         self._names: dict[str, str] = {}
         for name in checkpoint:
-            ours = name.removeprefix("logit_head.")  # of SpecForge's early files
+            ours = name.removeprefix("logit_head.")  # early files of SpecForge
             if ours.startswith(("layers.", "norm.", "embed_tokens.")):
                 ours = f"model.{ours}"
             if ours in self._names:
@@ -122,7 +125,7 @@ class BlockWeights(DerivedWeights):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Our names of the checkpoint's tensors -> its own."""
+        """The checkpoint's names by ours."""
         return self._names
 
     def source(self, name: str) -> tuple[Weights, str]:
@@ -130,15 +133,15 @@ class BlockWeights(DerivedWeights):
             return self._checkpoint, self._names[name]
         if name in (_EMBEDDING, _HEAD):
             return self._target, _EMBEDDING if self._tied else name
-        return self._checkpoint, name.removeprefix("model.")  # which raises
+        return self._checkpoint, name.removeprefix("model.")  # raises CheckpointError
 
 
 def load_block_config(
     checkpoint_dir: Path, weights: BlockWeights, target: ModelConfig, layers: Sequence[int] = (), slots: str = ""
 ) -> BlockConfig:
-    """Read config.json of a drafter for a target. layers: those entered, slots: a key of SLOTS; where the user says so.
+    """Read config.json of a drafter for a target. layers and slots (a key of SLOTS) are the user's, if given.
 
-    Raises CheckpointError in one sentence for what is missing, ambiguous, not supported, or does not fit the target.
+    Raises CheckpointError for a key that is missing, ambiguous, not supported, or does not fit the target.
     """
     data = read_json(checkpoint_dir / _SOURCE)
     name = _architecture(data)
@@ -154,7 +157,7 @@ def load_block_config(
 
 def _architecture(data: dict[str, Any]) -> str:
     kind = data.get("speculators_model_type")
-    if kind in tuple(_KINDS):  # architectures may be the class that trained it
+    if kind in tuple(_KINDS):  # architectures may name the class that was trained
         return _KINDS[kind]
     found = next(iter(architectures_of(data)), None)
     if found is None or found not in _FIRST_SLOTS:
@@ -218,7 +221,7 @@ def _read(
 
 
 def _model(fields: Fields, target: ModelConfig, tied: bool) -> ModelConfig:
-    """The drafter's layers, which are Qwen3's for every target."""
+    """Return the configuration of the drafter's layers, which are Qwen3's for every target."""
     own = {"max_position_embeddings": target.max_position_embeddings} | fields.data
     rope = own.get("rope_scaling") or own.get("rope_parameters")
     if own.get("rope_theta") is None and not (isinstance(rope, dict) and rope.get("rope_theta") is not None):
@@ -226,7 +229,7 @@ def _model(fields: Fields, target: ModelConfig, tied: bool) -> ModelConfig:
     if own.get("is_neox_style") not in (None, True):
         raise CheckpointError(f"{_SOURCE}: is_neox_style is {own['is_neox_style']!r:.80}, only true is supported")
     own |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": tied, "use_sliding_window": False}
-    own["layer_types"] = None  # windows are the drafter's own, by layer
+    own["layer_types"] = None  # _attention() reads the windows
     return parse_model_config(own, _SOURCE)
 
 
@@ -246,7 +249,7 @@ def _first_slot(name: str, fields: Fields, slots: str) -> int:
 
 
 def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Layers whose entering hidden rows are the features."""
+    """Return the target's layers whose inputs are the features."""
     left, entered = fields.data.get("target_layer_ids"), fields.data.get("aux_hidden_state_layer_ids")
     what, said = ("--eagle3_layers", list(wanted)) if wanted else (f"{_SOURCE}: aux_hidden_state_layer_ids", entered)
     found = said
@@ -273,10 +276,10 @@ def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[i
 
 
 def _attention(fields: Fields, num_layers: int, block_size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Windows and causality by layer, as vLLM reads them: a sliding layer is causal unless a key says otherwise."""
+    """Return windows and causality per layer, as in vLLM: a sliding layer is causal unless a key disables it."""
     data, slides = fields.data, fields.boolean("use_sliding_window", default=False)
     kinds = data.get("layer_types")
-    if kinds is None:  # as transformers fills it in
+    if kinds is None:  # the default of transformers
         first = fields.integer("max_window_layers", default=28, minimum=0) if slides else num_layers
         kinds = [_SLIDING if i >= first else _FULL for i in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (_SLIDING, _FULL) for kind in kinds):
@@ -295,7 +298,7 @@ def _attention(fields: Fields, num_layers: int, block_size: int) -> tuple[tuple[
     causal: list[bool] = [kind == _SLIDING for kind in kinds]
     if fields.boolean("sliding_window_non_causal", default=False):
         causal = [False] * num_layers
-    for key in ("causal", "is_causal"):  # the last one decides
+    for key in ("causal", "is_causal"):  # the last one wins
         if data.get(key) is not None:
             causal = [fields.boolean(key, default=False)] * num_layers
     return tuple(window if kind == _SLIDING else 0 for kind in kinds), tuple(causal)
@@ -341,7 +344,7 @@ def _check_target(fields: Fields, weights: BlockWeights, config: BlockConfig, ta
 
 
 def expected_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a drafter has or shares with its target, under our names."""
+    """Return the shape of every tensor that a drafter has or shares with its target, by our names."""
     block = dataclasses.asdict(config) | {"num_features": config.num_features}
     sizes = dataclasses.asdict(config.model) | {"tied": config.model.tie_word_embeddings, "block": block}
     return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}

@@ -1,10 +1,10 @@
-"""An EAGLE-3 head's checkpoint (arXiv 2503.01840) in the layouts that are published.
+"""An EAGLE-3 head's checkpoint (arXiv 2503.01840) in the published layouts.
 
 Names: SafeAILab's `midlayer.*` and SpecForge's, vLLM's and TensorRT-LLM's `layers.0.*`, each with or without `model.`
 before them. config.json: flat, or with the layers under `transformer_layer_config` (speculators). A head without its
-own embedding takes the target's.
+own embedding uses the target's.
 
-RoPE sees differences of positions only, so it makes none where a layout counts them from (speculators: 1, others: 0).
+Layouts count positions from 1 (speculators) or 0 (others), which makes no difference because RoPE is relative.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """model: of the head's layers, the first of which reads the embedding as well; its vocab_size is the target's.
-    layers: those of the target whose entering hidden rows are the features, ascending; the target's num_layers: what
-    leaves the last. num_fc_norms: before fc; 1: of all features as one row, more: of each layer's. feeds_normed: the
-    output that the next draft is made from is after the final norm."""
+    """An EAGLE-3 head.
+
+    model: the head's layers, the first of which also reads the embedding; vocab_size is the target's.
+    layers: the target's layers whose inputs are the features, ascending; its num_layers stands for the last output.
+    num_fc_norms: norms before fc; 1: one over all features, more: one per layer.
+    feeds_normed: the next draft reads the output after the final norm.
+    """
 
     model: ModelConfig
     draft_vocab_size: int
@@ -62,18 +65,17 @@ class Eagle3Config:
 
 
 def is_eagle3(checkpoint_dir: Path) -> bool:
-    """True if config.json says so: by its architecture, or by a draft vocabulary; CheckpointError if unreadable."""
+    """Return True if config.json has EAGLE-3's architecture or a draft vocabulary; CheckpointError if unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
     named = any("eagle3" in name.lower() for name in architectures_of(data))
     return named or "draft_vocab_size" in data or data.get("speculators_model_type") == "eagle3"
 
 
 class Eagle3Weights(DerivedWeights):
-    """Tensors of a head under our names: `fc`, `model.layers.0.*`, `hidden_norm` and so on, as a decoder's where a
-    decoder has them. What the head shares with its target comes from `target`."""
+    """Tensors of a head, and those that it shares with `target`, under our names such as `fc`, `model.layers.0.*`."""
 
     def __init__(self, checkpoint: HeadFiles, target: Weights) -> None:
-        """CheckpointError for a tensor that no layout has."""
+        """Map the names; CheckpointError for a tensor that no layout has."""
         self._checkpoint = checkpoint
         self._target = target
         self._names: dict[str, str] = {}
@@ -96,12 +98,14 @@ class Eagle3Weights(DerivedWeights):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The checkpoint's tensors: our names -> its own."""
+        """The checkpoint's names by ours."""
         return self._names
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
-        """Token ids of the head's outputs [draft_vocab_size]: i + d2t[i]; None: the same ids. CheckpointError for ids
-        that the target does not have, or has twice."""
+        """Return token ids of the head's outputs [draft_vocab_size], i + d2t[i]; None for the same ids.
+
+        CheckpointError for ids that the target does not have, or that occur twice.
+        """
         if not self.has_target_ids:
             return None
         offsets = self._checkpoint.integers(self._names["d2t"], (draft_vocab_size,))
@@ -121,7 +125,7 @@ class Eagle3Weights(DerivedWeights):
             return self._checkpoint, self._names[name]
         if name in (_EMBEDDING, _HEAD):
             return self._target, name
-        return self._checkpoint, name.removeprefix("model.")  # which raises
+        return self._checkpoint, name.removeprefix("model.")  # raises CheckpointError
 
 
 def load_eagle3_config(
@@ -131,10 +135,9 @@ def load_eagle3_config(
     layers: Sequence[int] = (),
     norm_output: str = "",
 ) -> Eagle3Config:
-    """Read config.json of a head for a target; layers: those entered, and norm_output: one of NORM_OUTPUTS, where the
-    user says them.
+    """Read config.json of a head for a target. layers and norm_output (one of NORM_OUTPUTS) are the user's, if given.
 
-    Raises CheckpointError in one sentence for what is missing, not supported, or does not fit the target.
+    Raises CheckpointError for a key that is missing, not supported, or does not fit the target.
     """
     data = read_json(checkpoint_dir / _SOURCE)
     nested = data.get("transformer_layer_config")
@@ -189,7 +192,7 @@ def _eagle_config(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flag(data: dict[str, Any], name: str) -> bool:
-    """A key at the top of config.json or under eagle_config; False where it is missing."""
+    """Return a flag at the top of config.json or under eagle_config; False if it is missing."""
     found = [level[name] for level in (data, _eagle_config(data)) if level.get(name) is not None]
     if any(value is not found[0] for value in found) or not all(isinstance(value, bool) for value in found):
         given = " and ".join(repr(value) for value in found)
@@ -210,9 +213,11 @@ def _num_fc_norms(data: dict[str, Any], num_layers: int) -> int:
 
 
 def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
-    """norm_output: one key for two things. vLLM, SGLang, speculators and TensorRT-LLM, and SpecForge since September
-    2026, feed the final norm's output to the next draft; SpecForge's earlier heads have the norm before the LM head
-    only, as EAGLE-3 does without the key."""
+    """Return True if the next draft reads the final norm's output. The key norm_output has two meanings.
+
+    vLLM, SGLang, speculators and TensorRT-LLM, and SpecForge since September 2026, feed the norm's output to the next
+    draft; SpecForge's earlier heads have the norm before the LM head only, as EAGLE-3 does without the key.
+    """
     if not _flag(data, "norm_output"):
         if wanted:
             raise CheckpointError(
@@ -230,7 +235,7 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
 
 
 def _windows(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """By layer, tokens that a row sees, itself included, where layer_types says so (speculators); 0: all."""
+    """Return the window of each layer from layer_types (speculators), including the row itself; 0 for all tokens."""
     slides = sliding_layers(Fields(data, _SOURCE), num_layers) or (False,) * num_layers
     window: Any = data.get("sliding_window")
     if any(slides) and (isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31):
@@ -241,9 +246,12 @@ def _windows(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Layers whose entering hidden rows are the features. Engines read one key in two ways: at the top of config.json
-    it names layers entered, under eagle_config some take it for layers left. DeepSpec names layers left, -1: the
-    embedding; the same key in other heads may mean anything."""
+    """Return the target's layers whose inputs are the features.
+
+    Engines disagree about one key: at the top of config.json it names layers by their inputs, under eagle_config some
+    read it as layers by their outputs. DeepSpec means outputs, with -1 for the embedding; the meaning of its key in
+    other heads is unknown.
+    """
     if wanted:
         return _checked(wanted, "--eagle3_layers", num_layers)
     nested = _eagle_config(data).get(LAYERS_KEY)
@@ -269,7 +277,7 @@ def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> t
 
 
 def _after(layers: Any) -> Any:
-    """The layers entered after those named; what is no list stays."""
+    """Return the layers that follow those named; a value that is not a list stays."""
     return [layer + 1 if isinstance(layer, int) else layer for layer in layers] if isinstance(layers, list) else layers
 
 
@@ -291,7 +299,7 @@ def _checked(layers: Any, what: str, num_layers: int) -> tuple[int, ...]:
 
 
 def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a head has, under our names."""
+    """Return the shape of every tensor of a head, by our names."""
     hidden, layer, num_norms = config.model.hidden_size, "model.layers.0", config.num_fc_norms
     shapes = decoder_shapes(config.model)
     for part in "qkv":
@@ -333,7 +341,7 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
 
 
 def _our_name(name: str) -> str:
-    """A decoder's names, and those that only a head has."""
+    """Return our name of a tensor, which is a decoder's if a decoder has it."""
     name = name.removeprefix("model.")
     if name == "input_norm.weight":
         name = "fc_norm.0.weight"

@@ -1,4 +1,4 @@
-"""The heads that draft in a draft model's place, opened: what an engine of each is built from."""
+"""Opened draft heads, from which engines are built."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from faser_trtllm.models.heads.mtp import MtpConfig, MtpWeights
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Eagle3Head:
-    """target_ids: token ids of the outputs [draft_vocab_size], None: the same."""
+    """An EAGLE-3 head. target_ids: token ids of the outputs [draft_vocab_size], None for the same ids."""
 
     config: Eagle3Config
     target_ids: npt.NDArray[np.int32] | None
-    kind: ClassVar[str] = "eagle3"  # as an engine's files name it
+    kind: ClassVar[str] = "eagle3"  # its name in an engine's files
 
     def __str__(self) -> str:
         return "an EAGLE-3 head"
@@ -55,7 +55,6 @@ class BlockDrafter:
         return "a block drafter"
 
     def sizes(self) -> dict[str, Any]:
-        """The object `block` of an engine file's header."""
         found = dataclasses.asdict(self.config)
         for name in ("model", "target_hidden_size"):
             del found[name]

@@ -1,7 +1,7 @@
-"""Medusa heads' checkpoint (arXiv 2401.10774) in the layouts that are published.
+"""Medusa heads' checkpoint (arXiv 2401.10774) in the published layouts.
 
 Names: FasterDecoding's `I.J.linear.*` and `I.LAYERS.weight`, also after `medusa_head.` or `medusa_heads.`; vLLM's
-`blocks.I.layers.J.*` and `lm_heads.I.weight`. A residual block without a bias has none.
+`blocks.I.layers.J.*` and `lm_heads.I.weight`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LM_HEAD = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """num_heads: drafts in a row. num_layers: residual blocks of each head."""
+    """Medusa heads. num_heads: drafts in a row. num_layers: residual blocks of each head."""
 
     num_heads: int
     num_layers: int
@@ -36,18 +36,18 @@ class MedusaConfig:
 
 
 def is_medusa(checkpoint_dir: Path) -> bool:
-    """True if config.json says so; CheckpointError if it is unreadable."""
+    """Return True if config.json describes Medusa heads; CheckpointError if it is unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
     named = any("medusa" in name.lower() for name in architectures_of(data))
     return named or data.get("model_type") == "medusa" or "medusa_num_heads" in data
 
 
 class MedusaWeights(DerivedWeights):
-    """The heads' tensors under our names (Weights): `I.residual.J` [hidden, hidden] and `I.residual_bias.J` [hidden] of
-    block J of head I, `I.lm_head` [vocab, hidden]. A block without a bias has one of zeros."""
+    """Tensors of head I under our names: `I.residual.J` [hidden, hidden], `I.residual_bias.J` [hidden] (zeros if there
+    is none) and `I.lm_head` [vocab, hidden]."""
 
     def __init__(self, files: HeadFiles) -> None:
-        """CheckpointError for a tensor that no layout has."""
+        """Map the names; CheckpointError for a tensor that no layout has."""
         self._files = files
         self._names: dict[str, str] = {}
         num_layers, lm_places = 0, set()
@@ -95,7 +95,7 @@ class MedusaWeights(DerivedWeights):
 
 
 def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the heads have, under our names, head by head."""
+    """Return the shape of every tensor by our names, head by head."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(config.num_heads):
@@ -107,7 +107,7 @@ def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_medusa_config(checkpoint_dir: Path, weights: MedusaWeights, target: ModelConfig) -> MedusaConfig:
-    """Read config.json of heads for a target; CheckpointError in a sentence for what is missing or does not fit it."""
+    """Read config.json of heads for a target; CheckpointError for a key that is missing or does not fit it."""
     data = read_json(checkpoint_dir / _SOURCE)
     for key, wanted in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if data.get(key, wanted) != wanted:

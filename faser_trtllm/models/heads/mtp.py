@@ -1,8 +1,8 @@
-"""An MTP layer (multi-token prediction), which lies in its target's own checkpoint: MiMo's `model.mtp_layers.0.*`.
+"""An MTP layer (multi-token prediction) in its target's own checkpoint: MiMo's `model.mtp_layers.0.*`.
 
-It drafts like an EAGLE-3 head, from one hidden row of the target, and is applied again to its own output for each
-further draft. Which row it reads is no key of config.json, and public engines differ: vLLM, whose code is the model's
-authors', takes the last layer's before the final norm, SGLang and FastMTP's training take it after that.
+It drafts like an EAGLE-3 head, from one hidden row of the target, and is applied to its own output for each further
+draft. config.json has no key for the row that it reads, and engines differ: vLLM, whose code is by the model's authors,
+reads the last layer's output before the final norm; SGLang and FastMTP's training read it after the norm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _OWN = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """model: of the layer, one of its target's. layer: the target's num_layers, whose last hidden row is read.
-    reads_normed: after the target's final norm."""
+    """An MTP layer. layer: the target's num_layers. reads_normed: it reads rows after the target's final norm."""
 
     model: ModelConfig
     layer: int
@@ -30,12 +29,14 @@ class MtpConfig:
 
 
 class MtpWeights(DerivedWeights):
-    """The layer's tensors (Weights) as a decoder's of one layer, `model.layers.0.*` and so on, with what it shares with
-    its target, and its own: token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row
-    and then the normed embedding; target.norm.weight is the target's final norm."""
+    """The layer's tensors under a decoder's names, those shared with the target, and its own.
+
+    Its own are token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row and then the
+    normed embedding; target.norm.weight is the target's final norm.
+    """
 
     def __init__(self, target: Weights, tied: bool) -> None:
-        """tied: the target's LM head is its embedding."""
+        """Map the names; tied: the target's LM head is its embedding."""
         self._target = target
         self._tied = tied
 
@@ -52,8 +53,10 @@ class MtpWeights(DerivedWeights):
 def load_mtp_config(
     checkpoint: Path, weights: MtpWeights, target: ModelConfig, num_layers: int, *, reads_normed: bool
 ) -> MtpConfig:
-    """target: of the checkpoint; num_layers: of it as it may have been expanded. CheckpointError in one sentence for a
-    checkpoint without such a layer, and for what is not supported."""
+    """Read the layer's configuration. num_layers: the target's, after --expand.
+
+    CheckpointError for a checkpoint without such a layer, or with one that is not supported.
+    """
     if not checkpoint.is_dir():
         raise CheckpointError(
             f"mtp is set, but {checkpoint} is a GGUF file; MTP layers are read from Hugging Face folders"

@@ -1,7 +1,6 @@
-"""Weights of a draft head in torch's own format (pytorch_model.bin, medusa_lm_head.pt), as many are published.
+"""Weights of a draft head in torch's own format (pytorch_model.bin, medusa_lm_head.pt). Needs torch.
 
-Only tensors are unpickled, of files whose pickle was looked through before. Needs torch; decoders are read from
-safetensors and GGUF, which need none.
+A file's pickle is checked first, and only tensors are unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.weights import Bfloat16Array, CheckpointWeights, Dtype, Weights, check_shapes, converted
 
 TORCH_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
-MAX_PICKLE_BYTES = 128 << 10  # some 200 a tensor
+MAX_PICKLE_BYTES = 128 << 10  # a tensor takes about 200
 MAX_NAME_CHARS = 256
 
 _CLASSES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"} | {
@@ -35,10 +34,10 @@ _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"
 
 
 class TorchFileWeights(Weights):
-    """CheckpointWeights' counterpart for one file."""
+    """Weights of one file, like CheckpointWeights."""
 
     def __init__(self, directory: Path, file: str) -> None:
-        """CheckpointError if it cannot be read, or torch is not there."""
+        """Load the file; CheckpointError if it cannot be read, or without torch."""
         try:
             import torch
         except ImportError as error:
@@ -89,7 +88,6 @@ class TorchFileWeights(Weights):
         return converted(tensor.float().numpy(), dtype)
 
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """A tensor of whole numbers, shape checked."""
         check_shapes(self, {name: shape})
         values: npt.NDArray[np.int64] = self._typed(name, ("I32", "I64")).long().numpy()
         return values
@@ -110,7 +108,7 @@ class TorchFileWeights(Weights):
 def _pickle_of(path: Path, where: str) -> bytes:
     """Return the pickle that torch.load reads of a file; CheckpointError for other formats than torch's zip archive."""
     with path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:  # as torch tells it
+        if file.read(len(_ZIP)) != _ZIP:  # torch's own test
             raise CheckpointError(
                 f"{where} is no zip archive, as torch.save has written since 1.6; fetch it again, or save it again "
                 "with a newer torch or as safetensors"
@@ -118,7 +116,7 @@ def _pickle_of(path: Path, where: str) -> bytes:
     with zipfile.ZipFile(path) as archive:
         infos = archive.infolist()
         name = infos[0].filename.partition("/")[0] + "/data.pkl" if infos else ""
-        pickles = [info for info in infos if info.filename.lower() == name.lower()]  # case is nothing to torch
+        pickles = [info for info in infos if info.filename.lower() == name.lower()]  # torch ignores case
         if len(pickles) != 1 or sum(info.file_size for info in infos) > path.stat().st_size:
             raise CheckpointError(f"{where} is no archive of torch.save; fetch it again, or save it as safetensors")
         if pickles[0].file_size > MAX_PICKLE_BYTES:
@@ -132,8 +130,8 @@ def _pickle_of(path: Path, where: str) -> bytes:
 def _check_pickle(data: bytes, where: str) -> None:
     """Raise CheckpointError unless a pickle can only hold tensors by name.
 
-    torch refuses the rest, too, but it puts what it refuses into its message, which may take forever to write (an
-    object of the pickle may hold another a billion times) and to search.
+    torch refuses other objects, too, but prints them in its message, which may never end: an object may hold another
+    one a billion times.
     """
     previous, shared = "", set()
     value: Any
@@ -172,7 +170,7 @@ HeadFiles = CheckpointWeights | TorchFileWeights
 
 
 def open_head_files(directory: Path, stack: ExitStack) -> HeadFiles:
-    """The weights of a head's folder: safetensors where there are any; closed with the stack."""
+    """Open the weights in a head's folder, safetensors if there are any; the stack closes them."""
     found = next((file for file in TORCH_FILES if (directory / file).exists()), None)
     if found is None or any(directory.glob("model.safetensors*")):
         return stack.enter_context(CheckpointWeights(directory))

@@ -1,6 +1,6 @@
-"""Draft checkpoints that are recognised to be refused by name: run as what they resemble, they would only draft badly.
+"""Unsupported draft checkpoints, recognised by config.json, the folder's files and tensors, and refused by name.
 
-Recognised by config.json, by the folder's files and, of heads, by tensors.
+Loaded as the supported kind that they resemble, they would draft badly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSUPPORTED = {
     "DeepSeek-V4 DSpark": "its layers (mtp.*) are part of a target that is not supported",
     "EAGLE-1 or EAGLE-2": "it reads one row of the target, as HASS's heads do, where EAGLE-3's read several",
 }
-"""Why, by name."""
+"""The reason for refusal by kind."""
 
 _NAMING = ("architectures", "model_type", "speculators_model_type", "projector_type", "spd_type")
 _NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")
@@ -35,8 +35,8 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 class _Sign(NamedTuple):
-    """Marks of a kind, any of which tells: words in values of _NAMING, beginnings of keys, parts of tensors' names,
-    files. requires, unless: words of which one must be there, or none, for keys to count."""
+    """Signs of a kind, any of which suffices: words in values of _NAMING, beginnings of keys, parts of tensor names,
+    files. Keys count only with a word of requires and without those of unless."""
 
     kind: str
     words: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def refuse_unsupported(
 ) -> None:
     """Raise CheckpointError for a draft checkpoint of a kind in UNSUPPORTED.
 
-    data: its config.json, named source in the sentence. names: of its tensors. files: of its folder.
+    data: its config.json, called source in errors. names: tensor names. files: files of its folder.
     """
     settings = dict(_settings(data))
     naming = {key: value for key, value in settings.items() if key.rpartition(".")[2] in _NAMING}
@@ -86,16 +86,16 @@ def refuse_unsupported(
 
 
 def check_draft_folder(directory: Path) -> None:
-    """Call refuse_unsupported with what a draft's folder has; CheckpointError too if that is unreadable."""
+    """Call refuse_unsupported with the contents of a draft's folder; CheckpointError also if it is unreadable."""
     data, files = read_json(directory / "config.json"), {path.name for path in directory.iterdir()}
     refuse_unsupported(data, "config.json", files=files)
-    if files.isdisjoint(_TOKENIZER):  # a draft model has one, a head need not
+    if files.isdisjoint(_TOKENIZER):  # draft models have one, heads need none
         with ExitStack() as stack:
             refuse_unsupported(data, "config.json", tuple(open_head_files(directory, stack)), files)
 
 
 def _settings(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Printable keys with their values, dotted in sections; null and false are as if the key were not there."""
+    """Yield keys, dotted in sections, with their values; keys with null and false are left out."""
     for key, value in data.items():
         if key in _NESTED and isinstance(value, dict):
             yield from ((f"{key}.{name}", inner) for name, inner in _settings(value))
