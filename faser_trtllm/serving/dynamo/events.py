@@ -19,7 +19,7 @@ PERIOD_S = 0.5  # between two reports of the load
 class CacheEvents:
     """A BlockListener that queues events; a thread publishes them between start() and close().
 
-    publish_load: called on that thread every PERIOD_S.
+    That thread also calls publish_load every PERIOD_S.
     """
 
     def __init__(self, publish_load: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class CacheEvents:
             self._events.put((chain_id, None, b""))
 
     def start(self, publisher: Any) -> None:
-        """publisher: Dynamo's KvEventPublisher."""
+        """Start publishing. publisher: Dynamo's KvEventPublisher."""
         self._thread = threading.Thread(target=self._run, args=(publisher,), name="faser-dynamo", daemon=True)
         self._thread.start()
 
@@ -65,7 +65,7 @@ class CacheEvents:
 
 
 def _publish(publisher: Any, chain_id: int, parent_id: int | None, token_ids: bytes) -> None:
-    """parent_id: None for a removed block, 0 for a block without a prefix."""
+    """Publish an event. parent_id is None for a removed block, and 0 for a block without a prefix."""
     if parent_id is None:
         publisher.publish_removed([chain_id])
         return

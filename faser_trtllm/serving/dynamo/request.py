@@ -1,7 +1,4 @@
-"""Converts Dynamo's requests to ours and our outputs to Dynamo's chunks.
-
-Imports nothing of Dynamo, so that it runs where Dynamo is not installed.
-"""
+"""Converts Dynamo's requests to ours, and our outputs to Dynamo's chunks. Does not import Dynamo."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from faser_trtllm.core.request_field import rows
 from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 
-_ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # in stop_conditions and extra_args
+_ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # Dynamo has these in stop_conditions and extra_args
 _SAMPLING = {row.name for row in rows(SamplingFields) if row.openai} - {*_ELSEWHERE} | {"logit_bias", "cache_salt_id"}
 _NEUTRAL = {  # unsupported sampling options and the values that have no effect
     "n": (1,),
@@ -28,7 +25,7 @@ _FOREIGN = ("prefill_result", "bootstrap_info", "multi_modal_data", "encoder_res
 
 
 def read_token_ids(request: Mapping[str, Any]) -> list[int]:
-    """The prompt: a list, or little-endian int32 bytes; raises InvalidArgumentError."""
+    """Read the prompt from a list or from little-endian int32 bytes; raise InvalidArgumentError."""
     value = request.get("token_ids")
     if isinstance(value, bytes | bytearray | memoryview):
         if memoryview(value).nbytes % 4:
@@ -43,14 +40,16 @@ def read_token_ids(request: Mapping[str, Any]) -> list[int]:
 
 
 def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tuple[int, ...]) -> SamplingParams:
-    """The sampling parameters of a request; raises InvalidArgumentError for unsupported options.
+    """Read the sampling parameters of a request; raise InvalidArgumentError for unsupported options.
 
-    Defaults are those of OpenAI's API: temperature 1, no seed, output up to the end of the sequence. Stop words are
-    left to Dynamo, which finds them in the text. eos_token_ids: the tokenizer's, which end texts next to the request's.
+    Defaults are those of OpenAI's API: temperature 1, no seed, output up to the end of the sequence. Dynamo itself
+    finds stop words in the text. eos_token_ids: the tokenizer's, which end the output in addition to the request's.
     """
     for name in _FOREIGN:
         if request.get(name):
-            raise InvalidArgumentError("was sent, but this engine serves text only, and prefill with decode", name)
+            raise InvalidArgumentError(
+                "was sent, but this engine serves text only and does not split prefill from decode; leave it out", name
+            )
     options = {name: value for name, value in _part(request, "sampling_options").items() if value is not None}
     fields: dict[str, Any] = {name: options.pop(name) for name in _SAMPLING if name in options}
     for name, value in options.items():
@@ -64,7 +63,7 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
         fields["logit_bias"] = tuple((int(token), float(bias)) for token, bias in fields.get("logit_bias", {}).items())
     except (ValueError, TypeError, AttributeError, OverflowError):
         bias = fields["logit_bias"]
-        raise InvalidArgumentError(f"is {bias!r:.80}, it must give numbers by token ids", "logit_bias", bias) from None
+        raise InvalidArgumentError(f"is {bias!r:.80}, it must map token ids to numbers", "logit_bias", bias) from None
     if "allowed_token_ids" in fields:
         fields["allowed_token_ids"] = tuple(_ids(fields, "allowed_token_ids"))
     stop = _part(request, "stop_conditions")
@@ -80,7 +79,7 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
 
 
 def make_chunk(output: RequestOutput, num_sent_tokens: int) -> dict[str, Any]:
-    """New tokens as Dynamo's chunk. num_sent_tokens: tokens of this request sent before."""
+    """Return the new tokens as Dynamo's chunk. num_sent_tokens: tokens of this request sent before."""
     request, stats = output.request, output.request.stats
     end = num_sent_tokens + len(output.new_token_ids)
     chunk: dict[str, Any] = {"token_ids": list(output.new_token_ids), "index": 0}

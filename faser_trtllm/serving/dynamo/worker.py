@@ -38,18 +38,17 @@ RANK = 0  # one engine per worker
 
 @dataclass(frozen=True)
 class DynamoOptions:
-    """model_path: the checkpoint whose tokenizer, chat template and config.json the frontend reads.
-    drain_timeout_s: time for running requests to finish when the worker stops."""
+    """Options of the worker."""
 
     engine_dir: Path
-    model_path: Path
+    model_path: Path  # checkpoint whose tokenizer, chat template and config.json the frontend reads
     served_model_name: str | None = None
     speculation: str | None = None
-    drain_timeout_s: float = 10.0
+    drain_timeout_s: float = 10.0  # time for running requests to finish when the worker stops
 
 
 class FaserEngine(LLMEngine):  # type: ignore[misc]
-    """Opens the executor in start(). All methods run on Dynamo's event loop."""
+    """An engine that opens the executor in start(). All methods run on Dynamo's event loop."""
 
     def __init__(self, options: DynamoOptions) -> None:
         self._options = options
@@ -62,7 +61,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[FaserEngine, WorkerConfig]:
-        """The engine, not yet started, and the configuration of its worker."""
+        """Return the engine, not yet started, and the configuration of its worker."""
         arguments = _parser().parse_args(argv)
         options = DynamoOptions(**{one.name: getattr(arguments, one.name) for one in fields(DynamoOptions)})
         worker_config = WorkerConfig(
@@ -80,7 +79,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
         return cls(options), worker_config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Open the engines; raises FaserError if that fails."""
+        """Open the engines; raise FaserError if that fails."""
         options = self._options
         config = parse(ExecutorConfig, {"speculation": options.speculation} if options.speculation else {})
         await asyncio.to_thread(ensure_profile, options.engine_dir, config)
@@ -103,7 +102,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
         )
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield chunks of new tokens, one per step; raises Dynamo's exceptions. Leaving early cancels the request."""
+        """Yield chunks of new tokens, one per step; raise Dynamo's exceptions. Leaving early cancels the request."""
         executor = self._started()
         outputs: asyncio.Queue[tuple[dict[str, Any], str | None]] = asyncio.Queue()
         request_id = f"{context.id()}-{next(self._numbers)}"
@@ -134,13 +133,13 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
                 del self._open[context.id()]
 
     async def abort(self, context: Any) -> None:
-        """Cancel the requests of a context; generate() still yields their last chunk, "cancelled"."""
+        """Cancel the requests of a context; generate() still yields their last chunks, with reason "cancelled"."""
         if self._executor is not None:
             for request_id in self._open.get(context.id(), ()):
                 self._executor.cancel(request_id)
 
     async def cleanup(self) -> None:
-        """Give requests drain_timeout_s to finish, cancel the rest and free the engines. May be called twice."""
+        """Give requests drain_timeout_s to finish, cancel the rest and free the engines. May be called again."""
         executor, self._executor = self._executor, None
         if executor is not None:
             await asyncio.to_thread(executor.drain, self._options.drain_timeout_s)
@@ -205,7 +204,7 @@ def _as_dynamo_s(error: FaserError) -> Exception:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Serve faser_trtllm engines as a worker of NVIDIA Dynamo.")
-    parser.add_argument("--engine_dir", type=Path, required=True, help="a directory that `faser build` wrote")
+    parser.add_argument("--engine_dir", type=Path, required=True, help="engine directory written by `faser build`")
     parser.add_argument(
         "--model_path", type=Path, required=True, help="the target's checkpoint (tokenizer, chat template, config.json)"
     )
@@ -219,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--discovery_backend", default="etcd", help="Dynamo's discovery: etcd, kubernetes, file or mem")
     parser.add_argument("--request_plane", default="tcp")
     parser.add_argument("--event_plane")
-    parser.add_argument("--disable_kv_routing", action="store_true", help="do not report prefixes and load")
+    parser.add_argument("--disable_kv_routing", action="store_true", help="do not report cached prefixes and load")
     return parser
 
 

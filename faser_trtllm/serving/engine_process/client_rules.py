@@ -1,4 +1,4 @@
-"""Rules of the operator for clients: their priority, their time, the KV cache they see, the requests they may stop."""
+"""The operator's rules for clients: their priority, timeout, cache salt, and the requests that they may stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UUID4 = re.compile("[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?
 
 @dataclass(frozen=True, slots=True)
 class ClientRules:
-    """Rules by the keys of ServiceConfig. The proxy sets a client's key; it is "" for none."""
+    """The keys of ServiceConfig that are rules for clients. The proxy sets a client's key; "" means none."""
 
     max_priority: float = _DEFAULT_PRIORITY
     default_timeout_ms: float = 0.0
@@ -36,7 +36,7 @@ class ClientRules:
         )
 
     def applied(self, request: TextRequest, client_key: str) -> TextRequest:
-        """Return the request as its client may run it. Raise InvalidArgumentError if the client may not send it."""
+        """Return the request within its client's limits; raise InvalidArgumentError if the client may not send it."""
         if len(client_key) > MAX_KEY_CHARS:
             raise InvalidArgumentError(
                 f"has {len(client_key)} characters, allowed are at most {MAX_KEY_CHARS}",
@@ -52,17 +52,17 @@ class ClientRules:
             changes["priority"] = self.max_priority
         if self.default_timeout_ms and request.timeout_ms is None and not request.stream:
             changes["timeout_ms"] = self.default_timeout_ms
-        if self.salts_by_client:  # hashed, so that no two clients can have the same salt
+        if self.salts_by_client:  # hashed, so that clients cannot share a salt
             salts = json.dumps([client_key, request.cache_salt, request.cache_salt_id])
             changes |= {"cache_salt": hashlib.sha256(salts.encode()).hexdigest(), "cache_salt_id": None}
         return replace(request, **changes) if changes else request
 
     def check_stop(self, request_id: str, client_key: str) -> None:
-        """Raise InvalidArgumentError if a client may not stop requests by this id, which other clients may have too."""
+        """Raise InvalidArgumentError if a client may not stop requests by this id, since others could use it too."""
         if not request_id:
             raise InvalidArgumentError("A request id must be provided for request cancellation")
         if not (self.stop_by_id or client_key or _UUID4.search(request_id)):
             raise InvalidArgumentError(
-                f"the id {request_id[:64]!r} may be guessed, so it stops no request; draw ids as random (version 4) "
+                f"the id {request_id[:64]!r} can be guessed, so it stops no request; use random (version 4) "
                 "UUIDs, cancel the gRPC stream, or set stop_by_id in the server's configuration"
             )

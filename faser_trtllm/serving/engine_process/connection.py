@@ -1,9 +1,8 @@
 """The engine process's end of the socket to the Triton backend.
 
-Any thread may send. One thread, in run_writer(), writes: it first asks for the responses that are due, so that what
-arrives while the socket is busy is merged, and a slow backend gets fewer and larger responses in one frame. It can
-also be told to rest after its work (rest_at_most): what is not urgent is then merged as the writer's share of the time
-grows.
+Any thread may send. One thread writes, in run_writer(): it first asks for the responses that are due. Outputs that
+arrive while the socket is busy are thus merged, and a slow backend gets fewer, larger responses in one frame. With
+rest_at_most() the writer also rests after its work, so that responses that are not urgent are merged under load.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from collections.abc import Callable, Iterator
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.wire import Body, FromBackend, ToBackend, WireError
 
-MAX_RESPONSES_BYTES = 16 << 20  # of one frame, unless a single response is larger
-MAX_REST_S = 0.05  # with stream_interval auto: a viewer of a stream does not notice it
-_REST_RATIO = 9.0  # rest for each second of work: the writer takes a tenth of the time until MAX_REST_S cuts the rest
+MAX_RESPONSES_BYTES = 16 << 20  # per frame, unless a single response is larger
+MAX_REST_S = 0.05  # with stream_interval auto; short enough that readers of a stream do not notice
+_REST_RATIO = 9.0  # seconds of rest per second of work, up to MAX_REST_S: the writer runs a tenth of the time
 _LENGTH = struct.Struct("<I")
 
 log = logging.getLogger("faser.engine")
@@ -42,7 +41,7 @@ class Connection:
         self._closed = False
 
     def receive(self) -> Iterator[tuple[FromBackend, Body]]:
-        """The frames that arrive next, at least one; raises EOFError at the end and WireError on anything else."""
+        """Wait for frames and return at least one; raise EOFError at the end, WireError if the data are not frames."""
         while True:
             data = self._sock.recv(1 << 18)
             if not data:
@@ -53,24 +52,24 @@ class Connection:
                 return self._frames_of(whole)
 
     def send(self, kind: ToBackend, *parts: bytes) -> None:
-        """Queue a frame; nothing happens once the connection is closed."""
+        """Queue a frame; it is dropped if the connection is closed."""
         with self._changed:
             self._frames.append(wire.frame(kind, *parts))
             self._wake()
 
     def notify(self, is_urgent: bool = True) -> None:
-        """Responses are due: the writer asks for them, for urgent ones also while it rests."""
+        """Wake the writer for responses that are due; urgent ones also end its rest."""
         with self._changed:
             self._is_due = True
             self._is_urgent |= is_urgent
             self._wake()
 
     def rest_at_most(self, seconds: float) -> None:
-        """Longest rest of the writer, 0 (none) until this is called."""
+        """Set the longest rest of the writer, which is 0 by default."""
         self._max_rest_s = seconds
 
     def run_writer(self, produce: Callable[[bool], list[bytes]]) -> None:
-        """Write until the connection is closed. produce: the responses (wire.py) that are due (True) or urgent."""
+        """Write until the connection is closed. produce(everything) returns responses that are due, or only urgent."""
         rested_s = 0.0
         while self._wait_for_work(rested_s):
             started_s = time.monotonic()
@@ -97,7 +96,7 @@ class Connection:
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued was written; False if it was not in time."""
+        """Wait until everything queued was written; return False if that takes longer than timeout_s."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closed or (self._is_idle and not (self._frames or self._is_due)),
@@ -105,7 +104,7 @@ class Connection:
             )
 
     def close(self) -> None:
-        """Hang up: receive() raises EOFError, and the writer ends."""
+        """Close the connection: receive() raises EOFError, and the writer ends."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -113,7 +112,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _wait_for_work(self, rested_s: float) -> bool:
-        """False once the connection is closed. rested_s: until then only what is urgent is work."""
+        """Wait for work, before the time rested_s only for urgent work; return False once the connection is closed."""
         with self._changed:
             while not self._closed:
                 left_s = rested_s - time.monotonic()
@@ -127,7 +126,7 @@ class Connection:
             self._changed.notify_all()
 
     def _take_whole(self) -> bytes:
-        """The bytes of all frames that are complete."""
+        """Take the bytes of all frames that are complete."""
         received, end = self._received, 0
         while len(received) - end >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, end)
@@ -157,7 +156,7 @@ class Connection:
 
 
 def _packed(responses: list[bytes]) -> Iterator[bytes]:
-    """As few frames as fit MAX_RESPONSES_BYTES each."""
+    """Pack responses into as few frames as possible, of at most MAX_RESPONSES_BYTES each."""
     first, num_bytes = 0, 0
     for place, response in enumerate(responses):
         if num_bytes and num_bytes + len(response) > MAX_RESPONSES_BYTES:

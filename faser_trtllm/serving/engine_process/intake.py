@@ -1,4 +1,4 @@
-"""Threads that read requests, so that a long prompt of one client does not hold up those of others."""
+"""Threads that read requests, so that one client's long prompt does not delay the requests of others."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from queue import PriorityQueue
 from faser_trtllm.serving.engine_process.wire import RequestFrame
 
 NUM_THREADS = 2
-MAX_INLINE_BYTES = 8 << 10  # of a frame that is read at once: its text takes a few ms at most
+MAX_INLINE_BYTES = 8 << 10  # a frame up to this size is read at once: its text takes a few ms at most
 
 
 class Intake:
-    """Small requests are read on the caller's thread, others on NUM_THREADS threads, the smallest that waits first.
+    """Reads small requests on the caller's thread, and others on NUM_THREADS threads, the smallest first.
 
-    put() and cancel() belong to one thread.
+    put() and cancel() must be called on one thread.
     """
 
     def __init__(self, read: Callable[[RequestFrame], None]) -> None:
-        """read: starts or refuses a request; called on several threads."""
+        """read: starts or refuses a request; it is called on several threads."""
         self._read = read
         self._work: PriorityQueue[tuple[int, int, RequestFrame]] = PriorityQueue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._waiting: dict[int, bool] = {}  # by handle: whether the client has cancelled it
+        self._waiting: dict[int, bool] = {}  # handle -> True if the client has cancelled the request
         self._threads: list[threading.Thread] = []
 
     def put(self, frame: RequestFrame) -> None:
-        """Have a request read."""
+        """Read a request, or queue it for a thread that does."""
         if frame.num_bytes <= MAX_INLINE_BYTES:
             self._read(frame)
             return
@@ -42,7 +42,7 @@ class Intake:
         self._work.put((frame.num_bytes, next(self._numbers), frame))
 
     def cancel(self, handle: int) -> bool:
-        """Note that a client has cancelled a request that is not read yet; False if none of this handle waits."""
+        """Note that a client has cancelled a request not read yet; return False if no request of this handle waits."""
         with self._lock:
             if handle not in self._waiting:
                 return False
@@ -50,7 +50,7 @@ class Intake:
             return True
 
     def take_cancelled(self, handle: int) -> bool:
-        """The request has been started; True if its client cancelled it before. From now on cancel() is False."""
+        """Note that a request has started; return True if it was cancelled before. cancel() is False from now on."""
         with self._lock:
             return self._waiting.pop(handle, False)
 

@@ -1,8 +1,8 @@
 """The engine process of the Triton backend `faser`: `python -m faser_trtllm.serving.engine_process.main`.
 
-The backend (plugins/triton) starts it, passes the requests of all models on as Triton gives them, and turns its frames
-into responses. The process exits when the socket closes, when the server dies, when one of its threads fails, or after
-a drain (SIGTERM).
+The backend (plugins/triton) starts this process, forwards the requests of all models to it, and turns its frames into
+responses. The process exits when the socket closes, when the server dies, when one of its threads fails, or after a
+drain (SIGTERM).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _OPENED = struct.Struct("<IBB")
 
 
 class EngineServer:
-    """Serves one connection with one engine, which the first model's configuration names."""
+    """Serves one connection with one engine, which the configuration of the first model names."""
 
     def __init__(self, connection: Connection, opener: Opener) -> None:
         self._connection = connection
@@ -77,16 +77,16 @@ class EngineServer:
         self._changes = MetricChanges(connection)
         self._outbox = Outbox(connection.notify)
         self._num_restarts = 0.0
-        self._backend_release = "an older release"  # which does not say it
+        self._backend_release = "an older release"  # older backends do not send their release
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
         self._generator: TextGenerator | None = None
         self._tokenizer: Any = None
         self._spans: SpanRecorder | None = None
         self._models: dict[int, ServedModel | Preprocessor | Postprocessor] = {}
-        self._unopened: dict[int, str] = {}  # models of Triton that are not open here, and why
-        self._publisher: ServedModel | None = None  # of the executor's counts, also after it was unloaded
-        self._requests: dict[int, list[OpenRequest]] = {}  # by handle
+        self._unopened: dict[int, str] = {}  # why models that Triton has loaded are not open here
+        self._publisher: ServedModel | None = None  # publishes the executor's counts, even after it was unloaded
+        self._requests: dict[int, list[OpenRequest]] = {}  # handle -> sequences
         self._is_draining = False
         self._pauses = Pauses()
         self._intake = Intake(self._request)
@@ -105,17 +105,17 @@ class EngineServer:
             log.error("nothing more can be read from the Triton backend: %s", error)
 
     def drain(self) -> None:
-        """Refuse new requests, give the running ones drain_timeout_s, fail the rest and hang up."""
+        """Refuse new requests, give running ones drain_timeout_s, fail the rest and close the connection."""
         if not self._is_draining:
             self._is_draining = True
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
 
     def replace_draft(self) -> None:
-        """Put the draft of the engine directory, as it is now, in the place of the one that runs."""
+        """Replace the running draft by the one that is now in the engine directory."""
         threading.Thread(target=self._replace_draft, name="faser-draft-opener", daemon=True).start()
 
     def close(self) -> None:
-        """Send the spans that wait; call it after run() has returned."""
+        """Export the remaining spans; call it after run() has returned."""
         if self._spans is not None:
             self._spans.close()
 
@@ -131,13 +131,13 @@ class EngineServer:
 
     def _replace_draft(self) -> None:
         if self._executor is None or self._config is None:
-            return  # it will be opened as it is then
+            return  # the engine opens later, with the draft of that time
         engine_dir = Path(self._config.engine_dir or "")
         try:
             self._executor.replace_draft(engine_dir).result()
-            log.warning("the draft of %s has taken the place of the one before", engine_dir)
+            log.warning("the draft of %s has replaced the previous one", engine_dir)
         except Exception as error:
-            log.error("the draft goes on as it is: %s", error, exc_info=not isinstance(error, FaserError))
+            log.error("the draft was not replaced: %s", error, exc_info=not isinstance(error, FaserError))
 
     def _write(self) -> None:
         self._connection.run_writer(self._outbox.take)
@@ -157,7 +157,7 @@ class EngineServer:
             self._close(body.u32())
         elif kind is FromBackend.HELLO:
             version, num_starts = body.numbers(_HELLO)
-            # Each process counts its own start again: Triton keeps what the processes before it have counted.
+            # A process only counts its own start, since Triton keeps the counts of earlier processes.
             self._num_restarts = float(num_starts > 0)
             if body.num_left:
                 self._backend_release = body.text()
@@ -186,7 +186,7 @@ class EngineServer:
                     self._submit(frame, model, tensors)
                 else:
                     self._respond(frame, model.answer(tensors))
-            else:  # the backend goes on with the models of the process before this one
+            else:  # the backend keeps the models of the previous engine process
                 why = self._unopened.get(frame.model, "it is not known here")
                 raise UnavailableError(
                     f"the model did not open when the engine process started again: {why}; correct that and load it "
@@ -226,7 +226,7 @@ class EngineServer:
         for request in list(sequences):
             try:
                 self._generator.start(request.id, request.prepared, request, request.fail)
-            except FaserError as error:  # ends the others, too
+            except FaserError as error:  # fail() ends the other sequences too
                 request.fail(error)
                 break
 
@@ -235,7 +235,7 @@ class EngineServer:
         self._memory.release(handle)
 
     def _stop(self, frame: RequestFrame, model: ServedModel) -> None:
-        """End the client's requests with the id of this one, with the output they have so far."""
+        """End the client's requests that have this request's id; they keep the output they have so far."""
         model.rules.check_stop(frame.request_id, frame.client_key)
         for sequences in list(self._requests.values()):
             for request in list(sequences):
@@ -268,7 +268,7 @@ class EngineServer:
         self._publish(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _publish(self, stats: Mapping[str, float] | None = None) -> None:
-        """Publish the metrics of all models, and with the executor's stats those of its steps."""
+        """Publish the metrics of all models, and those of steps if the executor's stats are given."""
         models = {model.number: model for model in self._models.values() if isinstance(model, ServedModel)}
         if self._publisher is not None:
             models[self._publisher.number] = self._publisher
@@ -291,7 +291,7 @@ class EngineServer:
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
             self._models[frame.model] = self._open_model(frame)
-            self._publish()  # the backend counts requests that it fails itself in series that it knows
+            self._publish()  # the backend needs the series, to count requests that it fails itself
             self._answer_open(frame, OpenStatus.OPENED)
         except FaserError as error:
             self._fail_open(frame, error.code, str(error))
@@ -316,7 +316,7 @@ class EngineServer:
             rules=ClientRules.of(self._config or ServiceConfig()),
             defaults=config.request_defaults(),
         )
-        self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
+        self._publisher = self._publisher or model  # only one, so that sums over models count the engine once
         return model
 
     def _close(self, number: int) -> None:
@@ -369,12 +369,12 @@ class EngineServer:
 
 def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoReturn:
     """Serve until the connection closes; never returns."""
-    parser = argparse.ArgumentParser(description="The engine process of the Triton backend `faser`, which starts it.")
+    parser = argparse.ArgumentParser(description="Run the engine process; the Triton backend `faser` starts it.")
     parser.add_argument("--backend_fd", type=int, required=True, help="the inherited socket to the backend")
     parser.add_argument("--parent_pid", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent_pid)
-    os.closerange(args.backend_fd + 1, os.sysconf("SC_OPEN_MAX"))  # the server's own, such as its ports
+    os.closerange(args.backend_fd + 1, os.sysconf("SC_OPEN_MAX"))  # inherited from the server, such as its ports
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     threading.excepthook = die_of_thread
@@ -386,13 +386,13 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoR
         server.run()
         server.close()
     except WireError as error:
-        log.error("the Triton backend sent what is not understood: %s", error)
+        log.error("the Triton backend sent an invalid frame: %s", error)
         _exit(70)
     _exit(0)
 
 
 def _exit(status: int) -> NoReturn:
-    """The kernel frees the memory. A regular exit could hang on engine threads that still run."""
+    """Exit at once. A regular exit could hang on engine threads that still run; the kernel frees the memory."""
     os._exit(status)
 
 

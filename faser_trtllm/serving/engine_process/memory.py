@@ -1,5 +1,4 @@
-"""A bound on the memory that requests hold from their arrival to their end; what a burst of them took goes back to the
-system."""
+"""Bounds the memory of open requests, and returns memory to the system after a burst of them."""
 
 from __future__ import annotations
 
@@ -9,21 +8,21 @@ import threading
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import UnavailableError
 
-BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and the objects made of its words
+BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and the objects made from its words
 BYTES_PER_SEQUENCE = 8 << 10
 BYTES_PER_LOG_PROB = 32
 BYTES_PER_TOPS = 512  # a token's most probable tokens, with their arrays
-BYTES_PER_LOGITS_ROW = 128  # besides its numbers
-BYTES_PER_PREDICTED_TOKEN = 256  # of the automaton that finds it
+BYTES_PER_LOGITS_ROW = 128  # in addition to its numbers
+BYTES_PER_PREDICTED_TOKEN = 256  # in the automaton that searches the prediction
 MIN_TRIMMED_BYTES = 16 << 20
 
 
 class RequestMemory:
     """Bounds the memory of all open requests, by handle. Thread-safe.
 
-    It counts the most that a request can take, not what it takes: BYTES_PER_BODY_BYTE for each byte of its body from
-    its arrival, and what later calls of take() add. A client may take half of what the others leave, so that clients
-    that take much leave room for those that take little. A request without a client key counts as a client of its own.
+    It counts the most that a request can take, not what it does take: BYTES_PER_BODY_BYTE for each byte of its body on
+    arrival, plus what later calls of take() add. A client may take half of what the others leave, so that heavy clients
+    leave room for light ones. A request without a client key counts as a client of its own.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,7 +34,7 @@ class RequestMemory:
         self._highest = 0  # the largest _num_bytes since memory was last given back
 
     def take(self, handle: int, num_bytes: int, client_key: str = "") -> None:
-        """Count num_bytes more for a request. Raise UnavailableError, and count nothing, if that is too much."""
+        """Count num_bytes more for a request, or raise UnavailableError if that is too much."""
         client = client_key or handle
         with self._lock:
             own = self._of_clients.get(client, 0)
@@ -43,7 +42,7 @@ class RequestMemory:
             if num_bytes > left:
                 raise UnavailableError(
                     f"the request takes up to {num_bytes} more bytes of memory, its client may take {left} more of "
-                    f"max_queue_bytes {self.limit}, half of what others leave; try again later, or ask for less"
+                    f"max_queue_bytes {self.limit} (half of what others leave); try again later, or ask for less"
                 )
             self._taken[handle] = client, self._taken.get(handle, (client, 0))[1] + num_bytes
             self._of_clients[client] = own + num_bytes
@@ -51,7 +50,7 @@ class RequestMemory:
             self._highest = max(self._highest, self._num_bytes)
 
     def release(self, handle: int) -> None:
-        """Release the bytes of a request that has ended; do nothing if it holds none."""
+        """Release the bytes of a request that has ended, if it holds any."""
         with self._lock:
             client, num_bytes = self._taken.pop(handle, ("", 0))
             self._num_bytes -= num_bytes
@@ -61,7 +60,7 @@ class RequestMemory:
                     del self._of_clients[client]
 
     def trim(self) -> None:
-        """Give free memory back to the system if MIN_TRIMMED_BYTES less are held than at most since last time."""
+        """Return free memory to the system if requests hold MIN_TRIMMED_BYTES less than at the peak since last time."""
         with self._lock:
             if self._highest - self._num_bytes < MIN_TRIMMED_BYTES:
                 return
@@ -70,7 +69,7 @@ class RequestMemory:
 
 
 def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, vocab_size: int) -> int:
-    """Return the bytes that a sequence takes at most, with its log probs and logits. num_output: output tokens."""
+    """Return the most bytes that a sequence of num_output output tokens takes, with its log probs and logits."""
     log_prob = BYTES_PER_LOG_PROB + (BYTES_PER_TOPS if params.num_top_log_probs else 0)
     num_log_probs = num_output * params.return_log_probs + prompt_len * params.return_context_log_probs
     num_rows = num_output * params.return_generation_logits
@@ -79,7 +78,7 @@ def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, voc
 
 
 def _trim_heap() -> None:
-    """Make glibc return freed memory to the system. Other allocators do not have the function."""
+    """Make glibc return freed memory to the system; other allocators lack the function."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

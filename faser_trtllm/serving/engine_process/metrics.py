@@ -1,8 +1,8 @@
-"""Publishes metrics on Triton's /metrics, with TensorRT-LLM's names where they exist, else vLLM's under faser_, and
-those that have its meaning under its own names too.
+"""Publishes metrics on Triton's /metrics.
 
-The engine process sends changes of metrics as frames, which one thread of the Triton backend applies. The executor
-counts; the changes since the last time are published with every answer to the backend's pings, once a second.
+Metrics have TensorRT-LLM's names where those exist, otherwise names under faser_ like vLLM's; metrics with the same
+meaning as one of vLLM's also appear under its name. The executor counts. Once a second, with every answer to a ping,
+the engine process sends the changes as a frame, which one thread of the Triton backend applies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DECLARATION = struct.Struct("<BIB")
 
 
 class MetricChanges:
-    """Collects changes of metrics into frames; one thread changes, any thread may flush."""
+    """Collects changes of metrics into frames. One thread makes changes; any thread may flush."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -59,7 +59,7 @@ class MetricChanges:
     def declare(
         self, kind: str, name: str, help_text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> int:
-        """A new series, whose number the changes refer to. kind: counter, gauge or histogram, which has buckets."""
+        """Declare a series (counter, gauge, or histogram with buckets); return the number that changes refer to."""
         number = next(self._numbers)
         parts = [_DECLARATION.pack(_DECLARE, number, _KINDS.index(kind)), wire.text(name), wire.text(help_text)]
         parts.append(struct.pack("<I", len(labels)))
@@ -91,10 +91,10 @@ class MetricChanges:
 
 
 class ModelMetrics:
-    """The metrics of one model. Any thread may count ends; publish() belongs to one thread.
+    """The metrics of one model. Any thread may call ended(); publish() belongs to one thread.
 
-    The executor's counts are published only by the model that is given them, so that sums over models are right when
-    several models share an engine process.
+    Only one model is given the executor's counts and publishes them, so that sums over models are right when several
+    models share an engine process.
     """
 
     def __init__(self, changes: MetricChanges, model: str, version: str) -> None:
@@ -102,7 +102,7 @@ class ModelMetrics:
         vllm_labels = {"model_name": model, "engine": "0"}
 
         def labels_of(name: str) -> dict[str, str]:
-            """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
+            """Return the labels of a name; TensorRT-LLM's always have its model tensorrt_llm."""
             return TRTLLM_LABELS if name.startswith("nv_") else vllm_labels if name.startswith(VLLM_PREFIX) else labels
 
         self._changes = changes
@@ -121,11 +121,11 @@ class ModelMetrics:
         self._failures = {
             code: [changes.declare("counter", *FAILURES, labels | {"code": code})] for code in FAILURE_CODES
         }
-        self._ended: Counter[int] = Counter()  # by the number of the series
+        self._ended: Counter[int] = Counter()  # series number -> requests that ended
         self._lock = threading.Lock()
 
     def publish(self, is_ready: bool, stats: Mapping[str, float] | None = None) -> None:
-        """Publish what has changed. is_ready: requests are served. stats: Executor.stats() with num_restarts."""
+        """Publish changes. is_ready: requests are served. stats: Executor.stats() with num_restarts."""
         try:
             self._ready.publish(Stats({"is_ready": float(is_ready)}))
             if stats is not None:
@@ -140,7 +140,7 @@ class ModelMetrics:
             self._changes.add(number, count)
 
     def ended(self, reason: str | None, error: FaserError | None = None) -> None:
-        """A request ended, with this finish reason or with an error, possibly before it reached the engine."""
+        """Count a request that ended with a finish reason or an error, possibly before it reached the engine."""
         if error is None:
             numbers = self._successes.get(reason or "", [])
         else:
@@ -178,7 +178,7 @@ class _Counts:
 
 
 class _Replay:
-    """A histogram family: replays to Triton as many values per bucket as the engine counted, with the same sum."""
+    """A histogram family. Sends Triton as many values per bucket as the engine counted, with the same sum."""
 
     def __init__(self, changes: MetricChanges, labels: Mapping[str, str], spec: HistogramFamily) -> None:
         self._changes = changes
@@ -206,7 +206,7 @@ class _Replay:
             self._counts[place], self._sums[place] = count, total
 
     def _inside(self, place: int, value: float) -> float:
-        """Clamp a value to its bucket, which rounding of the mean may have left."""
+        """Clamp a mean to its bucket, since rounding may have moved it out."""
         low = math.nextafter(self._bounds[place - 1], math.inf) if place else -math.inf
         high = self._bounds[place] if place < len(self._bounds) else math.inf
         return min(max(value, low), high)

@@ -21,24 +21,23 @@ from faser_trtllm.serving.triton.request import Part, parse_request
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One of the models of triton/contract.py. cancel: ends a request of the executor by its id. defaults: values of
-    request fields that its configuration sets."""
+    """One of the models of triton/contract.py."""
 
     number: int
     contract: ModelContract
     is_decoupled: bool
     normalize_log_probs: bool
     metrics: ModelMetrics
-    cancel: Callable[[str], None]
+    cancel: Callable[[str], None]  # ends a request of the executor by its id
     rules: ClientRules = field(default_factory=ClientRules)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # request fields that its configuration sets
 
     def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
         """Raise InvalidArgumentError for an input that is too large to be read."""
         self.contract.check_input(name, shape, num_bytes, is_text)
 
     def parse(self, tensors: Mapping[str, Any], client_key: str = "") -> list[Part]:
-        """The sequences that a request of this client asks for; raises InvalidArgumentError."""
+        """Parse the sequences that a client's request asks for; raise InvalidArgumentError."""
         canonical = self.contract.canonical(tensors)
         parts = parse_request(
             canonical,
@@ -47,13 +46,13 @@ class ServedModel:
             defaults=self.defaults,
             admit=lambda request: self.rules.applied(request, client_key),
         )
-        if not self.is_decoupled:  # such a model sends exactly one response
+        if not self.is_decoupled:  # the model must send exactly one response
             if any(part.request.stream for part in parts):
                 what = "is true: Streaming is only supported in decoupled mode."
                 raise InvalidArgumentError(what, field="stream", value=True, limit=False)
             if len(parts) > 1:
                 raise InvalidArgumentError(
-                    f"the request asks for {len(parts)} sequences, allowed is 1 as the model is not decoupled; "
+                    f"the request asks for {len(parts)} sequences, allowed is 1 because the model is not decoupled; "
                     "send one request for each"
                 )
         return parts
@@ -61,7 +60,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The settings of a model's config.pbtxt. parameters: by name."""
+    """Settings of a model's config.pbtxt."""
 
     is_decoupled: bool
     parameters: Mapping[str, str]
@@ -79,16 +78,16 @@ class ModelConfig:
         return self.parameters.get(name, str(default)).lower() == "true"
 
     def request_defaults(self) -> dict[str, bool]:
-        """Request fields that TensorRT-LLM has as parameters of its preprocessing and postprocessing, where set."""
+        """Return the request fields that the configuration sets, as TensorRT-LLM's pre- and postprocessing can."""
         names = ("add_special_tokens", "skip_special_tokens")
         return {name: self.flag(name, True) for name in names if self.parameters.get(name)}
 
 
 def load_model_config(frame: OpenFrame) -> ServiceConfig:
-    """Settings from FASER_CONFIG, a model parameter or 1/faser.yaml, in this order; FASER_ENGINE_DIR sets engine_dir.
+    """Load the settings from FASER_CONFIG, a model parameter or 1/faser.yaml, in this order.
 
     A model without its own faser.yaml uses that of the model `faser` next to it, so that both share one engine process.
-    Raises InvalidArgumentError.
+    FASER_ENGINE_DIR overrides engine_dir. Raises InvalidArgumentError.
     """
     values = ModelConfig.of(frame).parameters
     model_dir = Path(frame.repository)
@@ -105,7 +104,7 @@ def load_model_config(frame: OpenFrame) -> ServiceConfig:
 
 
 def note_start_error(message: str) -> None:
-    """Leave the reason why a model could not be opened to `faser serve`."""
+    """Write the reason why a model could not be opened to a file that `faser serve` reads."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir:
         Path(run_dir, STARTUP_ERROR_FILE).write_text(message)

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class OpenRequest(TextStream):
-    """One sequence of a client's request: the executor's sink for its tokens, and the maker of its responses.
+    """One sequence of a client's request: the executor's sink for its tokens, and the builder of its responses.
 
-    The executor's thread calls it, any thread may fail, cancel and stop it; the rest runs under the outbox's lock.
-    siblings: all sequences of the client's request, itself included; empty once the final response was made. The Triton
-    backend forgets the request with that response, so nothing follows it. is_urgent: what is due should not wait.
-    num_put, num_converted: outputs that the outbox received of it, and those whose text was made.
+    The executor's thread calls it. Any thread may fail, cancel and stop it; the rest runs under the outbox's lock.
+
+    siblings: all sequences of the client's request, including this one; empty once the final response was made. The
+        Triton backend forgets the request with that response, so nothing may follow it.
+    is_urgent: output that is due must not wait for the writer's rest.
+    num_put, num_converted: outputs that the outbox received, and those it has detokenized.
     """
 
     def __init__(
@@ -40,11 +42,11 @@ class OpenRequest(TextStream):
         outbox: Outbox,
         on_end: Callable[[int], None],
     ) -> None:
-        """on_end: receives the handle once the final response was made."""
+        """on_end: called with the handle once the final response was made."""
         super().__init__(prepared)
         self.handle = frame.handle
         self.client_id = frame.client_id
-        self.id = f"{frame.handle}.{len(siblings)}"  # in the executor
+        self.id = f"{frame.handle}.{len(siblings)}"  # the executor's request id
         self.model = model
         self.siblings = siblings
         self.is_urgent = True
@@ -56,25 +58,25 @@ class OpenRequest(TextStream):
         self._is_cancelled = self._is_stopped = self._is_ended = False
 
     def __call__(self, output: RequestOutput) -> bool | OutputEnd:
-        """Take a step's tokens, as the executor's sink; True, or what counts of them, if the request has ended."""
+        """Take a step's tokens, as the executor's sink; return True or an OutputEnd if the request has ended."""
         return (self.is_done or self._outbox.put(self, output)) and (self.output_end or True)
 
     def fail(self, error: FaserError) -> None:
-        """End the client's request with an error, after the outputs that it has."""
+        """End the client's request with an error, after its outputs so far."""
         self._outbox.fail(self, error)
 
     def cancel(self) -> None:
-        """The client has cancelled: only the final response is still sent, without output, as some was dropped."""
+        """Cancel for the client: only the final response is still sent, without output, since some was dropped."""
         self._is_cancelled = True
         self.model.cancel(self.id)
 
     def stop(self) -> None:
-        """End it with the output that it has so far, which is no error."""
+        """End the request with its output so far; this is not an error."""
         self._is_stopped = True
         self.model.cancel(self.id)
 
     def responses(self) -> list[bytes]:
-        """The responses (wire.py) of all that is due."""
+        """Return the responses (wire.py) for all output that is due."""
         output = self.take()
         error = self._error_of(output)
         if output.is_final:
@@ -95,7 +97,7 @@ class OpenRequest(TextStream):
         return [response]
 
     def refuse(self, error: FaserError) -> bytes:
-        """The final response of a client's request that fails, whose other sequences end as well."""
+        """Return the final response of a client's request that fails, and end its other sequences."""
         for sibling in self.siblings:
             sibling.model.cancel(sibling.id)
         self._close()
@@ -106,7 +108,7 @@ class OpenRequest(TextStream):
         self._on_end(self.handle)
 
     def _error_of(self, output: TextOutput) -> FaserError | None:
-        """The error that the client gets in place of an end; a deadline that passed after the first token is none."""
+        """Return the error that the client gets, if any; a timeout after the first token is not an error."""
         reason = output.finish_reason
         is_cancelled = self._is_cancelled or (reason == FinishReason.CANCELLED.value and not self._is_stopped)
         if is_cancelled and output.is_final:

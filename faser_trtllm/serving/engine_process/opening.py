@@ -1,4 +1,4 @@
-"""Opening the engines of an engine process."""
+"""Opens the engines of an engine process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("faser.engine")
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another one"
 
-# How long other threads of Python hold up the executor's after each pass, at most; Python's default is 5 ms.
+# The longest that another Python thread can delay the executor's thread after a pass; Python's default is 5 ms.
 SWITCH_INTERVAL_S = 0.0001
 
 
@@ -39,7 +39,7 @@ Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]
 
 
 def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExecutor, Any]:
-    """The executor and tokenizer of an engine directory; raises FaserError."""
+    """Open the executor and tokenizer of an engine directory; raise FaserError."""
     from faser_trtllm.builder.engine_dir import EngineDir
     from faser_trtllm.executor.factory import open_executor
     from faser_trtllm.models.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     faults = faults_of_environment()
     engines = EngineDir.load(engine_dir)
     tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
-    ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` has done so before the first start
+    ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` replaces it before the first start
     executor = open_executor(
         engine_dir,
         config,
@@ -60,6 +60,6 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
 
 
 def die_of_thread(failure: threading.ExceptHookArgs) -> None:
-    """A threading.excepthook: a process with a dead thread is worse than none."""
+    """End the process as a threading.excepthook, since it cannot serve with a dead thread and must be restarted."""
     log.error("thread %s failed", failure.thread.name if failure.thread else "?", exc_info=failure.exc_value)
     os._exit(70)

@@ -1,7 +1,8 @@
 """The queue between the executor's thread, which commits tokens, and the writer's, which sends responses.
 
-Detokenizing, stop words and responses take longer than the executor's own Python of a step, and all threads share
-Python's lock. So the executor's thread only notes what it committed, and the rest is made while it waits for a pass.
+Detokenizing, searching stop words and building responses take longer than the executor's own Python code in a step, and
+all threads share Python's lock. The executor's thread therefore only queues outputs; the rest is done while it waits
+for a pass.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from faser_trtllm.serving.engine_process.open_request import OpenRequest
 log = logging.getLogger("faser.engine")
 
 MAX_WAITING = 4096  # outputs: 16 steps of 256 requests
-MAX_AT_ONCE = 16  # outputs of a step in which a stop word is looked for at once
-MAX_REQUEST_BYTES = 64 << 20  # of one request's responses that are due
-MAX_BYTES = 256 << 20  # of all requests' together
+MAX_AT_ONCE = 16  # outputs of a step in which stop words are searched at once
+MAX_REQUEST_BYTES = 64 << 20  # responses of one request that are due
+MAX_BYTES = 256 << 20  # responses of all requests that are due
 NOT_READ = "the output was not read in time and filled the server's memory for it; read faster or ask for less of it"
 
 
 class Outbox:
-    """The executor's thread puts outputs and hands them over once per step; the writer's takes responses.
+    """The executor's thread puts outputs and hands them over once per step; the writer's thread takes responses.
 
-    If the writer is late by MAX_WAITING outputs, the executor makes their text itself, so memory is bounded. It does so
-    for the first MAX_AT_ONCE outputs of a step that may hold a stop word, too: a small batch runs no step in vain. For
-    the others a stop word is found while the next step runs, whose output is dropped. Outputs of a request that wait
-    for the writer become one response. A request ends with UNAVAILABLE when its responses that nobody reads pass
-    MAX_REQUEST_BYTES, or MAX_BYTES together with those of the others.
+    If the writer is MAX_WAITING outputs late, the executor detokenizes them itself, so memory is bounded. It also
+    detokenizes the first MAX_AT_ONCE outputs of a step that may contain a stop word, so that a small batch never runs a
+    step too many. In all other outputs, a stop word is found while the next step runs, whose output is then dropped.
+    Outputs of a request that wait for the writer are merged into one response. A request ends with UNAVAILABLE if its
+    unread responses exceed MAX_REQUEST_BYTES, or MAX_BYTES together with those of other requests.
     """
 
     def __init__(self, notify: Callable[[bool], None]) -> None:
-        """notify: called when the writer has work; True: now, False: when it has rested."""
+        """notify: called when the writer has work, with True if it must not rest first."""
         self._notify = notify
         self._waiting: deque[tuple[OpenRequest, RequestOutput | FaserError, RequestStats | None]] = deque()
-        self._lock = threading.Lock()  # guards the requests' text and what follows
+        self._lock = threading.Lock()  # guards the requests' text and the next three attributes
         self._due: dict[OpenRequest, None] = {}
         self._urgent: dict[OpenRequest, None] = {}
         self._num_bytes = 0
-        self._num_at_once = 0  # in this step; the executor's thread's
+        self._num_at_once = 0  # in this step; only the executor's thread uses it
 
     def put(self, request: OpenRequest, output: RequestOutput) -> bool:
-        """Note the output of a request on the executor's thread; True if the request is found to end with it."""
+        """Queue an output, on the executor's thread; return True if the request is known to end with it."""
         stats = output.request.stats
         if request.may_stop and request.num_put == request.num_converted and self._num_at_once < MAX_AT_ONCE:
             self._num_at_once += 1
@@ -54,19 +55,19 @@ class Outbox:
             with self._lock:
                 self._convert(request, output, stats)
             return request.is_done
-        if request.needs_stats:  # a request that has ended has its last ones
+        if request.needs_stats:  # otherwise they are only read at the end, when they no longer change
             stats = stats.copy()
         request.num_put += 1
         self._waiting.append((request, output, stats))
         return False
 
     def fail(self, request: OpenRequest, error: FaserError) -> None:
-        """End a request with an error after the outputs that wait. Thread-safe."""
+        """End a request with an error after its queued outputs. Thread-safe."""
         self._waiting.append((request, error, None))
         self._notify(True)
 
     def hand_over(self) -> None:
-        """Tell the writer what waits; the executor's thread is about to wait for something else than Python."""
+        """Wake the writer for queued outputs; called when the executor's thread is about to release Python's lock."""
         self._num_at_once = 0
         if len(self._waiting) > MAX_WAITING:
             self.convert()
@@ -76,14 +77,14 @@ class Outbox:
             self._notify(False)
 
     def convert(self) -> None:
-        """Make the text of all outputs that wait. Thread-safe."""
+        """Detokenize all queued outputs. Thread-safe."""
         while self._waiting:
-            with self._lock:  # a request's outputs are converted in the order in which they are taken
+            with self._lock:  # keeps the outputs of a request in order
                 if self._waiting:
                     self._convert(*self._waiting.popleft())
 
     def take(self, everything: bool) -> list[bytes]:
-        """The responses (wire.py) that are due, or those that are urgent: the first of a request and its end."""
+        """Return the responses (wire.py) that are due, or only urgent ones: the first of a request and its end."""
         self.convert()
         with self._lock:
             requests = [*self._urgent, *(self._due if everything else ())]
@@ -128,10 +129,10 @@ def _responses_of(request: OpenRequest) -> list[bytes]:
         return request.responses()
     except FaserError as error:
         return [request.refuse(error)] if request.siblings else []
-    except Exception as error:  # without a response its client would wait for ever, or miss some text
-        log.exception("making a response failed; the request ends")
+    except Exception as error:  # without a response the client would wait forever, or miss some text
+        log.exception("a response could not be built; the request ends")
         if not request.siblings:
             return []
         return [
-            request.refuse(FaserError(f"the response could not be made: {type(error).__name__}; see the server's log"))
+            request.refuse(FaserError(f"the response could not be built: {type(error).__name__}; see the server's log"))
         ]

@@ -8,14 +8,14 @@ _LATE_PING_S = 2.0  # the backend pings once a second
 
 
 class Pauses:
-    """Measures, by late pings, the time in which this process did not run; the executor is not stalled then."""
+    """Measures from late pings how long this process did not run, since the executor is not stalled in that time."""
 
     def __init__(self) -> None:
         self._pinged_s = time.monotonic()
         self._paused_s = 0.0  # since the executor last made progress
 
     def without(self, stalled_s: float) -> float:
-        """Return stalled_s, the seconds without progress, less the pauses in them. Must be called for every ping."""
+        """Return stalled_s, the seconds without progress, less the pauses in them. Must be called on every ping."""
         now_s = time.monotonic()
         since_ping_s, self._pinged_s = now_s - self._pinged_s, now_s
         if stalled_s < since_ping_s:

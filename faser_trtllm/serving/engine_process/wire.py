@@ -1,7 +1,7 @@
 """Frames between the Triton backend `faser` (plugins/triton) and the engine process.
 
 A frame is the length of the rest (4 bytes), a type (1 byte) and a body; numbers are little endian. The peer is
-plugins/triton/wire.h, and VERSION is that of both.
+plugins/triton/wire.h, which has the same VERSION.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 VERSION = 3
-MAX_FRAME_BYTES = 80 << 20  # of the backend; a client's request has at most 64 MiB of tensors
-MAX_RESPONSE_BYTES = 500 << 20  # the backend takes frames of 512 MiB
+MAX_FRAME_BYTES = 80 << 20  # from the backend; a client's request has at most 64 MiB of tensors
+MAX_RESPONSE_BYTES = 500 << 20  # the backend accepts frames of 512 MiB
 
 BYTES = 13
 DTYPES: dict[int, npt.DTypeLike] = {
@@ -37,7 +37,7 @@ DTYPES: dict[int, npt.DTypeLike] = {
     11: np.float32,
     12: np.float64,
 }
-"""Numbers of TRITONSERVER_DataType, with BYTES."""
+"""The numbers of TRITONSERVER_DataType, except BYTES."""
 
 _NUMBERS = {np.dtype(dtype): number for number, dtype in DTYPES.items()}
 
@@ -51,7 +51,7 @@ ERROR_CODES = {
     "ALREADY_EXISTS": 6,
     "CANCELLED": 7,
 }
-"""Numbers of TRITONSERVER_Error_Code."""
+"""The numbers of TRITONSERVER_Error_Code."""
 
 
 class FromBackend(enum.IntEnum):
@@ -86,7 +86,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 FINAL, ERROR, OUTPUTS = 1, 2, 4  # flags of a response
 
-_LARGE_BYTES = 64 << 10  # of an output
+_LARGE_BYTES = 64 << 10  # outputs from this size on are not copied
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<IB")
 _REQUEST = struct.Struct("<IQ")
@@ -94,12 +94,12 @@ _RESPONSE = struct.Struct("<QB")
 
 
 class WireError(Exception):
-    """The other side sent something that is not a frame of this version."""
+    """The other side sent data that are not frames of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFrame:
-    """Triton has loaded a model."""
+    """A model that Triton has loaded."""
 
     model: int
     name: str
@@ -110,28 +110,25 @@ class OpenFrame:
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """A request of a client. request_id: the client's own. outputs: those it asks for, each followed by a newline.
-
-    client_key: who the proxy says that sent it, "" if it does not.
-    """
+    """A request of a client."""
 
     model: int
     handle: int
-    request_id: str
-    outputs: bytes
+    request_id: str  # the client's own
+    outputs: bytes  # requested outputs, each followed by a newline
     inputs: tuple[InputTensor, ...]
     num_bytes: int
-    client_key: str = ""
+    client_key: str = ""  # the client that the proxy names, if any
 
     @property
     def client_id(self) -> tuple[str, str]:
-        """The request's id, among those of its client."""
+        """The client's key and its id for the request."""
         return self.client_key, self.request_id
 
     def tensors(self, check: Callable[[str, Sequence[int], int, bool], None]) -> Tensors:
-        """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape.
+        """Return the inputs by name; raise InvalidArgumentError if the bytes of one do not fit its shape.
 
-        check: raises it for an input's name, shape, size in bytes, and whether it is text, before any is read.
+        Before any is read, check(name, shape, num_bytes, is_text) may raise for each input.
         """
         for tensor in self.inputs:
             check(tensor.name, tensor.shape, len(tensor.content), tensor.dtype == BYTES)
@@ -140,7 +137,7 @@ class RequestFrame:
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input as Triton gives it; as_numpy() raises InvalidArgumentError if the bytes do not fit the shape."""
+    """An input as Triton sends it."""
 
     name: str
     dtype: int
@@ -148,7 +145,7 @@ class InputTensor:
     content: memoryview
 
     def as_numpy(self) -> npt.NDArray[Any]:
-        """BYTES are an array of bytes objects, as in Triton's Python backend."""
+        """Return an array, of bytes objects for BYTES; raise InvalidArgumentError if the bytes do not fit the shape."""
         if self.dtype == BYTES:
             return self._texts()
         dtype = DTYPES.get(self.dtype)
@@ -185,7 +182,7 @@ class InputTensor:
 
 
 class Body:
-    """Reads numbers and texts from a frame's body; raises WireError instead of reading beyond its end."""
+    """Reads numbers and texts from a frame's body; raises WireError at its end."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -193,7 +190,7 @@ class Body:
 
     @property
     def num_left(self) -> int:
-        """Bytes that have not been read."""
+        """The number of bytes not read yet."""
         return len(self._data) - self._at
 
     def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
@@ -232,9 +229,9 @@ def read_request(body: Body) -> RequestFrame:
     return RequestFrame(model, handle, request_id, outputs, tuple(inputs), num_bytes, body.text())
 
 
-@functools.lru_cache(maxsize=256)  # clients ask for few sets of outputs, but each could ask for others
+@functools.lru_cache(maxsize=256)  # clients ask for few different sets of outputs, but could ask for many
 def output_names(outputs: bytes) -> frozenset[str]:
-    """Of RequestFrame.outputs."""
+    """Split RequestFrame.outputs into names."""
     return frozenset(outputs.decode().split())
 
 
@@ -243,36 +240,36 @@ _U64 = struct.Struct("<Q")
 
 
 def frame(kind: ToBackend, *parts: bytes) -> bytes:
-    """A whole frame of these parts of a body."""
+    """Build a frame from the parts of its body."""
     return b"".join((_FRAME.pack(sum(map(len, parts)) + 1, kind), *parts))
 
 
 def text(value: str) -> bytes:
-    """A text within a frame; what UTF-8 cannot carry is replaced."""
+    """Encode a text of a frame, replacing characters that UTF-8 cannot encode."""
     encoded = value.encode(errors="replace")
     return _U32.pack(len(encoded)) + encoded
 
 
 def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
-    """An output within a response."""
+    """Encode an output of a response."""
     content: bytes | memoryview
     if array.dtype == np.object_:
         number, content = BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
     else:
         number = _NUMBERS[array.dtype]
-        # Logits have tens of MiB, and copying them holds Python's lock.
+        # Logits can take tens of MiB, and copying them holds Python's lock.
         content = array.tobytes() if array.nbytes < _LARGE_BYTES else array.reshape(-1).view(np.uint8).data
     return b"".join((_heading(name, number, array.shape), _U32.pack(len(content)), content))
 
 
-@functools.lru_cache(maxsize=4096)  # a step's responses have few shapes
+@functools.lru_cache(maxsize=4096)  # the responses of a step have few different shapes
 def _heading(name: str, number: int, shape: tuple[int, ...]) -> bytes:
     label = name.encode()
     return struct.pack(f"<B{len(label) + 1}sBB{len(shape)}q", len(label), label + b"\0", number, len(shape), *shape)
 
 
 def response(handle: int, outputs: Sequence[bytes], is_final: bool) -> bytes:
-    """A response within a frame; raises InvalidArgumentError if it is too large. outputs: of output_tensor()."""
+    """Encode a response with outputs of output_tensor(); raise InvalidArgumentError if it is too large."""
     flags = OUTPUTS | (FINAL if is_final else 0)
     num_bytes = sum(map(len, outputs))
     if num_bytes > MAX_RESPONSE_BYTES:
@@ -283,7 +280,7 @@ def response(handle: int, outputs: Sequence[bytes], is_final: bool) -> bytes:
 
 
 def error_response(handle: int, error: FaserError, names: Mapping[str, str]) -> bytes:
-    """The last response of a request that failed. names: fields that its clients know by other names."""
+    """Encode the last response of a request that failed. names: our field name -> the clients' name."""
     number = ERROR_CODES.get(error.code, ERROR_CODES["INTERNAL"])
     field = "" if error.field is None else names.get(error.field, error.field)
     record = (error.sentence(names), field, error.value or "", error.limit or "")
@@ -291,5 +288,5 @@ def error_response(handle: int, error: FaserError, names: Mapping[str, str]) -> 
 
 
 def final_flag(handle: int) -> bytes:
-    """The end of a request without another response."""
+    """Encode the end of a request without another response."""
     return _RESPONSE.pack(handle, FINAL)

@@ -1,4 +1,4 @@
-"""Events that a parser finds in the text of a model."""
+"""Events that a parser finds in a model's text."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins. index: of the call in the answer, from 0. call_id: that the model wrote, None: it wrote none."""
+    """The start of a call."""
 
-    index: int
+    index: int  # in the answer, from 0
     name: str
-    call_id: str | None = None
+    call_id: str | None = None  # if the model wrote one
 
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
-    """Text of the arguments of the call that began last."""
+    """Text of the arguments of the latest call."""
 
     index: int
     text: str
@@ -42,10 +42,10 @@ Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta
 
 
 class OutputParser(Protocol):
-    """Reads one answer."""
+    """Parses one answer."""
 
     def feed(self, text: str) -> Sequence[Event]:
-        """Return the events that the next text adds."""
+        """Return the events that the next piece of text adds."""
 
     def finish(self) -> Sequence[Event]:
-        """Return the events that were held back, at the end of the text."""
+        """End the text; return the events that were held back."""

@@ -1,8 +1,8 @@
-"""Calls as JSON objects, read as they arrive: {"name": ..., "arguments": {...}} in any order of the two.
+"""Parses calls that are JSON objects as they arrive: {"name": ..., "arguments": {...}}, in either order.
 
-The arguments are the model's own characters from the first brace to the one that closes it. Only strings and brackets
-are looked at in between, so that arguments which are no JSON (a comma too much, a line break in a string) get to the
-client as they are.
+The arguments are the model's own characters, from the first brace to the one that closes it. In between, only strings
+and brackets are tracked, so arguments that are not valid JSON (an extra comma, a line break in a string) reach the
+client unchanged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from faser_trtllm.serving.parsers.sink import Sink
 ARGUMENTS = ("arguments", "parameters")
 _NOTES = ("id", "type")
 _MAX_STRING_CHARS = 1024  # of names and ids
-_MAX_KEYS = 8  # of a call, before its arguments and after them
+_MAX_KEYS = 8  # before a call's arguments, and after them
 _OUTSIDE = re.compile(r'"|[{\[]+|[}\]]')
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(f"[{SPACE},}}\\]]")
 
 
 class Scanner:
-    """Finds the end of an object, an array or a string, over pieces."""
+    """Finds the end of an object, an array or a string that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -32,7 +32,7 @@ class Scanner:
         self._is_escaped = False
 
     def end(self, text: str, start: int) -> int:
-        """The place after the value, -1 if it goes on after this text; start: 0, or the end of the text before."""
+        """Return the position after the value, or -1 if it continues after this text. start: where to continue."""
         at = start
         if self._is_escaped and at < len(text):
             at += 1
@@ -57,9 +57,9 @@ class Scanner:
 
 
 def read_call(reader: Reader, sink: Sink, names: Container[str], end: str = "") -> Reading[None]:
-    """One call, and the mark `end` after it, which may be missing. Its beginning is held until the call is certain.
+    """Read a call and the optional mark `end` after it. Its beginning is held until it is certainly a call.
 
-    Raises MalformedError, EndOfTextError.
+    Raises MalformedError or EndOfTextError.
     """
     yield from reader.expect("{")
     name: str | None = None
@@ -103,13 +103,13 @@ def read_call(reader: Reader, sink: Sink, names: Container[str], end: str = "") 
 
 
 def expect_object(reader: Reader) -> Reading[None]:
-    """Raises MalformedError if no object follows, EndOfTextError."""
+    """Raise MalformedError if the next character does not begin an object, or EndOfTextError."""
     if (yield from reader.peek()) != "{":
         raise MalformedError
 
 
 def read_object(reader: Reader, add: Callable[[str], None]) -> Reading[None]:
-    """Add the text of the object that begins here, in pieces. Raises EndOfTextError."""
+    """Pass on the text of the object that begins here, in pieces. Raises EndOfTextError."""
     yield from _scan(reader, add)
 
 
@@ -119,7 +119,7 @@ def _start(reader: Reader, sink: Sink, name: str, call_id: str | None) -> None:
 
 
 def _rest(reader: Reader, end: str) -> Reading[None]:
-    """Read the rest of the object after the arguments; the call stands whatever it is."""
+    """Read the rest of the object after the arguments; the call counts whatever the rest is."""
     reader.hold()
     try:
         for _ in range(_MAX_KEYS):
@@ -146,7 +146,7 @@ def _close(reader: Reader, end: str) -> Reading[None]:
 
 
 def _string(reader: Reader) -> Reading[str]:
-    """The value of a JSON string."""
+    """Read a JSON string and return its value."""
     if (yield from reader.peek()) != '"':
         raise MalformedError
     pieces: list[str] = []
@@ -170,7 +170,7 @@ def _skip_value(reader: Reader) -> Reading[None]:
 
 
 def _scan(reader: Reader, add: Callable[[str], None], max_chars: int | None = None) -> Reading[None]:
-    """Take a value that begins with a bracket or a quote, and add its pieces."""
+    """Take a value that begins with a bracket or a quote, and pass on its pieces."""
     scanner = Scanner()
     num_chars = 0
     while True:

@@ -1,8 +1,7 @@
-"""Reads an answer: reasoning, then content and calls.
+"""Parses an answer: reasoning, then content and calls.
 
-Reasoning is what the prompt has begun, or what an opening mark at the beginning of the answer begins; it ends at the
-first closing mark, and calls in it are reasoning. A closing mark without reasoning is content, as is an opening one
-anywhere else.
+Reasoning begins in the prompt or with an opening mark at the start of the answer. It ends at the first closing mark;
+calls within it are reasoning. A closing mark without reasoning is content, and so is an opening mark anywhere else.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from faser_trtllm.serving.parsers.tool_parser import Functions, ToolParser, text
 
 
 class Parser:
-    """An OutputParser. read_calls: None: all text is content. thinking: the marks around the reasoning, None: there is
-    none."""
+    """An OutputParser for reasoning and calls.
+
+    Without read_calls, calls are content. thinking: the marks around the reasoning, or None if there is none.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces.
+"""A reader of text that arrives in pieces.
 
-Parsers are generators: where one needs more text than there is, it yields, and goes on when there is more or when it is
-said that there is none. So it is written as if it had the whole text, and no decision can depend on where pieces end.
+Parsers are generators: a parser that needs more text yields, and continues once there is more text or the text has
+ended. Parsers can therefore be written as if they had the whole text, and no decision depends on where pieces end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Marks:
         self._max_begun = max(map(len, marks)) - 1
 
     def find(self, text: str, start: int) -> tuple[int, bool]:
-        """(place, True) of the first mark, or (place, False) of what may become one at the end of the text; that is
-        the end itself if nothing may.
-        """
+        """Return (position, True) of the first mark, or (position, False) from where on the text may become a mark."""
         found = self._pattern.search(text, start)
         if found is not None:
             return found.start(), True
@@ -48,9 +46,9 @@ class Marks:
 
 
 class Reader:
-    """The text that is there and not yet taken, which is text[at:].
+    """The text that has arrived and is not yet taken: text[at:].
 
-    What is taken while the reader holds can be given back: the beginning of a call that turns out to be none.
+    Text taken while the reader holds can be returned, such as the beginning of a call that turns out not to be one.
     """
 
     __slots__ = ("_held", "at", "has_ended", "text")
@@ -66,13 +64,13 @@ class Reader:
         self.at = 0
 
     def more(self) -> Reading[None]:
-        """Wait for more text; raises EndOfTextError."""
+        """Wait for more text; raise EndOfTextError."""
         if self.has_ended:
             raise EndOfTextError
         yield
 
     def take(self, end: int) -> str:
-        """text[at:end]."""
+        """Take and return text[at:end]."""
         piece = self.text[self.at : end]
         self.at = end
         if self._held is not None and piece:
@@ -84,20 +82,20 @@ class Reader:
         return self._held is not None
 
     def hold(self) -> None:
-        """Keep what is taken from here on."""
+        """Keep the text taken from here on."""
         self._held = []
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Drop the kept text and stop keeping it."""
         self._held = None
 
     def release(self) -> str:
-        """Return the text taken since hold, "" after forget."""
+        """Return the text taken since hold(), "" after forget()."""
         held, self._held = self._held, None
         return "".join(held or ())
 
     def peek(self) -> Reading[str]:
-        """The next character that is no white space; white space is taken. Raises EndOfTextError."""
+        """Take white space and return the character after it, which is not taken. Raises EndOfTextError."""
         while True:
             found = _NO_SPACE.search(self.text, self.at)
             self.take(len(self.text) if found is None else found.start())
@@ -106,7 +104,7 @@ class Reader:
             yield from self.more()
 
     def accept(self, mark: str) -> Reading[bool]:
-        """Take white space and this text, if it follows. Raises EndOfTextError, also within the text."""
+        """Take white space, and the mark if it follows; return True if it did. May raise EndOfTextError inside it."""
         if not self.text.startswith(mark, self.at):
             yield from self.peek()
         while True:
@@ -119,13 +117,12 @@ class Reader:
             yield from self.more()
 
     def expect(self, mark: str) -> Reading[None]:
-        """Take white space and this text. Raises MalformedError, EndOfTextError."""
+        """Take white space and the mark. Raises MalformedError or EndOfTextError."""
         if not (yield from self.accept(mark)):
             raise MalformedError
 
     def until(self, end: str, max_chars: int) -> Reading[str]:
-        """The text before this one of one character, which is not taken. Raises MalformedError if it is longer,
-        EndOfTextError."""
+        """Take the text before the character `end`. Raises MalformedError if it is too long, or EndOfTextError."""
         while (place := self.text.find(end, self.at, self.at + max_chars + 1)) < 0:
             if len(self.text) - self.at > max_chars:
                 raise MalformedError

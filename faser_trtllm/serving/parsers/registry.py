@@ -1,8 +1,8 @@
-"""Parsers by name, and by the chat template of a model. The names are those of vLLM's options.
+"""Finds parsers by vLLM's names for them, or by a model's chat template.
 
-There is no library that does this. partial-json-parser completes JSON that was cut, for another parser to read: it goes
-over the whole text again at each piece, and gives values, not the model's characters. openai-harmony renders and reads
-the token ids of gpt-oss's format only, which no parser here reads.
+No library does this. partial-json-parser completes truncated JSON for another parser; it reads the whole text again for
+each piece, and returns values instead of the model's characters. openai-harmony only reads the token ids of gpt-oss's
+format, which no parser here supports.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _REASONING_MARKS = {"deepseek_r1": _THINK, "mistral": ("[THINK]", "[/THINK]"), "
 
 
 def parser_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the parsers of calls and of reasoning."""
+    """Return the names of the parsers for calls and for reasoning."""
     return tuple(_TOOL_PARSERS), tuple(_REASONING_MARKS)
 
 
 def detect(chat_template: str) -> tuple[str | None, str | None]:
-    """The parsers of calls and of reasoning that a chat template tells, None: it tells none."""
+    """Return the names of the parsers for calls and for reasoning that fit a chat template, or None."""
     return _tool_parser(chat_template), _reasoning_parser(chat_template)
 
 
@@ -68,7 +68,7 @@ def _reasoning_parser(template: str) -> str | None:
 
 
 def reasoning_marks(reasoning_parser: str) -> tuple[str, str]:
-    """The texts that begin and end the reasoning; they are added tokens of the models, special ones of some."""
+    """Return the texts around the reasoning. They are added tokens of the models, in some models special tokens."""
     if reasoning_parser not in _REASONING_MARKS:
         raise InvalidArgumentError(
             f"is {reasoning_parser}, allowed are {', '.join(_REASONING_MARKS)}", "reasoning_parser"
@@ -83,11 +83,10 @@ def make_parser(
     tools: Sequence[Mapping[str, Any]],
     starts_in_reasoning: bool,
 ) -> OutputParser:
-    """A parser for one answer.
+    """Return a parser for one answer; raise InvalidArgumentError for unknown names.
 
-    tools: OpenAI's definitions of the functions; text that calls another one is content. starts_in_reasoning: the
-    prompt ends within the reasoning. The text has to have the marks of both parsers, also those that are special
-    tokens. Raises InvalidArgumentError for unknown names.
+    tools: OpenAI's definitions of the functions; calls of other functions are content. starts_in_reasoning: the prompt
+    ends within the reasoning. The text must contain the marks of both parsers, even those that are special tokens.
     """
     if tool_parser is not None and tool_parser not in _TOOL_PARSERS:
         raise InvalidArgumentError(f"is {tool_parser}, allowed are {', '.join(_TOOL_PARSERS)}", "tool_parser")

@@ -1,4 +1,4 @@
-"""Collects what a parser finds. White space next to a mark is part of the model's format, not of the text."""
+"""Collects a parser's events. White space next to a mark belongs to the model's format, not to the text."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ class Sink:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._kind: type[ContentDelta] | type[ReasoningDelta] = ContentDelta
-        self._space: list[str] = []  # at the end of the text so far: a mark may follow
+        self._space: list[str] = []  # held at the end of the text, since a mark may follow
         self._follows_mark = False
         self._num_calls = 0
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def begin(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> None:
-        """A mark ends the text before it, and text of another kind begins."""
+        """Begin text of another kind, after a mark."""
         self._kind = kind
         self._mark()
 
     def add(self, text: str) -> None:
-        """Text of the current kind."""
+        """Add text of the current kind."""
         body = text.rstrip(SPACE)
         space = text[len(body) :]
         if body:
@@ -37,17 +37,17 @@ class Sink:
             self._space.append(space)
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        """A call."""
+        """Start a call."""
         self._mark()
         self._events.append(ToolCallStart(self._num_calls, name, call_id))
         self._num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Text of the arguments of the last call."""
+        """Add text to the arguments of the latest call."""
         self._events.append(ToolArgumentsDelta(self._num_calls - 1, text))
 
     def end(self) -> None:
-        """The text ends."""
+        """End the text."""
         if self._space:
             self._events.append(self._kind("".join(self._space)))
             self._space.clear()

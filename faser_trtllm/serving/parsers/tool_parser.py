@@ -1,12 +1,12 @@
-"""How families of models write calls.
+"""Parsers for the ways in which model families write calls.
 
-Text that begins like a call and turns out to be none (an unknown function, no object of arguments, the end of the text)
-is content as it was written; marks within it are not looked for again, so that all texts take linear time. Once the
-name is known and the arguments have begun, it is a call: its arguments reach to the bracket that closes them, whatever
-is in between, or to the end of the text. What the object has after its arguments is left out; where it breaks off,
-content goes on. In a string of the arguments, marks are text.
+Text that begins like a call but is not one (an unknown function, arguments that are not an object, the end of the text)
+is content as it was written. Marks within it are not searched again, so parsing takes linear time. Once the name is
+known and the arguments have begun, it is a call: its arguments end at their closing bracket, whatever is in between, or
+at the end of the text. The rest of the call's object is left out; if it is malformed, content continues there. Marks in
+a string of the arguments are part of the string.
 
-The text has to have the marks, and the tokenizer says which of them are special tokens, that a text may leave out.
+The text must contain the marks, including those that are special tokens, which detokenizing may leave out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, 
 from faser_trtllm.serving.parsers.sink import Sink
 from faser_trtllm.serving.parsers.xml_call import read_xml_call
 
-Functions = Mapping[str, Mapping[str, Any]]  # by name: the schemas of their arguments
+Functions = Mapping[str, Mapping[str, Any]]  # function name -> schema of its arguments
 ToolParser = Callable[[Reader, Sink, Functions], Reading[None]]
 _MAX_NAME_CHARS = 256
 
 
 def text_up_to(reader: Reader, sink: Sink, marks: Marks) -> Reading[bool]:
-    """Pass text on up to a mark, which is not taken; whether there is one."""
+    """Pass on text up to a mark, which is not taken; return True if there is one."""
     while True:
         place, is_found = marks.find(reader.text, reader.at)
         sink.add(reader.take(place))
@@ -38,8 +38,10 @@ def text_up_to(reader: Reader, sink: Sink, marks: Marks) -> Reading[bool]:
 
 
 def hermes(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated. Hermes, Qwen2.5 and Qwen3. The marks are
-    added tokens, of Qwen no special ones."""
+    """Parse <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated: Hermes, Qwen2.5 and Qwen3.
+
+    The marks are added tokens, but not special ones in Qwen.
+    """
 
     def call() -> Reading[None]:
         yield from reader.expect("<tool_call>")
@@ -51,8 +53,10 @@ def hermes(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
 
 
 def llama3_json(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
-    """{"name": ..., "parameters": {...}} at the beginning or after <|python_tag|>, which is a special token; further
-    ones follow, with or without a semicolon. Llama 3.1, 3.2, 3.3 and 4."""
+    """Parse {"name": ..., "parameters": {...}} at the beginning or after <|python_tag|>: Llama 3.1, 3.2, 3.3 and 4.
+
+    Further calls follow, with or without a semicolon. <|python_tag|> is a special token.
+    """
 
     def call() -> Reading[None]:
         if is_next:
@@ -68,8 +72,11 @@ def llama3_json(reader: Reader, sink: Sink, functions: Functions) -> Reading[Non
 
 
 def mistral(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
-    """[TOOL_CALLS] and a JSON list of objects, or the name, [CALL_ID] and the id if there is one, [ARGS] or nothing,
-    and the arguments. All three are special tokens. Mistral, Mixtral, Ministral, Devstral, Magistral."""
+    """Parse the calls of Mistral, Mixtral, Ministral, Devstral and Magistral.
+
+    [TOOL_CALLS] is followed by a JSON list of objects, or by a name, optionally [CALL_ID] and an id, optionally [ARGS],
+    and the arguments. All three marks are special tokens.
+    """
 
     def listed() -> Reading[None]:
         while True:
@@ -105,9 +112,12 @@ _CALLS, _CALL, _NAME, _CALL_END, _CALLS_END = (
 
 
 def deepseek_v3(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
-    """Calls between the marks tool_calls_begin and tool_calls_end. Each has tool_call_begin, its type, tool_sep, its
-    name, a fenced block of JSON, tool_call_end; or (V3.1) tool_call_begin, its name, tool_sep, JSON, tool_call_end. The
-    marks, which are spelled with the bars and spaces of DeepSeek's tokenizer, are added tokens."""
+    """Parse DeepSeek's calls, which are between the marks tool_calls_begin and tool_calls_end.
+
+    V3: tool_call_begin, type, tool_sep, name, a fenced block of JSON, tool_call_end.
+    V3.1: tool_call_begin, name, tool_sep, JSON, tool_call_end.
+    The marks, spelled with the bars and spaces of DeepSeek's tokenizer, are added tokens.
+    """
 
     def call() -> Reading[None]:
         yield from reader.accept(_CALLS)
@@ -127,8 +137,10 @@ def deepseek_v3(reader: Reader, sink: Sink, functions: Functions) -> Reading[Non
 
 
 def qwen3_coder(reader: Reader, sink: Sink, functions: Functions) -> Reading[None]:
-    """<tool_call><function=NAME><parameter=KEY>VALUE</parameter> ... </function></tool_call>, the outer pair may be
-    missing. Qwen3-Coder, Qwen3.5. Only the outer pair are added tokens, and no special ones."""
+    """Parse <tool_call><function=NAME><parameter=KEY>VALUE</parameter> ... </function></tool_call>.
+
+    Qwen3-Coder and Qwen3.5. The outer tags may be missing; only they are added tokens, and not special ones.
+    """
 
     def call() -> Reading[None]:
         yield from reader.accept("<tool_call>")
@@ -143,7 +155,7 @@ def qwen3_coder(reader: Reader, sink: Sink, functions: Functions) -> Reading[Non
 def _arguments(
     reader: Reader, sink: Sink, functions: Functions, name: str, call_id: str | None = None
 ) -> Reading[None]:
-    """The arguments of a call that has its name before them."""
+    """Read the arguments of a call whose name came before them."""
     if name not in functions:
         raise MalformedError
     yield from expect_object(reader)
@@ -153,7 +165,7 @@ def _arguments(
 
 
 def _attempt(reader: Reader, sink: Sink, call: Reading[None]) -> Reading[bool]:
-    """Read a call; whether there was one, to its end. What is held when it fails is text."""
+    """Read a call; return True if it was complete. If reading fails, the held text is content."""
     reader.hold()
     try:
         yield from call
@@ -164,7 +176,7 @@ def _attempt(reader: Reader, sink: Sink, call: Reading[None]) -> Reading[bool]:
         if reader.is_holding:
             sink.add(reader.release())
         else:
-            reader.take(len(reader.text))  # of a closing mark
+            reader.take(len(reader.text))  # part of a closing mark
         return False
     reader.forget()
     return True

@@ -1,8 +1,8 @@
-"""Calls with their parameters in tags: <function=NAME>, <parameter=KEY>, a value, </parameter> ... </function>.
+"""Parses calls with parameters in tags: <function=NAME>, <parameter=KEY>, a value, </parameter> ... </function>.
 
-The arguments are made of the values, each once it is complete: of a parameter that the function's schema calls a
-string, or does not know, it is a string; of others the model's own text if it is JSON of the type, else a string.
-A value ends at the first </parameter>, without the line break at either end.
+Each value becomes JSON once it is complete. It is a string if the function's schema calls the parameter a string or
+does not have it; otherwise it is the model's own text if that is JSON of the right type, and a string if not. A value
+ends at the first </parameter>; a line break at either end is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from faser_trtllm.serving.parsers.reader import EndOfTextError, MalformedError, 
 from faser_trtllm.serving.parsers.sink import Sink
 
 _MAX_NAME_CHARS = 1024
-_MAX_DEPTH = 4  # of a value's schema, up to its types
+_MAX_DEPTH = 4  # levels of a value's schema down to its types
 _MAX_PARTS = 16
 _END = "</parameter>"
 _MARKS = Marks(_END)
@@ -28,11 +28,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's, too
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # in lower case, so Python's words count
 
 
 def read_xml_call(reader: Reader, sink: Sink, functions: Mapping[str, Mapping[str, Any]]) -> Reading[None]:
-    """Raises MalformedError, EndOfTextError."""
+    """Read a call of one of the functions. Raises MalformedError or EndOfTextError."""
     yield from reader.expect("<function=")
     name = (yield from reader.until(">", _MAX_NAME_CHARS)).strip()
     yield from reader.expect(">")
@@ -62,7 +62,7 @@ def read_xml_call(reader: Reader, sink: Sink, functions: Mapping[str, Mapping[st
 
 
 def to_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
-    """The JSON of a value. schema: its own, None: it has none. root: that of all arguments."""
+    """Convert a value to JSON. schema: the value's, or None. root: the schema of all arguments."""
     types = _types(schema, root)
     bare = text.strip()
     word = _WORDS.get(bare.lower())
@@ -79,7 +79,7 @@ def to_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> set[str]:
-    """The types that a schema allows, with "" if one of its parts does not tell."""
+    """Return the types that a schema allows, with "" if one of its parts does not state a type."""
     if not isinstance(schema, dict) or not depth:
         return {""}
     stated = schema.get("type")
@@ -96,7 +96,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> set
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema that a $ref names, None if it is not among the definitions."""
+    """Return the schema that a $ref names, or None if it is not among the definitions."""
     place, _, name = reference.rpartition("/")
     definitions = root.get(place.removeprefix("#/")) if place in ("#/$defs", "#/definitions") else None
     return definitions.get(name) if isinstance(definitions, dict) else None

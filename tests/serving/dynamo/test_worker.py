@@ -288,7 +288,7 @@ BAD = [
     ({"token_ids": 5}, "token_ids is 5, it must be a list of token ids"),
     ({"eos_token_ids": 5}, "eos_token_ids is 5, it must be a list of token ids"),
     ({"stop_conditions": {"stop_token_ids": ["a", 1]}}, "stop_token_ids is ['a', 1], it must be a list of token ids"),
-    ({"sampling_options": {"logit_bias": {"": 1}}}, "logit_bias is {'': 1}, it must give numbers by token ids"),
+    ({"sampling_options": {"logit_bias": {"": 1}}}, "logit_bias is {'': 1}, it must map token ids to numbers"),
     ({"output_options": {"logprobs": "all"}}, "logprobs all, allowed are 0 and 1"),
     ({"sampling_options": {"temperature": -1.0}}, "temperature is -1.0"),
     ({"sampling_options": {"n": 2}}, "n 2, which is not supported"),

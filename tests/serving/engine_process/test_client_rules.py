@@ -76,7 +76,7 @@ ONE_DIGIT_SHORT = "f47ac10b58cc4372a5670e02b2c3d47"  # of a UUID of version 4
 
 @pytest.mark.parametrize("request_id", ["1", "request-7", "0" * 32, "x" * 64, TIME_BASED, ONE_DIGIT_SHORT])
 def test_an_id_that_may_be_guessed_stops_nothing(request_id):
-    with pytest.raises(InvalidArgumentError, match="may be guessed, so it stops no request; draw ids as random"):
+    with pytest.raises(InvalidArgumentError, match="can be guessed, so it stops no request; use random"):
         rules().check_stop(request_id, "")
     rules().check_stop(request_id, "a key")
     rules(stop_by_id=True).check_stop(request_id, "")

@@ -216,8 +216,8 @@ def test_a_response_that_cannot_be_made_ends_its_request_and_no_other(tokenizer,
         put(other, tokenizer.encode("b"), FinishReason.LENGTH)
         put(failing, (), FinishReason.CANCELLED)
         world.take()
-    assert world.error(1).message == "the response could not be made: ZeroDivisionError; see the server's log"
-    assert "making a response failed" in caplog.text
+    assert world.error(1).message == "the response could not be built: ZeroDivisionError; see the server's log"
+    assert "a response could not be built" in caplog.text
     assert world.cancelled == ["1.0"]
     assert world.text(2) == ("ab" if reason is None else "a")
     assert sorted(world.forgotten) == [1, 2]

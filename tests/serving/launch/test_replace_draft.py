@@ -25,7 +25,7 @@ def test_the_draft_that_was_built_again_takes_its_place(tmp_path):
         assert before.num_accepted_tokens < before.num_draft_tokens
         build_engines(BuildOptions(target, target, **options))
         server.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: "has taken the place of the one before" in server.output())
+        wait_until(lambda: "has replaced the previous one" in server.output())
         after = generate(server)
         assert after.text == before.text
         assert after.num_accepted_tokens == after.num_draft_tokens > 0, "the target drafts for itself"
@@ -33,7 +33,7 @@ def test_the_draft_that_was_built_again_takes_its_place(tmp_path):
         other = make_checkpoint(tmp_path / "other", num_layers=2, seed=9)
         build_engines(BuildOptions(other, other, **options))
         server.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: "the draft goes on as it is: the target in" in server.output())
+        wait_until(lambda: "the draft was not replaced: the target in" in server.output())
         assert generate(server).text == before.text
         assert server.process.poll() is None
 

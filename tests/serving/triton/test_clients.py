@@ -115,7 +115,7 @@ def test_only_its_own_client_stops_a_request(server):
         victim.receive()
         other.send("1", text_input="", stop=True)
         nobody.send("1", text_input="", stop=True)
-        assert nobody.receive().startswith("the id '1' may be guessed, so it stops no request; draw ids as random")
+        assert nobody.receive().startswith("the id '1' can be guessed, so it stops no request; use random")
         other.send("2", **PROMPT | {"stream": False})
         assert other.receive()["num_output_tokens"][0, 0] == 2, "after the stop that had no effect"
         for _ in range(20):
