@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One entry point: ./build.sh setup | demo | test | lint | serve ... | clean. Idempotent; everything lives in .venv.
+# One entry point: ./build.sh setup | demo | test | lint | docs | sanitize | clean. Idempotent; everything lives in .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -23,6 +23,7 @@ usage: ./build.sh COMMAND
             most of it torch and TensorRT;
             --all repeats every property, architecture and instruction set in full, as CI does
   lint      ruff, mypy and clang-format only
+  docs      build the documentation's site into build/docs; a warning is an error (needs Python 3.11 or newer)
   sanitize  tests that reach native code, with it compiled by gcc for AddressSanitizer and UBSan (takes pytest's arguments)
   clean     remove .venv and what was built
 TEXT
@@ -105,7 +106,7 @@ setup_tests() {
       pip_install_locked tests
     else
       pip_install torch
-      pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
+      pip_install -e ".[serve,openai,test,docs,tensorrt-rtx,cuda]"
     fi
     # Without their dependencies, as docs/integrations.md describes; quietly, since pip lists those that are missing.
     if ! install_dynamo 2>/dev/null; then
@@ -160,6 +161,18 @@ run_tests() {
   return "$status"
 }
 
+build_docs() {
+  setup
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "the site needs Python 3.11 or 3.12; remove $(basename "$VENV") and set FASER_PYTHON"
+  if ! "$PYTHON" -c 'import furo, myst_parser, sphinx' 2>/dev/null; then
+    echo "build.sh: installing what the site needs"
+    if [ -n "${FASER_REQUIRE_HASHES:-}" ]; then pip_install_locked tests; else pip_install furo myst-parser sphinx; fi
+  fi
+  "$PYTHON" -m sphinx -W --keep-going -q -b html docs build/docs
+  echo "build.sh: the site is at build/docs/index.html"
+}
+
 # The sanitized library takes the usual one's place until the tests have ended.
 sanitize() {
   local found
@@ -187,6 +200,7 @@ case "${1:-}" in
     check_style
     check_types
     ;;
+  docs) build_docs ;;
   sanitize)
     setup_tests
     shift

@@ -23,7 +23,7 @@ lock() {
 lock build "scikit-build-core cmake ninja"
 lock runtime "" pyproject.toml --extra serve --extra openai --extra observability --extra guided
 lock tests "torch aiohttp msgspec pyzmq uvloop" pyproject.toml --extra serve --extra openai --extra test \
-  --extra tensorrt-rtx --extra cuda
+  --extra docs --extra tensorrt-rtx --extra cuda
 # Installed without their dependencies.
 lock server "nvidia-pytriton" --no-deps
 lock dynamo "ai-dynamo;python_version>='3.11' ai-dynamo-runtime;python_version>='3.11'" --no-deps
