@@ -1,4 +1,4 @@
-"""The interface of a drafter: whoever proposes tokens for the target to test."""
+"""The interface of a drafter, which proposes tokens for the target to verify."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """name: in the configuration, one of native.SOURCES. has_kv: it has an engine, whose KV shares the target's block
-    ids. asked_by: bits of core/counts.py DRAFTERS for which it drafts, 0: that of its own source.
+    """The properties of a drafter.
 
-    Drafts that Request.draft_sources does not mark as the model's were not drawn: they have no distribution q, and the
-    target's own draw tests them.
+    Drafts that Request.draft_sources does not mark as the model's have no distribution q: they were not drawn, and the
+    target's own draw verifies them.
     """
 
-    name: str
-    has_kv: bool
-    asked_by: int = 0
+    name: str  # in the configuration, one of native.SOURCES
+    has_kv: bool  # it has an engine, whose KV cache has the target's block ids
+    asked_by: int = 0  # bits of core/counts.py DRAFTERS for which it drafts; 0: that of its own source
 
     @property
     def bits(self) -> int:
-        """Bits of core/counts.py DRAFTERS: a request without one of them gets no drafts of it."""
+        """Bits of core/counts.py DRAFTERS; a request without any of them gets no drafts from this drafter."""
         return self.asked_by or 1 << self.source
 
     @property
     def source(self) -> int:
-        """How its drafts are marked in Request.draft_sources."""
+        """Mark of its drafts in Request.draft_sources."""
         return native.SOURCES[self.name]
 
 
 class Drafter(Protocol):
-    """Catches up with what was committed by itself, when it is asked.
+    """Proposes drafts; each call first catches up with the tokens committed since the last one.
 
-    Exactness asks three things of a drafter (ARCHITECTURE.md has why): what it proposes at a position hangs on nothing
-    but the tokens before it and on randomness that the target's test does not use; a draft that was drawn is not
-    replaced for what it is; and one that was not drawn is marked so in Request.draft_sources. All else costs speed.
+    Exactness requires three things (see ARCHITECTURE.md): a proposal depends only on the tokens before it and on
+    randomness that verification does not use; a draft that was drawn is never replaced because of its value; and a
+    draft that was not drawn is marked so in Request.draft_sources. Everything else costs only speed.
     """
 
     @property
     def spec(self) -> DrafterSpec: ...
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
-        """Write drafts after the pending ones of each request, up to the plan's number of them.
+        """Write drafts after each request's pending ones, up to the number in the plan.
 
-        num_pending [num_requests] int32: pending drafts, those that drafters before this one made included.
+        num_pending [num_requests] int32: pending drafts, including those of drafters that ran before.
         """
 
     def end(self, slot: int) -> None:
-        """The request of this slot leaves it."""
+        """Forget the request of this slot, which leaves it."""
 
 
 def nothing_drafted(plan: SchedulerOutput) -> DraftResult:
-    """The result of a skipped draft call."""
+    """Return the result of a skipped draft call."""
     return DraftResult(np.zeros(len(plan.scheduled), np.int32), plan.scheduled.num_draft_computed)

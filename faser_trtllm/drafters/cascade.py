@@ -1,4 +1,4 @@
-"""The drafting stage of a step: every drafter in its turn, each going on from what those before it proposed."""
+"""The drafting stage of a step: each drafter in turn continues from what the drafters before it proposed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faser_trtllm.sampling.table import SamplingTable
 
 
 class Cascade:
-    """drafters: in order; none for a target alone. window: tokens within which the draft model drafts, None: all."""
+    """Runs drafters in order, none for a target alone. window: longest context that the draft model drafts for."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Cascade:
         return replace(result, num_new_drafts=num_new, num_free=num_free, free_ms=1e3 * free_s)
 
     def _check(self, plan: SchedulerOutput, drafter: Drafter, pending: Int32Array, counted: Int32Array) -> None:
-        """A drafter's counts index memory: FaserError if they cannot be. The target tests whether drafts are good."""
+        """Raise FaserError if a drafter's counts, which index memory, or tokens are out of range."""
         rows = plan.scheduled
         if counted.shape != pending.shape:
-            raise FaserError(f"the drafter {drafter.spec.name} told of {counted.size} requests, there are {len(rows)}")
+            raise FaserError(f"the drafter {drafter.spec.name} returned {counted.size} counts for {len(rows)} requests")
         room = rows.num_drafts - pending
         bad = check_drafts(self._sampling.array, rows.slots, rows.num_tokens + pending, counted, room, self._vocab_size)
         if bad is not None:

@@ -1,4 +1,4 @@
-"""The draft model, a draft head or a block drafter: its KV is brought up to date and it drafts, in one engine call."""
+"""The drafter for draft models, draft heads and block drafters: one engine call updates its KV cache and drafts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from faser_trtllm.sampling.table import SamplingTable
 
 
 class ModelDrafter:
-    """Drafts for the requests of a plan, which gives the number of pending drafts wanted.
+    """Drafts for the requests of a plan, which has the number of pending drafts wanted.
 
-    A request's draft KV may be late (after a time without speculation, or with a prompt longer than a pass): then
-    the rows that fit are run first, and drafting waits until it has caught up. Without drafting nothing is run.
+    A request's draft KV may be out of date (after a time without speculation, or with a prompt longer than a pass).
+    Then the rows that fit are run first, and drafting waits until it has caught up. Without drafting nothing is run.
 
-    A head's rows need the target's hidden row of the position before. So in a prompt it follows the target, and
-    its rows of pending drafts, made from its own output, count for nothing: they are run again when the target has run
-    those tokens. A block drafter's rows need the target's hidden rows of their own positions, and it drafts whole
-    blocks: for requests without pending drafts only.
+    A head's rows need the target's hidden row of the previous position, so in a prompt it follows the target. Its rows
+    of pending drafts, made from its own output, are run again when the target has run those tokens. A block drafter's
+    rows need the target's hidden rows of their own positions. It drafts whole blocks, so only for requests without
+    pending drafts.
     """
 
     spec = DrafterSpec("model", has_kv=True)
@@ -64,10 +64,10 @@ class ModelDrafter:
                 stop=plan.decision.stop,
             )
             drafted = self._engine.draft(draft_batch)
-            requests = asked.requests.astype(np.intp)  # numpy takes other indices ten times as long
+            requests = asked.requests.astype(np.intp)  # numpy is ten times slower with other index types
             num_drafted[requests] = drafted
-            # The newest draft has not been run through the model, what a head has made of its own output counts for
-            # nothing, and the last committed token is no context of a block drafter yet.
+            # The newest draft has not been run through the model. A head's rows from its own output do not count, and
+            # the last committed token is not yet part of a block drafter's context.
             further: Int32Array | int = -1 if kind == native.DRAFT_BLOCK else 0
             if kind == native.DRAFT_MODEL:
                 further = drafted - 1
@@ -76,4 +76,4 @@ class ModelDrafter:
         return DraftResult(num_drafted, num_computed, draft_ms, batch.num_rows, batch.logit_rows.size)
 
     def end(self, slot: int) -> None:
-        """The request's own counter says how far its KV reaches."""
+        """Do nothing: the request's own counter has the length of its draft KV."""

@@ -1,5 +1,5 @@
-"""The drafter that has no model: what followed, in the request's own prompt and output and in what its client predicts,
-the longest suffix that occurred before (prompt lookup and more; ops/suffix.py)."""
+"""The drafter without a model: it proposes what followed the longest earlier occurrence of the text's suffix, in the
+request's prompt and output and in its client's prediction (a generalised prompt lookup; ops/suffix.py)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.ops.suffix import SuffixAutomata
 from faser_trtllm.sampling.table import SamplingTable
 
-MAX_TOKENS = 32_768  # of a request's text that are searched, its latest; about 150 bytes each
+MAX_TOKENS = 32_768  # latest tokens of a request that are searched; about 150 bytes each
 
 
 class SuffixDrafter:
-    """Costs no step of a draft model, so where the match is at least as sure as the draft model has been for the
-    request, it goes first."""
+    """Drafts at no cost of a draft model's step, so it goes before the draft model where its match is at least as
+    likely to be accepted as that model's drafts have been for the request."""
 
     def __init__(
         self,
@@ -31,22 +31,22 @@ class SuffixDrafter:
         resources: ExitStack,
         only_predictions: bool = False,
     ) -> None:
-        """has_model: the draft model drafts after it. resources: free the automata. only_predictions: it drafts from
-        predictions alone, whatever a request asks."""
+        """has_model: a draft model drafts after it. resources: will free the automata. only_predictions: draft from
+        predictions only, whatever a request asks for."""
         self._sampling = sampling
         sources = 1 << native.BY_PREDICTION | (0 if only_predictions else 1 << native.BY_SUFFIX)
         self.spec = DrafterSpec("suffix", has_kv=False, asked_by=sources)
-        self._predicted: set[int] = set()  # slots whose prediction the automaton has
+        self._predicted: set[int] = set()  # slots whose prediction is in the automaton
         self._automata = resources.enter_context(SuffixAutomata(len(sampling.array), min(max_seq_len, MAX_TOKENS)))
         self._has_model = has_model
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the texts, now."""
+        """Current memory of the texts."""
         return self._automata.memory_bytes
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
-        """See Drafter.propose; a request with a guide gets what its guide allows."""
+        """See Drafter.propose; a request with a guide gets only drafts that its guide allows."""
         rows = plan.scheduled
         drafters = rows.counts[DRAFTERS]
         may_draft = (drafters & self.spec.bits > 0) & (rows.num_computed == rows.num_tokens - 1)
@@ -58,7 +58,7 @@ class SuffixDrafter:
         num_model = rows.max_model_drafts * (drafters >> native.BY_MODEL & 1 if self._has_model else 0)
         found = self._automata.draft(self._sampling.array, rows.slots, rows.num_tokens, num_pending, num_new, num_model)
         guided = self._sampling.guided
-        if guided.slots:  # of the pending ones, too, since a GPU draws its drafts without masks
+        if guided.slots:  # checks pending drafts too, since a GPU draws its drafts without masks
             for index, (slot, count) in enumerate(zip(rows.slots.tolist(), found.tolist(), strict=True)):
                 if count and slot in guided.slots:
                     known, pending = int(rows.num_tokens[index]), int(num_pending[index])

@@ -1,7 +1,7 @@
 """Blocks of the paged KV cache: reference counts, the free list, and the blocks kept for reuse.
 
 A block is in one of three states: in use (referenced by sequences, cached or not), cached and unreferenced (evictable,
-least recently used first), or free. It knows nothing about sequences.
+least recently used first), or free. The pool knows nothing about sequences.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ROOT = 0
 """Chain id before the first block of a sequence."""
 
 Key = tuple[int | str, bytes]
-"""Chain id of the previous block, or of a sequence's first block its salt if it has one, and the block's token ids as
-bytes: equal keys mean equal prefixes under the same salt."""
+"""A block's token ids as bytes, after the chain id of the block before it. The first block of a salted sequence has the
+salt in place of the chain id. Equal keys mean equal prefixes under the same salt."""
 
 
 class BlockPool:
-    """num_blocks blocks with ids 0 to num_blocks - 1."""
+    """A fixed number of blocks, with ids 0 to num_blocks - 1."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -73,11 +73,11 @@ class BlockPool:
                 self._evictable[block] = None
 
     def lookup(self, key: Key) -> int | None:
-        """The cached block of this prefix, if there is one."""
+        """Return the cached block of this prefix, or None."""
         return self._by_key.get(key)
 
     def register(self, block: int, key: Key) -> int:
-        """Make a full block reusable under its key -> chain id of the prefix that ends with it, negative under a salt.
+        """Make a full block reusable and return the chain id of the prefix that ends with it, negative under a salt.
 
         If another block already caches the prefix, this one stays private and the other's chain id is returned.
         """
@@ -106,11 +106,11 @@ class BlockPool:
         self._draft_valid[block] = True
 
     def forget_draft(self) -> None:
-        """The draft model's KV of no block is computed."""
+        """Mark the draft model's KV of every block as not computed."""
         self._draft_valid = [False] * self.num_blocks
 
     def check_integrity(self, held: list[int]) -> None:
-        """held: every reference that sequences have, with repetition. Raises AssertionError on any mismatch."""
+        """Raise AssertionError on any mismatch. held: every reference that sequences have, with repetition."""
         counts = [0] * self.num_blocks
         for block in held:
             counts[block] += 1

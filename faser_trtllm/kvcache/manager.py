@@ -1,7 +1,7 @@
-"""The KV cache manager: the only writer of block ids.
+"""The KV cache manager, which alone writes block ids.
 
 Target and draft engines have separate KV memory but share block ids, so there is one block table. A cached block
-remembers whether the draft's KV in it is valid: a request with speculation off never computes it.
+records whether the draft's KV in it is valid, because a request with speculation off never computes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOTHING_DUE = (np.iinfo(np.int32).max, np.iinfo(np.int32).max, -1)  # KVCache.b
 
 
 class _Sequence:
-    """The blocks of one slot; the first num_registered are known to the pool under their prefix (or as duplicates)."""
+    """The blocks of one slot; the pool knows the first num_registered under their prefix, or as duplicates."""
 
     __slots__ = ("blocks", "chain_id", "num_draft_registered", "num_registered")
 
@@ -30,9 +30,9 @@ class _Sequence:
 class KVCacheManager:
     """Paged blocks per slot, with prefix reuse.
 
-    block_table [max_batch_size + num_branch_rows, max_blocks_per_seq] int32: row per slot, written in place; engines
-    read it. The rows of branches are theirs who run them (executor/branches.py).
-    Shortage is a return value (False); a wrong slot or a rewind into registered blocks is an AssertionError.
+    block_table [max_batch_size + num_branch_rows, max_blocks_per_seq] int32 has a row per slot, written in place and
+    read by engines. Its last rows belong to executor/branches.py. Methods return False if blocks run out; a wrong slot,
+    or a rewind into registered blocks, is an AssertionError.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class KVCacheManager:
         self._capacity = np.zeros(max_batch_size, np.int32)  # tokens that the slot's blocks hold
         self.bounds: Int32Array = np.zeros((max_batch_size, 3), np.int32)
         self.bounds[:] = _NOTHING_DUE
-        self._capacity_view, self._bounds_view = self._capacity.data, self.bounds.data  # for single slots, faster
+        self._capacity_view, self._bounds_view = self._capacity.data, self.bounds.data  # faster for single slots
 
     @property
     def num_blocks(self) -> int:
@@ -72,7 +72,7 @@ class KVCacheManager:
         return self._pool.num_cached
 
     def watch(self, listener: BlockListener) -> bool:
-        """Tell the listener of every block that can be reused from now on, and when it no longer can."""
+        """Report to the listener from now on which blocks become reusable and which no longer are."""
         self._pool.listener = listener
         return True
 
@@ -110,7 +110,7 @@ class KVCacheManager:
         return CachedPrefix(sequence.num_registered * size, sequence.num_draft_registered * size)
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
-        """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
+        """Grow the slot to hold num_tokens tokens; return False, with no change, if there is no room."""
         sequence = self._sequence(slot)
         if num_tokens <= self._capacity_view[slot]:
             return True
@@ -124,7 +124,7 @@ class KVCacheManager:
         return True
 
     def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
-        """As KVCache.allocate_many."""
+        """See KVCache.allocate_many."""
         lacking = (num_tokens > self._capacity.take(slots)).nonzero()[0]
         if not lacking.size:
             return True
@@ -149,10 +149,7 @@ class KVCacheManager:
         num_computed_tokens: int,
         num_draft_computed_tokens: int,
     ) -> None:
-        """Offer the full blocks of tokens[:num_computed_tokens] for reuse; those tokens are final.
-
-        num_draft_computed_tokens: as KVCache.commit has it.
-        """
+        """Offer the full blocks of tokens[:num_computed_tokens], which are final, for reuse; see KVCache.commit."""
         if not self._enable_block_reuse:
             return
         sequence = self._sequence(slot)
@@ -186,7 +183,7 @@ class KVCacheManager:
         self.bounds[slot] = _NOTHING_DUE
 
     def check_integrity(self) -> None:
-        """A full audit, for tests and idle times: no block leaked, freed in use or shared wrongly."""
+        """Check in full, for tests and idle times, that no block leaked, was freed in use or is shared wrongly."""
         held = []
         owners: dict[int, int] = {}
         for slot, sequence in enumerate(self._sequences):

@@ -1,4 +1,4 @@
-"""A share of the CPU: the cores that an engine's native threads run on. It knows nothing of models."""
+"""A share of the CPU: the cores that an engine's native threads run on. It knows nothing about models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ DEFAULT_SPIN_US = 200
 
 
 class CoreSet(Closing):
-    """Owns one native thread pool. The thread that calls an engine is worker 0; the others live here.
+    """Owns one native thread pool. The thread that calls an engine is worker 0; the other workers are in the pool.
 
-    cores: core ids of this partition, whose workers 1.. are pinned to cores[1:]; None takes all cores the
-    process may use and leaves placement to the system. num_threads: workers, at most one per core; default:
-    all. Engines may share a core set if they take turns.
+    cores: core ids of this partition; workers 1 and up are pinned to cores[1:]. None: all cores of the process, not
+    pinned. num_threads: workers, at most one per core; default: all. Engines that take turns may share a core set.
     """
 
     def __init__(
@@ -52,13 +51,13 @@ class CoreSet(Closing):
 
     @property
     def handle(self) -> int:
-        """The faser_pool for native calls; ValueError after close()."""
+        """The faser_pool for native calls; raises ValueError after close()."""
         if self._handle is None:
             raise ValueError("the core set is closed")
         return self._handle
 
     def pin_caller(self) -> None:
-        """Pin the calling thread to this partition's first core, so that it does not run on a worker's."""
+        """Pin the calling thread to this partition's first core, so that it does not run on another worker's core."""
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.cores[0]})
 

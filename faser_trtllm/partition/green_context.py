@@ -1,12 +1,11 @@
-"""Partitions of a GPU: SMs in green contexts, one split for both sides, each with its own stream; or two plain streams.
+"""Partitions of a GPU: SMs in green contexts, split between draft and target, each with its own stream; or two streams.
 
 A green context is a mask of SMs over the primary context: memory, modules and events are shared, and work on its
-streams stays on its SMs. To move to another partition, enqueue on its stream. Splits were granted as asked on an H100
-(2026-11-26); the calls are tested through cuda-python's bindings over a stand-in driver.
+streams stays on its SMs. Work enqueued on another partition's stream runs there. Splits were granted as asked on an
+H100 (2026-11-26); tests make the calls through cuda-python's bindings over a stand-in driver.
 
-Streams and their contexts live as long as the process, as torch's own streams do. torch keeps what it knows by stream
-(cached memory, workspaces, events), has no way to forget a stream, and aborts the process where a driver then refuses
-one that is gone.
+Streams and their contexts live as long as the process, like torch's own streams. torch keeps state by stream (cached
+memory, workspaces, events), cannot forget a stream, and aborts the process if a driver then refuses one that is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from faser_trtllm.ops.cuda.driver import call_driver, ensure_context, load_drive
 
 log = logging.getLogger(__name__)
 
-_NON_BLOCKING = 1  # ints, since newer bindings lack or rename these enums
+_NON_BLOCKING = 1  # an int, since newer bindings lack or rename these enums
 _DEFAULT_STREAM = 1
 _GREEN_CALLS = (
     "cuDeviceGetDevResource",
@@ -39,7 +38,7 @@ _GREEN_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class GpuPartition:
-    """Work on its stream (a CUstream as a number) stays on its num_sms SMs."""
+    """A share of a GPU: work on its stream (a CUstream as an int) stays on its num_sms SMs."""
 
     name: str
     stream: int
@@ -48,17 +47,17 @@ class GpuPartition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPair:
-    """A draft's and a target's share of one GPU: disjoint SMs, or on plain streams every SM for both."""
+    """The draft's and the target's shares of one GPU: disjoint SMs, or with plain streams all SMs for both."""
 
     draft: GpuPartition
     target: GpuPartition
 
 
 def default_draft_sms(device_sms: int) -> tuple[int, ...]:
-    """SM counts of the draft for the prepared pairs: one pair, with a quarter of the GPU in multiples of 8.
+    """Return the draft's SM counts of the prepared pairs: one pair, with a quarter of the GPU in multiples of 8.
 
-    On modelled GPUs that is the best split for a 1B draft of an 8B at 256 requests, where overlap is nearest to paying;
-    where others are better, none pays (docs/results.md).
+    On modelled GPUs this is the best split for a 1B draft of an 8B target at 256 requests, where overlap comes closest
+    to paying off; where other splits are better, none pays off (docs/results.md).
     """
     return (max(8, device_sms // 4 // 8 * 8),)
 
@@ -69,15 +68,20 @@ class _Division(NamedTuple):
     pairs: tuple[PartitionPair, ...]
 
 
-_given_back: defaultdict[tuple[Any, ...], list[_Division]] = defaultdict(list)  # by what was asked for
+_given_back: defaultdict[tuple[Any, ...], list[_Division]] = defaultdict(list)  # by the arguments they were made for
 
 
 class GpuPartitions(Closing):
-    """The whole GPU, and pairs that divide it between a draft and a target; all created up front, none while serving.
+    """The whole GPU, and pairs that divide it between a draft and a target, all created up front and none while
+    serving.
 
-    whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
-    "green", or "streams" where those are asked for or the driver has no green contexts: then both sides of the one pair
-    have every SM. Nobody else has these streams until close(), or the end of a `with` block.
+    Attributes:
+        whole: a stream of the primary context.
+        pairs: one per entry of draft_sms, with the SM counts that the driver granted.
+        kind: "green"; or "streams", if asked for or if the driver has no green contexts. Then there is one pair, whose
+            sides both have every SM.
+
+    The streams are exclusive until close(), or until the end of a `with` block.
     """
 
     def __init__(
@@ -88,8 +92,8 @@ class GpuPartitions(Closing):
         require_green: bool = False,
         plain_streams: bool = False,
     ) -> None:
-        """draft_sms: default default_draft_sms(). require_green: FaserError instead of the fallback. plain_streams: no
-        green contexts, whatever the driver has.
+        """draft_sms: default: default_draft_sms(). require_green: raise FaserError instead of falling back to streams.
+        plain_streams: make no green contexts.
 
         Raises ConfigError if cuda-python or a driver is missing, or if the GPU cannot be divided this way.
         """
@@ -111,17 +115,17 @@ class GpuPartitions(Closing):
 
     @property
     def partitions(self) -> tuple[GpuPartition, ...]:
-        """All of them, the whole GPU first."""
+        """All partitions, the whole GPU first."""
         return (self.whole, *(side for pair in self.pairs for side in (pair.draft, pair.target)))
 
     def close(self) -> None:
-        """Give the streams back, for whoever asks for the same next in this process. Idempotent."""
+        """Give the streams back for the next object in this process with the same arguments. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._given_back.append(self._division)
 
     def _make(self, counts: Sequence[int], ordinal: int, require_green: bool, plain_streams: bool) -> _Division:
-        with ExitStack() as made:  # destroyed only if something cannot be made: until then nobody has seen them
+        with ExitStack() as made:  # destroyed only if something cannot be made: torch has not seen any of them yet
             ensure_context(self._driver)
             self._device = self._call("cuDeviceGet", ordinal)
             whole = GpuPartition("whole", self._stream(made), self.num_sms)
@@ -135,7 +139,7 @@ class GpuPartitions(Closing):
         reason = next((f"cuda-python has no {name}" for name in _GREEN_CALLS if not hasattr(self._driver, name)), "")
         pairs: list[PartitionPair] = []
         if not reason:
-            # If one pair fails, drop those made before it: half of what was requested would be a trap.
+            # If one pair fails, drop those made before it: half of the requested pairs would be misleading.
             with ExitStack() as made_here:
                 try:
                     pairs = [self._green_pair(count, made_here) for count in counts]
@@ -178,7 +182,7 @@ class GpuPartitions(Closing):
         return GpuPartition(name, int(stream), granted)
 
     def _stream_pair(self, made: ExitStack) -> PartitionPair:
-        """Without priorities: on an H100 one for the draft's stream changed no time (2026-11-26)."""
+        """Make two streams without priorities: on an H100, one for the draft's stream changed no time (2026-11-26)."""
         draft, target = (self._stream(made) for _ in range(2))
         return PartitionPair(
             GpuPartition("draft stream", draft, self.num_sms), GpuPartition("target stream", target, self.num_sms)

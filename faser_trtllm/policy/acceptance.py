@@ -1,10 +1,10 @@
 """Online, calibrated estimate of the probability that a draft is accepted.
 
-Place j of the pending drafts of requests with sampling mode s has p = sigmoid(slope[s, j] * margin + intercept[s, j]),
-margin being how much of its logit the draft's choice could do without (Request.draft_margins).
-Fitted by damped Newton steps on sums over tested drafts (ops/tested.py), which are forgotten exponentially, as vLLM's
-adaptive verification does it (acceptance_estimator.py). A place with few tests goes with its mode. Only tested drafts
-count: what is behind the first rejection is unknown (right censoring).
+A draft at position j of a request with sampling mode s has p = sigmoid(slope[s, j] * margin + intercept[s, j]). The
+margin is how much of its logit the draft could lose and still be chosen (Request.draft_margins).
+Damped Newton steps fit this to sums over verified drafts (ops/tested.py), which are forgotten exponentially, as in
+vLLM's adaptive verification (acceptance_estimator.py). A position with few observations follows its mode. Drafts after
+the first rejection are unknown and not counted (right censoring).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.arrays import Float32Array, Float64Array
 from faser_trtllm.ops.tested import TestedSums
 
-INITIAL_LOGIT = 1.5  # log-odds: 0.82 before anything is known (vLLM's value)
-MEMORY_TESTS = 6000.0  # tests of a sampling mode after which old ones weigh 1 / e
-PRIOR_TESTS = 20.0  # that a place's mode counts as, for the place; tests of one request are alike
-MIN_TESTS = 100  # before anything rests on the estimate
+INITIAL_LOGIT = 1.5  # log-odds before anything is known: 0.82 (vLLM's value)
+MEMORY_TESTS = 6000.0  # verified drafts of a sampling mode after which old ones weigh 1 / e
+PRIOR_TESTS = 20.0  # weight of the mode in the estimate for a position, in drafts; drafts of one request are alike
+MIN_TESTS = 100  # verified drafts before the estimate is used
 MIN_RATE = 1e-3  # keeps log-odds finite
-MAX_STEP = 1.0  # of slope and intercept, per fit
-MIN_FAILED = 0.05  # share of drafts
-SERIES_TERMS = 256  # of sums over drafts in a row: 0.95 ** 256 is nothing
+MAX_STEP = 1.0  # limit on the change of slope and intercept per fit
+MIN_FAILED = 0.05  # minimum share of drafts that fail
+SERIES_TERMS = 256  # of sums over consecutive drafts: 0.95 ** 256 is negligible
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Bins of equal width over [0, 1]: mean prediction, observed rate (nan where empty) and count of each."""
+    """Calibration in bins of equal width over [0, 1]: mean prediction, observed rate (nan if empty) and count."""
 
     predicted: Float64Array
     observed: Float64Array
@@ -42,21 +42,25 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: mean distance of prediction and rate, weighted by the counts."""
+        """Expected calibration error: mean distance between prediction and rate, weighted by the counts."""
         filled = self.count > 0
         gaps = np.abs(self.predicted[filled] - self.observed[filled])
         return float((gaps * self.count[filled]).sum() / max(1.0, self.count.sum()))
 
 
 class AcceptanceEstimator:
-    """One per policy. tested: where what rejection sampling found is summed up; model: what they are compared with.
+    """The acceptance estimate of one policy.
 
-    prior: float32 [NUM_MODES, max_draft_len], what a draft at a place brings if those before it pass, margins aside.
-    spread: of the same shape, how far margins move probabilities from there, either way.
+    Attributes:
+        tested: sums over the drafts that rejection sampling has verified. model: the predictions they are compared
+        with. prior: float32 [NUM_MODES, max_draft_len], expected acceptance of a draft whose predecessors pass, without
+        its
+            margin.
+        spread: float32 of the same shape, how far margins move these probabilities, in either direction.
     """
 
     def __init__(self, max_draft_len: int, *, is_block: bool = False) -> None:
-        """is_block: a block drafter drafts, whose drafts get worse with their distance from the last token."""
+        """is_block: drafts come from a block drafter and get worse with their distance from the last token."""
         self._k = max(1, max_draft_len)
         self._is_block = is_block
         self.model = AcceptanceModel(self._k)
@@ -64,7 +68,7 @@ class AcceptanceEstimator:
         self._mode_theta = np.full((NUM_MODES, 2), (0.0, INITIAL_LOGIT))  # slope, intercept
         self._theta = np.full((NUM_MODES, self._k, 2), (0.0, INITIAL_LOGIT))
         self._info = np.zeros((NUM_MODES, self._k, 2, 2))  # discounted information matrices
-        self._counts = np.zeros((NUM_MODES, self._k, 2))  # discounted tests, and those passed
+        self._counts = np.zeros((NUM_MODES, self._k, 2))  # discounted numbers of verified and of accepted drafts
         self._num_tests = np.zeros(NUM_MODES)
         self._publish()
 
@@ -73,16 +77,16 @@ class AcceptanceEstimator:
 
     @property
     def is_new(self) -> bool:
-        """Whether so little was seen that nothing should rest on it."""
+        """Fewer than MIN_TESTS drafts were verified so far."""
         return float(self._num_tests.sum()) < MIN_TESTS
 
     def knows(self, decoding: Sequence[Request]) -> bool:
-        """Whether enough was seen of the sampling modes of all requests that may be drafted for."""
+        """Return True if enough drafts were verified in the sampling modes of all requests that may draft."""
         modes = {request.sampling_mode for request in decoding if request.draft_limit}
         return all(self._num_tests[mode] >= MIN_TESTS for mode in modes)
 
     def fit(self) -> None:
-        """Take in what was tested since the last fit."""
+        """Update the estimate with the drafts that were verified since the last fit."""
         cells = self.tested.cells
         tests = cells[:, :, 0]
         total = float(tests.sum())
@@ -94,7 +98,7 @@ class AcceptanceEstimator:
         gradient = cells[:, :, 2:4]
         seen = cells[:, :, [[4, 5], [5, 6]]]
         self._info = kept[..., None] * self._info + seen
-        # What all places of a mode share, then what sets each place apart from its mode.
+        # First the step that all positions of a mode share, then each position's own.
         ridge = np.eye(2)
         shared = _solve(self._info.sum(1) + ridge, gradient.sum(1))
         self._mode_theta += shared
@@ -109,15 +113,15 @@ class AcceptanceEstimator:
         self._publish()
 
     def gains(self, decoding: Sequence[Request]) -> Float64Array:
-        """What each draft is expected to bring, in tokens, before drafting [num_requests, max_draft_len]."""
+        """Return the tokens that each draft is expected to yield, before drafting, [num_requests, max_draft_len]."""
         return self._gains[[request.sampling_mode for request in decoding]]
 
     def population(self) -> Float64Array:
-        """That all drafts up to a place are accepted, of whatever requests there are [max_draft_len]."""
+        """Return the chance over all requests that all drafts up to a position are accepted, [max_draft_len]."""
         return np.cumprod(_rates(self._counts.sum(0, keepdims=True))[0])
 
     def reliability(self) -> Reliability:
-        """Of the predictions made before each outcome was known, since the start."""
+        """Return the calibration of the predictions since the start, each made before its outcome was known."""
         count, predicted, passed = self.tested.bins
         with np.errstate(invalid="ignore"):
             return Reliability(predicted / count, passed / count, count.copy())
@@ -140,7 +144,7 @@ def _solve(info: Float64Array, gradient: Float64Array) -> Float64Array:
 
 
 def _rates(counts: Float64Array) -> Float64Array:
-    """By mode and place, drawn to that of the mode, and that to the initial one; counts [modes, places, 2]."""
+    """Return rates by mode and position, drawn towards the mode's and the initial rate; counts [modes, places, 2]."""
     whole = counts.sum(1, keepdims=True)
     prior_tests = 0.5 * PRIOR_TESTS
     of_mode = (whole[..., 1] + prior_tests * _sigmoid(INITIAL_LOGIT)) / (whole[..., 0] + prior_tests)
@@ -149,10 +153,10 @@ def _rates(counts: Float64Array) -> Float64Array:
 
 
 def _explained(rates: Float64Array, counts: Float64Array, info: Float64Array) -> Float64Array:
-    """The share of the outcomes' variance that margins explain, by mode [modes].
+    """Return the share of the outcomes' variance that margins explain, [modes].
 
-    Outcomes vary by p (1 - p) about their probability p, and its mean is in info [modes, places, 2, 2]; about a place's
-    rate they vary by rate (1 - rate). What is less is p's own variance.
+    Given their probability p, outcomes have the variance p (1 - p), whose mean is in info [modes, places, 2, 2]. Around
+    a position's rate they have the variance rate (1 - rate). The difference is the variance of p itself.
     """
     prior_info = PRIOR_TESTS * _sigmoid(INITIAL_LOGIT) * (1.0 - _sigmoid(INITIAL_LOGIT))
     whole = prior_info + (counts[..., 0] * rates * (1.0 - rates)).sum(1)
@@ -160,13 +164,13 @@ def _explained(rates: Float64Array, counts: Float64Array, info: Float64Array) ->
 
 
 def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
-    """Tokens per step that one more place brings, by mode and place, from rates [modes, places] and counts [..., 2].
+    """Return the tokens per step that one more position yields, from rates [modes, places] and counts [..., 2].
 
-    Drafts fail where the text is hard, and a token of the target's passes that for nothing: so a place that is left
-    out is not lost as a whole, and the next step's drafts start better than behind a failure. Let s(m) be the chance
-    of m right drafts in a row behind a failure. From one failure to the next there are sum s(m) tokens, and with k
-    drafts per step sum s(i (k + 1)) steps. The rates mix steps that begin behind a failure with others, whose drafts
-    are taken to be as good as those at later places are on average.
+    Drafts fail where the text is hard, and the target's own token passes such a spot at no cost. A position that is
+    left out is therefore not lost as a whole, and the next step's drafts start better than right after a failure. Let
+    s(m) be the chance of m right drafts in a row after a failure. From one failure to the next there are sum s(m)
+    tokens and, with k drafts per step, sum s(i (k + 1)) steps. The rates mix steps that begin after a failure with
+    others, whose drafts are assumed to be as good as the average draft at later positions.
     """
     tests, passed = counts[..., 0], counts[..., 1]
     later = (passed[:, 1:].sum(1) + PRIOR_TESTS * rates[:, 0]) / (tests[:, 1:].sum(1) + PRIOR_TESTS)
@@ -177,7 +181,7 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
     survival = _chances(rates)
     behind = (survival - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
     behind = np.clip(behind, MIN_RATE, survival)
-    # Behind a failure drafts get better and not worse; where nothing was tested, they are as others at later places.
+    # After a failure, drafts get better and not worse; where none was verified, they are like those at later positions.
     ratios = np.maximum.accumulate(np.minimum(behind[:, 1:] / behind[:, :-1], later), axis=1)
     ratios = np.where(tests < PRIOR_TESTS, later, ratios)
     ratios[:, 0] = behind[:, 1]
@@ -188,7 +192,7 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
 
 
 def _chances(ratios: Float64Array) -> Float64Array:
-    """Of passing all places before each one, and all of them, from the chance of each [modes, places]."""
+    """Return the chances of passing all positions before each one, and all of them, given each position's chance."""
     found = np.ones((len(ratios), ratios.shape[1] + 1))
     np.cumprod(ratios, axis=1, out=found[:, 1:])
     return found
@@ -196,7 +200,7 @@ def _chances(ratios: Float64Array) -> Float64Array:
 
 @functools.cache
 def _step_starts(num_places: int) -> Float64Array:
-    """Which drafts behind a failure begin a step of 0 to num_places drafts [SERIES_TERMS + 1, num_places + 1]."""
+    """Mark which drafts after a failure begin a step of 0 to num_places drafts, [SERIES_TERMS + 1, num_places + 1]."""
     numbers = np.arange(SERIES_TERMS + 1)[:, None]
     return np.asarray(numbers % np.arange(1, num_places + 2) == 0, np.float64)
 

@@ -1,10 +1,10 @@
-"""A mean that forgets."""
+"""A mean with exponential forgetting."""
 
 from __future__ import annotations
 
 
 class Average:
-    """A mean whose old parts are forgotten: all together weigh `memory` at most. prior: what `mean` counts as."""
+    """A mean whose total weight is limited to memory, so that old values are forgotten. prior: weight of the start."""
 
     __slots__ = ("_memory", "mean", "weight")
 
@@ -12,7 +12,7 @@ class Average:
         self.mean, self.weight, self._memory = mean, prior, memory
 
     def add(self, value: float, weight: float) -> None:
-        if weight <= 0.0:  # of steps within one tick of a coarse clock
+        if weight <= 0.0:  # steps within one tick of a coarse clock
             return
         self.weight = min(self.weight + weight, self._memory)
         self.mean += min(1.0, weight / self.weight) * (value - self.mean)

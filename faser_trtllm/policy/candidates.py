@@ -1,8 +1,8 @@
-"""The candidates for the next plan (drafting, off, an overlapped mode), and which of them is in charge.
+"""The choice between candidates for the next plan: drafting, off, or an overlapped mode.
 
-A model predicts each candidate's goodput. What its plans brought corrects that, by one mean of log(tokens / promised)
-per candidate and class of batch sizes. A candidate that does not run is not measured, so a small share of the time goes
-to plans of the others.
+A model predicts each candidate's goodput. The prediction is corrected by what its plans achieved: a mean of
+log(tokens / promised) per candidate and class of batch sizes. A candidate that does not run is not measured, so a small
+share of the time is spent on plans of the others. The candidate in charge is the one that runs otherwise.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from faser_trtllm.policy.average import Average
 
 OFF = "off"
 EXPLORED_SHARE = 0.004  # of the time that may be lost to plans of candidates that are not in charge
-HYSTERESIS = 0.02  # by so much another candidate must look better to take over
-LEAST_LOSS = 0.25  # of a trial's time, that it is taken to cost at least
+HYSTERESIS = 0.02  # lead that another candidate needs to take over
+LEAST_LOSS = 0.25  # minimum cost assumed for a trial, as a share of its time
 CANDIDATE_STEPS = 2000.0  # of a candidate, after which older ones are forgotten
-PRIOR_STEPS = 16.0  # that the prediction counts as
-STALE_STEPS = 20_000.0  # of other candidates, after which what was measured of a candidate counts 1 / e
-MAX_SAVED_PLANS = 2.0  # what is not lost now may be lost later: so many plans' worth of it
+PRIOR_STEPS = 16.0  # weight of the prediction, in steps
+STALE_STEPS = 20_000.0  # of other candidates, after which measurements of a candidate weigh 1 / e
+MAX_SAVED_PLANS = 2.0  # limit on time saved for trials, in plans
 
 
 class Candidates:
     def __init__(self, table_error: float = 0.0) -> None:
-        """table_error: share by which predictions may be wrong; one that is worse by more gets no free trial."""
+        """table_error: relative error that predictions may have; a candidate that is worse by more gets no first trial
+        for free."""
         self._lead = (1.0 + table_error) ** 2
         self._measured: dict[int, dict[str, Average]] = {}  # by class of batch sizes
         self._in_charge: dict[int, str] = {}
         self._num_trials: Counter[tuple[int, str]] = Counter()
-        self._saved_ms = 0.0  # that may be lost
+        self._saved_ms = 0.0  # time that trials may lose
 
     def choose(
         self,
@@ -40,9 +41,9 @@ class Candidates:
         entry_ms: Mapping[str, float],
         probe: str = "",
     ) -> tuple[str, str | None]:
-        """-> the candidate in charge, and the one to run instead now, if any, for about plan_ms.
+        """Return the candidate in charge, and the one that runs in its place for about plan_ms, if any.
 
-        predicted: goodput of every candidate that can run now. entry_ms: what beginning with one costs on top of that.
+        predicted: goodput of every candidate that can run now. entry_ms: additional cost of starting with a candidate.
         probe: a candidate that is never in charge.
         """
         size_class = _class_of(batch_size)
@@ -58,7 +59,7 @@ class Candidates:
             loss_ms = max(0.0, 1.0 - scores[rival] / scores[best]) * plan_ms
             loss_ms = max(loss_ms + min(entry_ms.get(rival, 0.0), plan_ms), LEAST_LOSS * plan_ms)
             self._saved_ms = min(self._saved_ms, MAX_SAVED_PLANS * loss_ms)
-            is_free = (  # once for nothing: the table may be wrong
+            is_free = (  # one trial is not charged: the table may be wrong
                 best in measured
                 and not self._num_trials[size_class, rival]
                 and scores[rival] * self._lead > scores[best]
@@ -70,7 +71,7 @@ class Candidates:
         return best, None
 
     def record(self, batch_size: int, name: str, steps: int, ms: float, num_tokens: float, promised: float) -> None:
-        """Steps of the candidate took ms at the usual speed and committed num_tokens, where so many were promised."""
+        """Record steps that took ms at the usual speed and committed num_tokens, against the tokens promised."""
         self._saved_ms += EXPLORED_SHARE * ms
         measured = self._measured.setdefault(_class_of(batch_size), {})
         measured.setdefault(name, Average(CANDIDATE_STEPS, PRIOR_STEPS)).add(math.log(num_tokens / promised), steps)
@@ -84,5 +85,5 @@ def _mean(measured: Mapping[str, Average], name: str) -> float:
 
 
 def _class_of(batch_size: int) -> int:
-    """Two to the octave: what pays at 4 requests may not at 7."""
+    """Return the class of a batch size, two per octave: what pays at 4 requests may not at 7."""
     return round(2.0 * math.log2(batch_size))

@@ -1,12 +1,12 @@
-"""The cost table as it turns out on the running machine.
+"""The cost table, corrected by what passes take on the running machine.
 
-Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which holds still. What all
-kinds that are known well have in common is the machine's speed, which is soon forgotten and which no choice
-depends on. All prices are in ms of the machine's usual speed.
+For every kind of pass there is an average of log(ms / table) by log2 of its rows: the table's error, which is constant.
+What all well-known kinds have in common is the machine's current speed, which is forgotten quickly and on which no
+choice depends. All costs are in ms at the machine's usual speed.
 
-Of a mixture of experts, a pass that was run is held against the table at the experts that it read, and a pass that may
-be run is priced at those that its rows are expected to read. There 16 rows of one request are another pass than one row
-each of 16, so the table's error is kept by log2 of the requests, too.
+With a mixture of experts, a pass is compared with the table at the experts it read, and a future pass is predicted at
+those that its rows are expected to read. 16 rows of one request then do not cost the same as one row each of 16
+requests, so the table's error is also kept by log2 of the requests.
 """
 
 from __future__ import annotations
@@ -25,58 +25,52 @@ from faser_trtllm.policy.base import PlanStats
 from faser_trtllm.policy.cost.experts import RoutingEstimator
 from faser_trtllm.policy.draft_costs import DraftCosts
 
-SPEED_MS = 500.0  # of steps, after which the machine's speed is another
-ERROR_MS = 20_000.0  # of steps, after which the table's error may be another
-PRIOR_MS = 5.0  # of steps, that the table counts as
-KNOWN_MS = 50.0  # of passes, after which their error is known and their time tells the machine's speed
-ALIKE = 3.0  # times the least of two, which both may still have in common
-MOST = math.log(1000.0)  # by which a curve may be wrong at most
-SETTLED_MS = 2_000.0  # of passes, that a known error counts as at least
+SPEED_MS = 500.0  # averaging window, in ms of steps: the machine's speed may change after this
+ERROR_MS = 20_000.0  # averaging window of the table's error, in ms of steps
+PRIOR_MS = 5.0  # weight of the table, in ms of steps
+KNOWN_MS = 50.0  # ms of passes after which their error is known and their time shows the machine's speed
+ALIKE = 3.0  # a common slowdown of two kinds is at most this many times the smaller of theirs
+MOST = math.log(1000.0)  # limit on a curve's error
+SETTLED_MS = 2_000.0  # minimum weight of a known error, in ms of passes
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertCosts:
-    """ms [num_rows + 1]: of an expert that a pass over so many rows reads. reads: how many it reads by slots."""
+    """The part of pass times that experts take."""
 
-    ms: Float64Array
-    reads: BatchReads
+    ms: Float64Array  # [num_rows + 1] of each expert read, for passes over 0 to num_rows rows
+    reads: BatchReads  # experts read, by slots
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Of a step for a number of requests, in ms.
-
-    rows [num_rows + 1]: a pass over so many rows, without what `experts` take. verify [num_slots + 1]: one with so many
-    slots and no prompts. draft_first [num_requests + 1]: the first step of a draft call for so many requests (0 for
-    none), which also runs what was committed since the last one. draft_step [num_requests + 1]: a further step.
-    host_ms: of a step with drafting, beside these; off_ms: all of a step without, prompts left out.
-    """
+    """Costs of a step for a number of requests, in ms."""
 
     num_requests: int
-    rows: Float64Array
-    verify: Float64Array
-    draft_first: Float64Array
-    draft_step: Float64Array
-    host_ms: float
-    off_ms: float
-    off_host_ms: float
+    rows: Float64Array  # [num_rows + 1] a pass over 0 to num_rows rows, without the time of experts
+    verify: Float64Array  # [num_slots + 1] a pass with 0 to num_slots draft rows (slots), without prompts
+    draft_first: Float64Array  # [num_requests + 1] a draft call's first step, with tokens committed since the last
+    draft_step: Float64Array  # [num_requests + 1] each further step
+    host_ms: float  # host time of a step with drafting
+    off_ms: float  # a whole step without drafting or prompts
+    off_host_ms: float  # host time of a step without drafting
     experts: ExpertCosts | None = None
 
     def off_beside(self, prompts: Mapping[int, float]) -> float:
-        """`off_ms`, averaged over steps of which such shares run so many rows of prompts."""
+        """Return off_ms averaged over steps; prompts: by number of prompt rows, the share of steps that run them."""
         extra = sum(share * float(self._next_to(rows)[0]) for rows, share in prompts.items())
         share = sum(prompts.values())
         return (1.0 - share) * self.off_ms + share * self.off_host_ms + extra
 
     def beside(self, prompts: Mapping[int, float]) -> Float64Array:
-        """`verify`, averaged over passes of which such shares run so many rows of prompts."""
+        """Return verify averaged over passes; prompts: by number of prompt rows, the share of passes that run them."""
         mean = (1.0 - sum(prompts.values())) * self.verify
         for num_rows, share in prompts.items():
             mean += share * self._next_to(num_rows)
         return mean
 
     def experts_beside(self, prompts: Mapping[int, float]) -> Float64Array | None:
-        """What of beside() experts take; None: there are none."""
+        """Return the part of beside() that experts take, or None without experts."""
         experts = self.experts
         if experts is None:
             return None
@@ -85,14 +79,14 @@ class StepCosts:
         return np.asarray(sum(share * reads[rows] for rows, share in shares.items()))
 
     def _next_to(self, num_prompt_rows: int) -> Float64Array:
-        """`verify` of passes that run so many rows of a prompt."""
+        """Return verify for passes that also run num_prompt_rows rows of a prompt."""
         passes = self._passes(num_prompt_rows)
         if self.experts is None:
             return self.rows[passes]
         return self.rows[passes] + self.experts.ms[passes] * self.experts.reads.distinct(num_prompt_rows)
 
     def _passes(self, num_prompt_rows: int) -> slice:
-        """The rows of passes by their slots."""
+        """Return the indices of rows for passes of 0 to num_slots slots."""
         first = self.num_requests + num_prompt_rows
         return slice(first, first + self.verify.size)
 
@@ -102,26 +96,26 @@ class MeasuredCosts:
         self.table = table
         self._max_draft_len = max_draft_len
         self._speed = Average(SPEED_MS)  # log
-        # Logs of target passes, by kind, log2(rows) and, of a mixture of experts, log2(requests).
+        # Logs by kind, log2(rows) and, for a mixture of experts, log2(requests).
         self._errors: dict[tuple[str, int, int], Average] = {}
         self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
-        self._host: dict[tuple[bool, int], Average] = {}  # by drafting and log2(requests): ms of a step
-        self.were_known = False  # the errors of the passes that were observed last, before they were
+        self._host: dict[tuple[bool, int], Average] = {}  # ms per step, by drafting and log2(requests)
+        self.were_known = False  # the errors of the passes in the last observe(), before it
 
     @property
     def slowness(self) -> float:
-        """How much slower than usual the machine is just now."""
+        """Factor by which the machine is currently slower than usual."""
         return math.exp(self._speed.mean)
 
     def late_row_ms(self, num_requests: int) -> float:
-        """ms per token of the draft model's pass over tokens that it has missed, a prompt mostly, next to the rows of
-        the first step of a draft call for so many requests."""
+        """Return ms per missed token, mostly of prompts, that the draft model runs in addition to the rows of the first
+        step of a draft call for this many requests."""
         return self._drafts.late_row_ms(num_requests)
 
     def observe(self, stats: PlanStats, context_len: float) -> float:
-        """Learn from the steps of a plan -> the ms that they would have taken at the machine's usual speed without the
-        prompts; not positive where those should have taken longer than all did."""
+        """Learn from the steps of a plan and return their ms at the machine's usual speed and without prompts. The
+        result is not positive if the prompts alone should have taken longer than all of it."""
         steps, n = stats.num_steps, stats.num_requests / stats.num_steps
         rows = (stats.num_rows + stats.num_context_rows) / steps
         kind = "verify" if stats.num_draft_calls or rows > n else "decode"
@@ -131,9 +125,9 @@ class MeasuredCosts:
         pass_ms = steps * self._pass_ms(kind, rows, n, context_len, num_experts)
         key = kind, _octave(rows), self._size(n)
         error = self._errors.get(key)
-        if error is None:  # what the nearest sizes say is better than nothing
+        if error is None:  # start from the nearest sizes
             error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows, n))
-        seen: list[tuple[float, float]] = []  # log of ms over what was expected, and ms, of kinds whose error is known
+        seen: list[tuple[float, float]] = []  # (log of ms over expected ms, ms) of kinds whose error is known
         is_timed = stats.verify_ms > 0.0 and pass_ms > 0.0
         if is_timed and error.weight >= KNOWN_MS:
             seen.append((math.log(stats.verify_ms / pass_ms) - error.mean, stats.verify_ms))
@@ -148,10 +142,10 @@ class MeasuredCosts:
             self._errors[key] = error
             wrong = math.log(stats.verify_ms / pass_ms) - self._speed.mean
             error.add(min(max(wrong, -MOST), MOST), stats.verify_ms)
-            if error.weight >= KNOWN_MS:  # from now on what changes soon is the machine
+            if error.weight >= KNOWN_MS:  # from now on, quick changes are the machine's
                 error.weight = max(error.weight, SETTLED_MS)
         self._drafts.observe(stats, context_len, slowness)
-        if not is_timed:  # drafting and verification overlapped, which tells of neither
+        if not is_timed:  # drafting and verification overlapped, so neither was timed alone
             return stats.ms / slowness
         prompts_ms = 0.0
         if stats.num_context_rows:
@@ -176,7 +170,7 @@ class MeasuredCosts:
     def _pass_ms(
         self, kind: str, rows: float, num_requests: float, context_len: float, num_experts: float | None = None
     ) -> float:
-        """num_experts: that it reads; None: what its rows are expected to."""
+        """num_experts: number of experts read; None: the number expected for these rows."""
         if rows < 1:
             return self.table.verify_ms(1, 1, context_len)
         if kind == "decode":
@@ -184,11 +178,11 @@ class MeasuredCosts:
         return self.table.verify_ms(rows, num_requests, context_len, ALL, num_experts)  # type: ignore[arg-type]
 
     def _size(self, num_requests: float) -> int:
-        """The class of batch sizes whose passes have errors of their own."""
+        """Return the class of batch sizes that has its own errors."""
         return 0 if self._routing is None else _octave(num_requests)
 
     def _decode_ms(self, num_requests: float, context_len: float) -> float:
-        """Time of a step without drafts: it takes no longer than a pass next to drafting, whatever the table says."""
+        """Return ms of a step without drafts, at most that of a pass with drafting, whatever the table has."""
         kinds = ("decode", "verify")
         ms = (
             self._pass_ms(k, num_requests, num_requests, context_len)
@@ -201,8 +195,8 @@ class MeasuredCosts:
         return float(self._error_curve(kind, np.array([rows]), num_requests)[0])
 
     def _error_curve(self, kind: str, rows: Float64Array, num_requests: float) -> Float64Array:
-        """The log of the table's error by rows: between the numbers that were measured, and beyond as the nearest, of
-        the nearest batch size."""
+        """Return the log of the table's error by rows at the nearest batch size, interpolated between measurements and
+        constant beyond them."""
         sizes = {size for name, _, size in self._errors if name == kind}
         if not sizes:
             return np.zeros(rows.size)
@@ -213,13 +207,13 @@ class MeasuredCosts:
         return found
 
     def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
-        """Of the number of requests that is nearest, with drafting or else without."""
+        """Return the host time for the nearest measured number of requests, preferably with the same is_drafting."""
         octave = math.log2(num_requests)
         known = [key for key in self._host if key[0] == is_drafting] or list(self._host)
         return self._host[min(known, key=lambda key: abs(key[1] - octave))].mean if known else self.table.overhead_ms
 
     def step(self, n: int, context_len: float, num_prompt_rows: int = 0) -> StepCosts:
-        """For a step of n decoding requests, beside up to so many rows of prompts."""
+        """Return the costs of a step of n decoding requests, with up to num_prompt_rows rows of prompts."""
         num_slots = n * self._max_draft_len
         last = n + num_slots + num_prompt_rows
         errors = np.exp(self._error_curve("verify", np.arange(last + 1.0), n))
@@ -241,8 +235,8 @@ class MeasuredCosts:
 
 
 def _in_common(seen: Sequence[tuple[float, float]]) -> float:
-    """Mean log of what kinds of passes took more than expected, by ms; no more than a few times the least of them: a
-    curve that is wrong makes no machine slow."""
+    """Return the mean log slowdown of several kinds of passes, weighted by ms, at most a few times the least of them,
+    because a curve that is wrong does not make the machine slow."""
     least, most = min(log for log, _ in seen), max(log for log, _ in seen)
     if least < 0.0 < most:
         return 0.0

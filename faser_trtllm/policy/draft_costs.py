@@ -1,6 +1,6 @@
-"""Costs of draft calls: the table's first and further steps, each times a factor of its own that is learnt.
+"""Costs of draft calls: the table's first and further steps, each corrected by a learnt factor.
 
-A call is timed as a whole. Calls of different lengths tell its two kinds of steps apart; until there are such, the
+Only whole calls are timed. Calls of different lengths separate the two kinds of steps; until there are any, the
 correction goes to the kind that should have taken most of the time.
 """
 
@@ -16,28 +16,28 @@ from faser_trtllm.ops.arrays import Float64Array
 from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
 
-ERROR_MS = 20_000.0  # of draft calls, after which the factors may be others
-PRIOR_MS = 5.0  # of draft calls, that the table counts as
-KNOWN_MS = 50.0  # of draft calls, after which the factors are known
-MOST = 30.0  # by which a curve may be wrong at most
-FIRST_ROWS = 1.8  # per request, of a draft model's first step: one token was missed, or two if all were accepted
-MOST_FIRST_ROWS = 2.0  # per request, next to prompts: with more, the call runs prompts too
-LATE_ROWS = 64  # of a pass over missed tokens; their cost per row in the table is that of as many more
+ERROR_MS = 20_000.0  # averaging window of the factors, in ms of draft calls
+PRIOR_MS = 5.0  # weight of the table, in ms of draft calls
+KNOWN_MS = 50.0  # ms of draft calls after which the factors are known
+MOST = 30.0  # limit on the factors
+FIRST_ROWS = 1.8  # per request, in a draft model's first step: one token was missed, or two if all were accepted
+MOST_FIRST_ROWS = 2.0  # per request, next to prompts: calls with more rows also run prompts
+LATE_ROWS = 64  # of a pass over missed tokens; with as many more, the table has their cost per row
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """ms of the calls of a plan, at the machine's usual speed. is_known: whether the factors are."""
+    """Expected time of a plan's draft calls, at the machine's usual speed."""
 
     ms: float
-    is_known: bool
+    is_known: bool  # the factors are known
 
 
 class Factors:
-    """Least squares of first * x + further * y = 1 over calls whose steps should have taken the shares x and y."""
+    """Least squares of first * x + further * y = 1 over calls, with the expected shares x and y of their time."""
 
     def __init__(self, first: float = 1.0, further: float = 1.0) -> None:
-        """The factors that are believed as long as little was seen."""
+        """first, further: the factors assumed before there are measurements."""
         self.weight = PRIOR_MS
         self.values = self._prior = np.array([first, further])
         self._products = PRIOR_MS * np.eye(2)
@@ -57,11 +57,11 @@ class DraftCosts:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._factors: dict[int, Factors] = {}  # by log2 of the requests that draft
-        self._first_rows = Average(ERROR_MS, PRIOR_MS, FIRST_ROWS)  # per request; of heads and blocks many
-        self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, on top of their calls
+        self._first_rows = Average(ERROR_MS, PRIOR_MS, FIRST_ROWS)  # per request; many for heads and blocks
+        self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, in addition to their calls
 
     def expect(self, stats: PlanStats, context_len: float) -> Expected | None:
-        """None where the plan has no calls that were timed, or they made up for tokens that they had missed."""
+        """Return the expected time, or None if no calls were timed or they also ran missed tokens."""
         parts = self._parts(stats, context_len)
         with_prompts = stats.num_context_rows and stats.num_draft_rows > MOST_FIRST_ROWS * stats.num_requests
         if parts is None or with_prompts:
@@ -72,7 +72,7 @@ class DraftCosts:
         return Expected(first * first_ms + further * further_ms, factors is not None and factors.weight >= KNOWN_MS)
 
     def observe(self, stats: PlanStats, context_len: float, slowness: float) -> None:
-        """Learn from the calls of a plan; slowness: of the machine."""
+        """Learn from the calls of a plan. slowness: that of the machine."""
         self._observe_late(stats, context_len, slowness)
         parts = self._parts(stats, context_len)
         if parts is None:
@@ -85,14 +85,14 @@ class DraftCosts:
             self._first_rows.add(max(FIRST_ROWS, stats.num_draft_rows / stats.num_requests), usual_ms)
 
     def late_row_ms(self, num_requests: int) -> float:
-        """See MeasuredCosts: the measured time, with the table's as a prior of LATE_ROWS rows."""
+        """See MeasuredCosts: measurements, with the table as a prior of LATE_ROWS rows."""
         rows = round(FIRST_ROWS * num_requests)
         few_ms, many_ms = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
         prior_ms = max(0.0, many_ms - few_ms) * self._at(num_requests)[0]
         return (prior_ms + self._late_ms) / (LATE_ROWS + self._late_rows)
 
     def arrays(self, num_requests: int, context_len: float) -> tuple[Float64Array, Float64Array]:
-        """ms of a first and of a further step for 0 to num_requests requests; zeros without a draft model."""
+        """Return ms of a first and of a further step for 0 to num_requests requests; zeros without a draft model."""
         if not self._table.has("draft_step"):
             return np.zeros(num_requests + 1), np.zeros(num_requests + 1)
         first, further = self._table_arrays(num_requests, context_len)
@@ -108,9 +108,9 @@ class DraftCosts:
         return first, self._table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
 
     def _parts(self, stats: PlanStats, context_len: float) -> tuple[float, float, float] | None:
-        """Requests per step of the calls, and the table's ms of all first and of all further steps."""
+        """Return the requests per step of the calls, and the table's ms of all first and of all further steps."""
         calls = stats.num_draft_calls
-        if not stats.num_drafted or stats.draft_ms <= 0.0:  # a call of a draft model that is broken may give none
+        if not stats.num_drafted or stats.draft_ms <= 0.0:  # a broken draft model may have returned none
             return None
         drafting = stats.num_drafted / stats.num_draft_steps
         first_ms = self._table.draft_rows_ms(stats.num_draft_rows / calls, drafting, context_len)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ class DraftCosts:
         return drafting, calls * first_ms, (stats.num_draft_steps - calls) * further_ms
 
     def _observe_late(self, stats: PlanStats, context_len: float, slowness: float) -> None:
-        """Time that calls over missed tokens took beyond the steps that they would have taken without."""
+        """Learn the time of calls over missed tokens, beyond that of the same calls without these."""
         if not stats.num_late_calls or stats.late_ms <= 0.0:
             return
         calls, drafting = stats.num_late_calls, stats.num_late_drafted / stats.num_late_steps

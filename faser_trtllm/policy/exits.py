@@ -1,4 +1,4 @@
-"""Early exit by price: at which segment boundaries of a plan's passes rows are dropped, and below which worth."""
+"""Early exit by price: the segment boundaries at which a plan's passes drop rows, and the worth that keeps a row."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.policy.base import PlanStats
 
-MIN_SAVING = 0.02  # of the remaining time: below, compaction and a split pass cost as much
-FIRST_KEPT = 0.7  # share of rows expected to stay, before anything is known
+MIN_SAVING = 0.02  # of the remaining time; below, compaction and a split pass cost as much
+FIRST_KEPT = 0.7  # share of rows expected to stay, before anything was measured
 KEPT_MEMORY = 0.9  # of that share, per plan with exits
 
 
 @value
 class ExitRule:
-    """Exits (core/decision.py) by the profile's models: up to the first draft whose updated survival is below `least`.
+    """Exits (core/decision.py) by calibrated models: rows go on up to the first draft with survival below `least`."""
 
-    boundaries: indices into EngineSpec.segments. models, least: by boundary.
-    """
-
-    boundaries: Sequence[int]
-    models: Mapping[int, ExitModel]
-    least: Mapping[int, float]
+    boundaries: Sequence[int]  # indices into EngineSpec.segments
+    models: Mapping[int, ExitModel]  # by boundary
+    least: Mapping[int, float]  # by boundary
     acceptance: AcceptanceModel
 
     def rule(
@@ -51,7 +48,7 @@ class ExitRule:
 
 
 class ExitPlanner:
-    """prune: "on" (wherever a boundary is calibrated), "auto" (where the profile says it pays), "off"."""
+    """Plans exits. prune: "on" (at all calibrated boundaries), "auto" (where the profile found that it pays), "off"."""
 
     def __init__(self, costs: CostTable, acceptance: AcceptanceModel, prune: str) -> None:
         self._acceptance = acceptance
@@ -63,8 +60,9 @@ class ExitPlanner:
     def rule(
         self, costs: CostTable, num_rows: int, num_requests: int, context_len: float, price: float
     ) -> ExitRule | None:
-        """For passes of so many rows. The worth that a row must have is its share of the time that is left: which stair
-        is reached depends on all rows together. Experts of a mixture are those that only the dropped rows read."""
+        """Return the exits for passes of num_rows rows, or None if none pays. To stay, a row must be worth its share of
+        the remaining time, since the tile that is reached depends on all rows together. For a mixture of experts, this
+        share counts only experts that the dropped rows alone read."""
         least = {}
         for boundary in self._models:
             ms = costs.remaining_ms_array(boundary, num_rows, num_requests, context_len)
@@ -77,7 +75,7 @@ class ExitPlanner:
         return ExitRule(tuple(least), self._models, least, self._acceptance) if least else None
 
     def observe(self, stats: PlanStats) -> None:
-        """The share kept is learnt where rows were dropped."""
+        """Learn the share of rows that stay where rows were dropped."""
         if stats.num_pruned:
             share = stats.num_verified / (stats.num_verified + stats.num_pruned)
             self._kept += (1.0 - KEPT_MEMORY) * (share - self._kept)

@@ -1,7 +1,7 @@
-"""Drafts that cost no draft step, beside a policy that plans the draft model's, or alone.
+"""A policy for drafts that cost no draft step, alone or together with a policy for the draft model.
 
-They are proposed in every step for as long as they may be, and of all that is pending the pass verifies the rows that
-are worth their time at the price of the step, by the argmax of ops/best_slots.py (docs/policies.md).
+Such drafts are proposed in every step, up to the limit. From all pending drafts the pass verifies the rows that are
+worth their time at the step's price, by the argmax of ops/best_slots.py (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from faser_trtllm.policy.costs import MeasuredCosts
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.static import OffPolicy
 
-GOODPUT_MS = 2000.0  # of steps, after which what they brought is another
+GOODPUT_MS = 2000.0  # averaging window of the goodput, in ms of steps
 
 
 class FreeDraftsPolicy:
-    """Where the draft model rests, the price is what the steps have brought lately, per ms of the machine's usual speed
-    and per request; else it is its plan's."""
+    """Plans draft lengths at the draft model's price. While that does not draft, the price is the recent goodput, at
+    the machine's usual speed and relative to the number of requests."""
 
     def __init__(self, model_policy: PricePolicy | None, max_draft_len: int, costs: CostTable) -> None:
-        """model_policy: for the draft model; None: there is none."""
+        """model_policy: the policy for the draft model; None: there is no draft model."""
         self.name = "price"
         self._model_policy = model_policy
         self._inner: Policy = model_policy or OffPolicy()
         self._model = model_policy.estimator.model if model_policy else AcceptanceModel(max_draft_len)
         self._max_draft_len = max_draft_len
         self._costs = MeasuredCosts(costs, max_draft_len)
-        self._goodput = Average(GOODPUT_MS)  # log of it over that without drafts
+        self._goodput = Average(GOODPUT_MS)  # log of goodput over goodput without drafts
         self._context_len = 1.0
 
     def plan(self, view: StepView) -> Decision:

@@ -1,8 +1,8 @@
-"""FASER's own choice of the speculative length: a Gaussian process over (length, batch size, acceptance) and the lower
-confidence bound of the time per token (arXiv 2604.20503, its adaptive drafter).
+"""FASER's adaptive drafter (arXiv 2604.20503): a Gaussian process over (length, batch size, acceptance), whose lower
+confidence bound of the time per token chooses the speculative length.
 
-A length is kept for a few steps; their ms per token is one observation. The next length is the one whose predicted log
-ms per token, minus KAPPA standard deviations, is lowest: unknown lengths look good until they were tried.
+A length is kept for a few steps, whose ms per token is one observation. The next length has the lowest predicted log ms
+per token minus KAPPA standard deviations, so lengths that were not tried yet look good.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ WINDOW = 96  # observations
 STEPS_PER_OBSERVATION = 6
 KAPPA = 1.0
 LENGTH_SCALE = 0.35  # of inputs scaled to about [0, 1]
-SIGNAL_VARIANCE = 0.25  # of log ms per token, around the window's mean
+SIGNAL_VARIANCE = 0.25  # of log ms per token around the mean
 NOISE_VARIANCE = 0.01
 ACCEPTANCE_MEMORY = 0.9  # per step
 MAX_LOG_BATCH = 8.0  # log2 of the batch size that is scaled to 1
 
 
 class GaussianProcess:
-    """Zero-mean regression with kernel signal x exp(-|x - x'|^2 / (2 length_scale^2)) and white noise.
+    """Zero-mean regression over a window of the latest points, with white noise and the kernel
+    signal x exp(-|x - x'|^2 / (2 length_scale^2)).
 
-    Rasmussen and Williams, Gaussian Processes for Machine Learning, algorithm 2.1. A window of the latest points.
+    Rasmussen and Williams, Gaussian Processes for Machine Learning, algorithm 2.1.
     """
 
     def __init__(self, num_inputs: int, window: int, length_scale: float, signal: float, noise: float) -> None:
@@ -45,7 +46,7 @@ class GaussianProcess:
         return self._size
 
     def add(self, x: npt.ArrayLike, y: float) -> None:
-        """The oldest point makes room."""
+        """Add a point in place of the oldest one."""
         self._x[self._next] = x
         self._y[self._next] = y
         self._next = (self._next + 1) % len(self._y)
@@ -53,7 +54,7 @@ class GaussianProcess:
         self._factor = None
 
     def predict(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation (of the function, without noise) at x [n, num_inputs] -> [n], [n]."""
+        """Return mean and standard deviation (without noise) at x [n, num_inputs], [n] each."""
         seen = self._x[: self._size]
         if self._factor is None:
             covariance = self._kernel(seen, seen) + self._noise * np.eye(self._size)
@@ -75,11 +76,11 @@ class GpLcbPolicy:
         self._max_draft_len = max_draft_len
         self._process = GaussianProcess(3, WINDOW, LENGTH_SCALE, SIGNAL_VARIANCE, NOISE_VARIANCE)
         self._mean = 0.0  # running mean of the observations, the process's mean function
-        self._acceptance = 0.8  # moving average over tested drafts
+        self._acceptance = 0.8  # moving average over verified drafts
         self._length = max_draft_len
         self._batch_class = 0
         self._steps_left = 0
-        self._seen = PlanStats()  # of the length
+        self._seen = PlanStats()  # with the current length
 
     def plan(self, view: StepView) -> Decision:
         n = len(view.decoding)
@@ -93,7 +94,7 @@ class GpLcbPolicy:
         return Decision([self._length] * n, num_held=self._steps_left - 1)
 
     def observe(self, stats: PlanStats) -> None:
-        if stats.num_context_rows:  # the paper's process knows no prompts
+        if stats.num_context_rows:  # the paper's process does not model prompts
             return
         if stats.num_verified:
             kept = ACCEPTANCE_MEMORY**stats.num_steps

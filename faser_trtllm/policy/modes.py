@@ -1,4 +1,4 @@
-"""Predicted goodput of the overlapped modes, from the tables per partition and their interference."""
+"""Predicted goodput of the overlapped modes, from the cost curves of each partition and their interference."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def predict_modes(
     context_len: float,
     survival: Sequence[float],
 ) -> dict[str, float]:
-    """Tokens per ms of draft_ahead and ping_pong with lengths that were chosen for serial.
+    """Return the tokens per ms of draft_ahead and ping_pong with the lengths chosen for serial.
 
-    Empty if the pair of partitions was not measured. survival: expected, by place.
+    Empty if the pair of partitions was not measured. survival: expected, by position.
 
-    draft_ahead: while the target verifies L drafts, L more are drafted behind them. They are of use if all L pass (then
-    no bonus token is drawn); else the next step has nothing pending and one row per request runs beside the new drafts.
-    ping_pong: two half batches take turns, so a token costs the longer of drafting and verification for half
-    a batch each.
+    draft_ahead: while the target verifies L drafts, L more are drafted after them. These are of use if all L pass (no
+    bonus token is drawn then). Otherwise the next step has nothing pending and runs one row per request while drafting.
+    ping_pong: two halves of the batch take turns, so a token costs the longer of drafting and verification for half a
+    batch each.
     """
     pair = costs.interference_of(DRAFT, VERIFY)
     if pair is None or not costs.has("verify", VERIFY) or not costs.has("draft_step", DRAFT):
@@ -42,7 +42,7 @@ def predict_modes(
     empty_ms = pair.verify_factor * costs.verify_ms(base_rows, num_requests, context_len, VERIFY)
     overhead = costs.overhead_ms
     passes = survival[length - 1]
-    # With chance `passes` the next step has drafts again; else a step without comes between.
+    # With the chance `passes` the next step has drafts again; otherwise a step without drafts comes first.
     full_ms = max(draft_ms, verify_ms) + overhead
     bubble_ms = max(draft_ms, empty_ms) + overhead
     ahead_tokens = num_requests * (gained + 1.0 - passes) + (1.0 - passes) * num_requests
@@ -59,6 +59,6 @@ def predict_modes(
 
 
 def _draft_ms(costs: CostTable, length: int, num_requests: int, context_len: float) -> float:
-    """A draft call of length steps; the first one also runs what was committed since the last call."""
+    """Return ms of a draft call of length steps; the first one also runs tokens committed since the last call."""
     first_ms = costs.draft_rows_ms(round(FIRST_ROWS * num_requests), num_requests, context_len, DRAFT)
     return first_ms + (length - 1) * costs.draft_step_ms(num_requests, context_len, DRAFT)

@@ -1,13 +1,13 @@
-"""The default policy: every slot and every draft step is bought at one price, the goodput of the step.
+"""The default policy: every row and every draft step must pay at one price, the goodput of the step.
 
-plan() takes what drafts are expected to bring (by sampling mode and place) and finds the slots with the most
-goodput on the measured staircase of costs, drafting paid by step; that goodput is the price. Drafting stops where the
-next draft step and its rows would cost more than they are worth at that price; of what was drafted, the slots that are
-worth their time are verified, by the same argmax over the survivals that margins tell. Whether to draft at all, and
-whether drafting and verification overlap, is held against what plans brought (candidates.py).
+plan() takes the expected yield of drafts, by sampling mode and position, and finds the slots (rows for drafts) with the
+highest goodput under the measured costs, which are a step function of the rows. That goodput is the price. Drafting
+stops where the next draft step and its rows would cost more than they are worth at that price. From the drafts made,
+the slots that are worth their time are verified, by the same argmax over survivals that include the margins. Whether to
+draft at all, and whether to overlap drafting with verification, is corrected by what plans achieved (candidates.py).
 
-Why it is exact: no draft is discarded, reordered or replaced before its test, so whatever is decided, by whatever was
-seen, says when a draft is tested, never whether (docs/policies.md).
+The policy is exact: no draft is discarded, reordered or replaced before it is verified, so decisions affect when a
+draft is verified, never whether, whatever they are based on (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from faser_trtllm.policy.prompts import Prompts, prompt_row_worth
 from faser_trtllm.policy.stop import block_lengths, draft_stop
 
 PRICE = "price"
-PROBE = "probe"  # drafts of another length than planned, for all requests alike: what never runs is never corrected
-MORE = 2  # drafts of a probe beyond the plan's longest, or half of that where there are no more
+PROBE = "probe"  # one other length for all requests, since costs of lengths that never run are never corrected
+MORE = 2  # drafts of a probe beyond the plan's longest; a probe has half of that length if there is no room
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-RESIZED = 8  # a plan is for a batch of which no more than this part has come, or by which it has grown or shrunk
-TABLE_ERROR = 0.2  # share by which a prediction from a new table may be wrong
-RETRY_REQUESTS = 4  # that draft, at most, to find out whether drafting pays again
+RESIZED = 8  # a plan ends when 1 / RESIZED of its batch is new, or the batch has grown or shrunk by as much
+TABLE_ERROR = 0.2  # relative error that predictions from a new table may have
+RETRY_REQUESTS = 4  # maximum number of requests that draft in a trial while drafting does not pay
 
 
 class PricePolicy:
     def __init__(
         self, max_draft_len: int, costs: CostTable, max_batch_size: int, *, prune: str = "auto", mode: str = "serial"
     ) -> None:
-        """prune: as ExitPlanner has it. mode: a Mode's value that is used in every step that drafts, or "auto": the
-        overlapped ones where they are predicted and measured to be better."""
+        """prune: see ExitPlanner. mode: a Mode's value for every step that drafts, or "auto": an overlapped mode where
+        it is predicted and measured to be better."""
         self.name = "price"
         self._max_draft_len = max_draft_len
         self._max_batch_size = max_batch_size
@@ -65,17 +65,17 @@ class PricePolicy:
         self._candidates = Candidates(TABLE_ERROR)
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
-        self._planned: dict[int, tuple[Request, int]] = {}  # by slot: who had it, and the length
-        self._size = 0  # requests that the plan is for
+        self._planned: dict[int, tuple[Request, int]] = {}  # by slot: its request in the plan, and the length
+        self._size = 0  # number of requests in the plan
         self._context_len = 1.0
         self._prompts = Prompts()
-        self._until_s = 0.0  # so long the plan stands
+        self._until_s = 0.0  # end of the plan
         self._running = self._in_charge = OFF
         self._rival: str | None = None
-        self._rival_steps = 0  # that it runs on
-        self._is_trial = False  # of drafting, by a few requests: says nothing of the candidate
-        self._promised = 0.0  # tokens per ms that the plan is to bring
-        self._is_known = False  # what drafts bring to these requests, whose sampling modes were seen before
+        self._rival_steps = 0  # steps for which the rival still runs
+        self._is_trial = False  # drafting by a few requests only, which is not recorded for the candidate
+        self._promised = 0.0  # tokens per ms expected from the plan
+        self._is_known = False  # acceptance is known in the sampling modes of these requests
 
     def observe(self, stats: PlanStats) -> None:
         self._prompts.observe(stats)
@@ -104,12 +104,12 @@ class PricePolicy:
         return replace(self._decision, lengths=[usual if length is None else length for length in lengths])
 
     def _planned_length(self, request: Request) -> int | None:
-        """None: it came after the plan, maybe in the slot of one that has ended since."""
+        """Return the planned length, or None if the request came after the plan (its slot may have had another one)."""
         planned = self._planned.get(request.slot)
         return planned[1] if planned is not None and planned[0] is request else None
 
     def _decide(self, view: StepView) -> Decision:
-        """The plan for the next steps."""
+        """Make the plan for the next steps."""
         decoding, n = view.decoding, len(view.decoding)
         limits = np.array([request.draft_limit for request in decoding], np.int32)
         least_prompts, most_prompts = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
@@ -118,12 +118,12 @@ class PricePolicy:
         off_goodput = n / costs.off_beside(least_prompts)
         steps_ms = costs.off_ms * self._costs.slowness
         self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
-        if view.num_context_rows or view.num_joining:  # the batch is another in the next step
+        if view.num_context_rows or view.num_joining:  # the batch changes in the next step
             self._until_s = 0.0
         held = min(MAX_HELD_STEPS, max(HELD_STEPS, int(HELD_MS / steps_ms))) - 1
         self._running, self._is_trial, self._promised = OFF, False, 0.0
         off = Decision([0] * n, num_held=held, price=off_goodput / self._costs.slowness)
-        if not limits.any():  # last tokens, or requests that want no drafts: that says nothing about drafting
+        if not limits.any():  # last tokens, or requests without speculation: nothing to learn about drafting
             self._until_s = 0.0
             return replace(off, num_held=0)
         gains, self._is_known = self.estimator.gains(decoding), self.estimator.knows(decoding)
@@ -141,7 +141,7 @@ class PricePolicy:
         goodputs |= self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
         candidate, rival = self._choose(view, costs, off_goodput, goodputs)
         if rival is not None:
-            held = self._rival_steps - 1 if self._until_s else 0  # beside prompts there is a plan for every step
+            held = self._rival_steps - 1 if self._until_s else 0  # with prompts, every step has its own plan
             self._rival_steps -= held + 1
             self._until_s = 0.0
         self._running = rival or candidate
@@ -149,11 +149,11 @@ class PricePolicy:
             self._promised = n / costs.off_ms
             return replace(off, num_held=held)
         if candidate == OFF:
-            # A few requests, of all ages, tell of acceptance and costs as well.
+            # A few requests are enough to learn acceptance and costs; chosen across ages, since new ones accept fewer.
             limits[np.arange(n) * RETRY_REQUESTS % n >= RETRY_REQUESTS] = 0
             lengths, goodput = best_slots(gains, limits, slot_costs)
             self._is_trial = n > RETRY_REQUESTS
-            if not any(lengths):  # just these want none
+            if not any(lengths):  # no draft pays for these few
                 self._running, self._is_trial, self._until_s = OFF, False, 0.0
                 self._promised = n / costs.off_ms
                 return replace(off, num_held=0)
@@ -172,7 +172,7 @@ class PricePolicy:
             wanted = block_lengths(lengths, limits, modes, price, smooth, costs, self.estimator, experts)
         else:
             wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
-            wanted = wanted if n > 1 else [self._max_draft_len]  # one request alone is drafted for as far as it pays
+            wanted = wanted if n > 1 else [self._max_draft_len]  # a single request drafts as long as it pays
             stop = draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size, experts)
         decision = Decision(
             wanted,
@@ -184,26 +184,26 @@ class PricePolicy:
             held,
             goodput / self._costs.slowness,
         )
-        if self._running == PROBE:  # all of it runs, whatever it is thought to be worth
+        if self._running == PROBE:  # all of it runs, whatever its expected worth
             return replace(decision, lengths=probed or lengths, stop=None, verification=None)
         return decision
 
     def _choose(
         self, view: StepView, costs: StepCosts, off_goodput: float, goodputs: Mapping[str, float]
     ) -> tuple[str, str | None]:
-        """-> the candidate in charge, and the one to run instead, if any; it runs for self._rival_steps more steps."""
-        # Both candidates have to be there still: modes do not overlap with one request, nor without drafts.
+        """Return the candidate in charge, and the one that runs instead for self._rival_steps more steps, if any."""
+        # Both must still be possible: modes do not overlap with one request or without drafts.
         if self._rival_steps and {self._in_charge, self._rival} <= {OFF, *goodputs}:
             return self._in_charge, self._rival
         decoding, n = view.decoding, len(view.decoding)
-        # Drafting costs the draft model the prompts as well, and to begin what it has missed.
+        # Drafting makes the draft model run prompts too, and first the tokens that it has missed.
         lag = sum(request.num_tokens - request.num_draft_computed_tokens for request in decoding)
         num_left = sum(request.max_num_tokens - request.num_tokens for request in decoding)
         row_ms, num_trial = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
         late_ms = row_ms * max(self._prompts.rows_per_token, lag / max(1, num_left))
         predicted = {OFF: off_goodput} | {name: 1.0 / (1.0 / goodput + late_ms) for name, goodput in goodputs.items()}
         entry_ms, steps = row_ms * lag * num_trial / n, TRIAL_STEPS
-        if self._in_charge == OFF:  # what was missed is made up for once, however long a trial is
+        if self._in_charge == OFF:  # missed tokens are run once, however long a trial is
             steps = HELD_STEPS
             entry_ms += steps * costs.draft_first[num_trial]
         candidate, rival = self._candidates.choose(
@@ -216,31 +216,31 @@ class PricePolicy:
         return candidate, rival
 
     def _overlapped(self, lengths: Sequence[int], num_tokens: int, gains: Float64Array) -> dict[str, float]:
-        """Goodput of the overlapped modes that can run."""
+        """Return the predicted goodput of the overlapped modes that can run."""
         if self._mode is not None or not self._costs.table.interference:
             return {}
         n, expected = len(lengths), gains.mean(0).tolist()
         base_rows = n + round(num_tokens * self._prompts.rows_per_token)
         found = predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
-        if self._is_block:  # nothing is drafted after pending drafts
+        if self._is_block:  # a block drafter cannot draft after pending drafts
             found.pop(Mode.DRAFT_AHEAD.value, None)
         return found
 
 
 def _beyond(num_free: int, size: int) -> Float64Array:
-    """Rows that slots take from prompts, by the number of slots: those beyond num_free. [size]"""
+    """Return, for 0 to size - 1 slots, the rows that they take from prompts: those beyond num_free."""
     return np.maximum(np.arange(size) - num_free, 0.0)
 
 
 def _probed(gains: Float64Array, limits: Int32Array, lengths: Sequence[int]) -> list[int]:
-    """Lengths of PROBE; none where nothing is drafted, or there is one length only."""
+    """Return the lengths of PROBE; empty if nothing is drafted or only one length is possible."""
     most, room = max(lengths), gains.shape[1]
     other = most + MORE if most + MORE <= room else most // 2
     return np.minimum(limits, other).tolist() if most and other else []
 
 
 def _goodput(gains: Float64Array, lengths: Sequence[int], costs: SlotCosts) -> float:
-    """Tokens per ms of a step in which all drafts of such lengths are made and verified."""
+    """Return the tokens per ms of a step in which all drafts of these lengths are made and verified."""
     places = np.arange(gains.shape[1]) < np.array(lengths)[:, None]
     active = places.sum(0)
     assert costs.draft_ms is not None

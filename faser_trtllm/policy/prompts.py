@@ -1,4 +1,4 @@
-"""The prompts that steps run beside their decoding requests: requests end, and others begin."""
+"""Statistics of the prompts that run in the same steps as decoding requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
 
-PROMPT_STEPS = 64  # over which is averaged how many steps run prompts, and rows of them
+PROMPT_STEPS = 64  # averaging window
 
 
 def prompt_row_worth(requests: Sequence[Request]) -> float:
-    """Output tokens that a row of a prompt leads to: at most as many as its request may still ask for, and one, which
-    is what a draft's row brings at most. So prompts go first where outputs are about as long."""
+    """Return the output tokens that a prompt row leads to: those that its request may still produce, per prompt row,
+    but at most one, which is the most that a draft's row yields. So prompts go first if outputs are about as long."""
     num_output = sum(request.max_num_tokens - request.prompt_len for request in requests)
     return min(1.0, num_output / max(1, sum(request.prompt_len for request in requests)))
 
 
 class Prompts:
     def __init__(self) -> None:
-        self._rows = deque([0], PROMPT_STEPS)  # of prompts, in each of the last steps
+        self._rows = deque([0], PROMPT_STEPS)  # prompt rows in each of the last steps
         self._tokens = Average(PROMPT_STEPS)  # per step
 
     def observe(self, stats: PlanStats) -> None:
@@ -34,10 +34,10 @@ class Prompts:
         return sum(self._rows) / len(self._rows) / max(1.0, self._tokens.mean)
 
     def shares(self, num_tokens: float) -> dict[int, float]:
-        """By rows of prompts the share of the steps that run so many, if steps commit so many tokens.
+        """Return the share of steps by their number of prompt rows, if steps commit num_tokens tokens.
 
-        Prompts come in pieces as large as before: twice the tokens bring them twice as often, and larger ones only
-        where every step has some.
+        Prompts are assumed to run in chunks of the sizes seen: twice as many tokens bring them twice as often. Chunks
+        get larger only when every step has one.
         """
         with_prompts = Counter(rows for rows in self._rows if rows)
         wanted = with_prompts.total() / len(self._rows) * num_tokens / max(1.0, self._tokens.mean)

@@ -1,4 +1,4 @@
-"""From the configuration's spelling ("off", "fixed:4", "price:mode=serial,prune=off") to a policy."""
+"""The parser of policy spellings ("off", "fixed:4", "price:mode=serial,prune=off")."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OPTIONS = {
 
 
 def needs_costs(spelling: str) -> bool:
-    """Whether make_policy asks for a cost table."""
+    """Return True if make_policy requires a cost table for this spelling."""
     return spelling == "schedule" or spelling.partition(":")[0] == "price"
 
 
 def may_overlap(spelling: str) -> bool:
-    """Whether a policy may draft and verify at once; it does only where the spelling asks for it."""
+    """Return True if the policy may draft and verify at once, which it does only if the spelling has such a mode."""
     _, _, modes = spelling.partition("mode=")
     return bool(modes) and modes.partition(",")[0] != Mode.SERIAL.value
 
 
 def check_spelling(spelling: str, max_draft_len: int) -> None:
-    """ConfigError if make_policy would refuse the spelling whatever the cost table is."""
+    """Raise ConfigError if make_policy would refuse the spelling with any cost table."""
     if needs_costs(spelling):
         _options(spelling, spelling.partition(":")[2], ("prune", "mode"))
         return
@@ -47,10 +47,10 @@ def make_policy(
     max_batch_size: int = 1,
     drafters: Collection[DrafterName] = (DrafterName.MODEL,),
 ) -> Policy:
-    """Parse a policy's spelling; max_draft_len and max_batch_size are what the engines run with.
+    """Make a policy from its spelling; max_draft_len and max_batch_size are those of the engines in use.
 
-    fixed:K,mode=M and price:mode=M,prune=P take options; schedule:N=K,... has a length per batch size and needs no
-    costs. drafters: who drafts. ConfigError for an unknown spelling, and where a policy needs costs and there are none.
+    fixed:K,mode=M and price:mode=M,prune=P have options; schedule:N=K,... has a length per batch size and needs no
+    costs. Raises ConfigError for an unknown spelling, and if a policy needs costs and there are none.
     """
     name, _, argument = spelling.partition(":")
     if name == "off" and not argument:

@@ -1,4 +1,4 @@
-"""The best uniform speculative length for the batch size, from cost table and measured acceptance (as TurboSpec)."""
+"""The best uniform speculative length for a batch size, from costs and measured acceptance (similar to TurboSpec)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.base import HELD_STEPS, Decision, PlanStats, StepView, mean_context
 from faser_trtllm.policy.costs import MeasuredCosts
 
-RETRY_STEPS = 256  # without drafting, until some steps draft one token each, to learn
+RETRY_STEPS = 256  # steps without drafting before some steps draft one token each, to learn
 
 
 class SchedulePolicy:
-    """Knows batch size, context and the mean acceptance by place; no request, no draft and no queue."""
+    """Uses batch size, context and mean acceptance by position, but no single request or draft, nor the queue."""
 
     def __init__(self, max_draft_len: int, costs: CostTable) -> None:
         self.name = "schedule"
@@ -36,7 +36,7 @@ class SchedulePolicy:
         return Decision([length] * n, tested=self.estimator.tested, num_held=HELD_STEPS - 1)
 
     def length(self, num_requests: int, context_len: float) -> int:
-        """The length for a batch size."""
+        """Return the best length for a batch size; 0 if drafting does not pay."""
         n, k = num_requests, self._max_draft_len
         costs = self._costs.step(n, context_len)
         slot_costs = SlotCosts(

@@ -1,4 +1,4 @@
-"""Policies that measure nothing: no speculation, one length for all, and a length per batch size from a table."""
+"""Policies that measure nothing: no speculation, one length for all, and a table of lengths by batch size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from faser_trtllm.policy.base import FOREVER, Decision, Mode, StatelessPolicy, S
 
 
 class OffPolicy(StatelessPolicy):
-    """Never drafts, and uses up what is still pending."""
+    """A policy that never drafts, but uses up drafts that are still pending."""
 
     name = "off"
 
@@ -18,7 +18,7 @@ class OffPolicy(StatelessPolicy):
 
 
 class FixedPolicy(StatelessPolicy):
-    """The same length for every request and every step, as most systems do it."""
+    """A policy with the same length for every request and step, as in most systems."""
 
     def __init__(self, num_draft_tokens: int, mode: Mode = Mode.SERIAL) -> None:
         self.name = f"fixed:{num_draft_tokens}"
@@ -30,11 +30,11 @@ class FixedPolicy(StatelessPolicy):
 
 
 class DraftLenSchedulePolicy(StatelessPolicy):
-    """The length of the largest table entry that is at most the number of decoding requests; none: 0 (TensorRT-LLM's
-    draft_len_schedule)."""
+    """A policy with the length of the largest batch size in its table that does not exceed the number of decoding
+    requests, 0 if there is none (TensorRT-LLM's draft_len_schedule)."""
 
     def __init__(self, name: str, lengths: Mapping[int, int]) -> None:
-        """lengths: batch size -> draft length, batch sizes rising."""
+        """lengths: draft length by batch size, in ascending order of batch sizes."""
         self.name = name
         self._sizes = tuple(lengths)
         self._lengths = (0, *lengths.values())

@@ -1,7 +1,7 @@
-"""The price of a plan as a rule for the draft call: where drafting on does not pay, it ends.
+"""Rules that end drafting where more drafts do not pay at a plan's price.
 
-The rule looks at the margins of the drafts so far. It discards nothing, so it is exact. A block drafter computes all
-drafts of a call in one pass, so for it the end is chosen before the call.
+Inside the draft call, the rule uses the margins of the drafts so far. It discards no draft, so it is exact. A block
+drafter makes all drafts in one pass, so their number is chosen before the call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ def draft_stop(
     max_batch_size: int,
     experts: Float64Array | None = None,
 ) -> DraftStop:
-    """Drafting on must pay for the draft step and for the rows that it adds. verify: ms by slots; experts: what of it
-    experts take.
+    """Return the rule by which more drafting must pay for the draft step and for the rows that it adds.
 
-    A row of the plan costs the mean of the plan's rows (over a stair, not on it); a row beyond the plan what the
-    next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it. The
-    experts of a mixture have no stairs, and a request's later rows read fewer new ones: they cost what those at their
-    place do. Of a draft whose margin turns out bad no row is run: what that is worth hangs on how far probabilities
-    spread.
+    verify: ms by slots. experts: the part of it that experts take.
+
+    A row of the plan costs the mean of the plan's rows, as single rows are on one tile or start the next. A row beyond
+    the plan costs what the next rows, one per request, cost. At each position these are mixed by the share of requests
+    planned to reach it. Experts have no tiles, and a request's later rows read fewer new ones, so they cost what those
+    at their position do. No row is run for a draft with a bad margin; the value of that option depends on the spread of
+    probabilities.
     """
     n = len(lengths)
     model = estimator.model
@@ -54,11 +55,11 @@ def block_lengths(
     estimator: AcceptanceEstimator,
     experts: Float64Array | None = None,
 ) -> list[int]:
-    """Drafts of a block for each request, at least `lengths`: further ones while those of a place are worth its step.
+    """Return the number of a block's drafts for each request, at least `lengths`: more as long as a position's drafts
+    are worth its step.
 
-    Rows are run of the drafts whose margins turn out well, so a draft is worth what its survival exceeds the price of a
-    row by, and nothing where it does not. A survival is taken to be one standard deviation above its mean or below,
-    either as likely.
+    Rows are run only for drafts with good margins, so a draft is worth its survival minus the price of a row, or 0 if
+    that is negative. Survival is taken to be one standard deviation above or below its mean, with equal chances.
     """
     prior, spread = (values[list(modes)].astype(np.float64) for values in (estimator.prior, estimator.spread))
     mean = np.cumprod(prior, axis=1)
@@ -78,7 +79,7 @@ def block_lengths(
 def _row_ms(
     lengths: Sequence[int], verify: Float64Array, num_places: int, experts: Float64Array | None
 ) -> Float64Array:
-    """ms of a row at each place [num_places], as draft_stop has it."""
+    """Return ms of a row at each position, [num_places]; see draft_stop."""
     n, slots = len(lengths), sum(lengths)
     last = min(slots + n, len(verify) - 1)
     further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)

@@ -1,4 +1,4 @@
-"""Memory for the distributions that pending unseeded drafts were drawn from."""
+"""Memory for the distributions that unseeded pending drafts were drawn from."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from faser_trtllm.ops.arrays import Float32Array, address_of
 
 
 class DraftProbs(Protocol):
-    """The distributions of each slot's pending drafts, wherever they are drawn."""
+    """The distributions of each slot's pending drafts, in host or device memory."""
 
     def address(self, slot: int) -> int:
-        """Of the slot's memory, for its entry in the sampling table; 0 if it is not in the host's memory."""
+        """Return the address of the slot's memory, for its entry in the sampling table; 0 for device memory."""
 
     def rows(self, slot: int) -> Any:
-        """The slot's distributions [max_draft_len, vocab_size] fp32: the draft at a position has row position %
+        """Return the slot's distributions [max_draft_len, vocab_size] fp32; the draft at a position has row position %
         max_draft_len."""
 
     def park(self, slot: int) -> Any:
-        """The slot's distributions, kept for restore() while others use the slot."""
+        """Take out the slot's distributions for restore(), while others use the slot."""
 
     def restore(self, slot: int, parked: Any) -> None:
-        """Give a slot what park() returned."""
+        """Give a slot the distributions that park() returned."""
 
 
 class HostDraftProbs:
-    """DraftProbs in the host's memory, which a slot gets when it first needs it and then keeps."""
+    """DraftProbs in host memory, which a slot gets when it first needs it and then keeps."""
 
     def __init__(self, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
-        """max_draft_len: 0 where no draft is ever drawn, so that none has a distribution."""
+        """max_draft_len: 0 if no draft is ever drawn, so none has a distribution."""
         self._shape = (max_draft_len, vocab_size)
         self._probs: list[Float32Array | None] = [None] * max_batch_size
 

@@ -1,5 +1,5 @@
-"""Masks of requests: the tokens that a guide allows at each position that is drafted or tested, and those that the
-request allows at all."""
+"""Token masks: the tokens that a guide allows at each position that is drafted or verified, and those that a request
+allows at all."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ UInt32Array = npt.NDArray[np.uint32]
 class GuidedMasks:
     """Mask memory and grammar state per slot; slots without a guide cost nothing.
 
-    A mask is a function of the output tokens before its position, pending drafts included, so draft and target read the
-    same one, and it is written once: while drafting, or before rejection sampling for the row after the last draft. A
-    GPU engine drafts without masks: there all are written before rejection sampling, up to the first draft that its
-    mask forbids, since that one is rejected and no row after it is looked at. Dropped drafts are detected by comparing
-    tokens, so rejections, drafts that stay pending and preemption need no extra calls. Any thread may call, but only
-    one at a time per slot.
+    A mask depends on the output tokens before its position, pending drafts included, so draft and target use the same
+    one. It is written once: while drafting, or before rejection sampling for the row after the last draft. A GPU engine
+    drafts without masks, so all are written before rejection sampling, up to the first draft that its mask forbids:
+    that one is rejected, and no row after it is used. Dropped drafts are detected by comparing tokens, so rejections,
+    drafts that stay pending and preemption need no extra calls. Any thread may call, but only one at a time per slot.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int, clock: Clock) -> None:
@@ -37,7 +36,7 @@ class GuidedMasks:
         self._num_words = -(-vocab_size // 32)
         self._num_rows = max_draft_len + 1  # positions of the pending drafts and the next one
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
-        self.slots: set[int] = set()  # whose requests have a guide
+        self.slots: set[int] = set()  # those whose requests have a guide
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
         self._allowed: list[UInt32Array | None] = [None] * max_batch_size  # of slots without a guide
         self._swallowed: BaseException | None = None
@@ -45,7 +44,7 @@ class GuidedMasks:
         self._callback_address = native.address_of_function(self._callback)
 
     def bind(self, slot: int, request: Request) -> dict[str, Any]:
-        """Start the request's guide -> its fields of faser_sampling; {} if it has none and allows all tokens."""
+        """Start the request's guide and return its fields of faser_sampling, {} without guide or allowed tokens."""
         guide, allowed = request.params.guide, self._mask_of(request.params.allowed_token_ids)
         if guide is None:
             self._allowed[slot] = allowed
@@ -78,8 +77,8 @@ class GuidedMasks:
             guided.ms += 1e3 * (self._clock.now_s() - begun_s)
 
     def take_costs(self) -> dict[int, tuple[float, int]]:
-        """Slot -> ms that masks took since the last call, and their number, where there are any; no other thread may
-        call anything meanwhile."""
+        """Return, by slot, the ms and the number of masks since the last call. No other thread may call any method
+        meanwhile."""
         costs = {}
         for slot in self.slots:
             guided = self._slots[slot]
@@ -89,8 +88,8 @@ class GuidedMasks:
         return costs
 
     def num_allowed(self, slot: int, position: int, num_drafts: int) -> int:
-        """How many of a slot's drafts from this position on its guide allows, up to the first that it does not: for
-        drafts that were not drawn under its masks, behind which there are none."""
+        """Return how many of a slot's drafts from this position on its guide allows, up to the first that it does not.
+        For drafts that were not drawn under its masks; no mask after the first forbidden draft is written."""
         guided = self._slots[slot]
         for i in range(num_drafts if guided is not None else 0):
             self.prepare(slot, position + i, 1)
@@ -99,12 +98,12 @@ class GuidedMasks:
         return num_drafts
 
     def is_complete(self, slot: int, position: int) -> bool:
-        """Whether the slot's output may end before this position; False without a guide."""
+        """Return True if the slot's output may end before this position; False without a guide."""
         guided = self._slots[slot]
         return guided is not None and guided.is_complete(position)
 
     def error(self, slot: int, position: int) -> str:
-        """Why the mask of this position could not be computed (it then allows nothing), or ""."""
+        """Return why the mask of this position could not be computed (it then allows nothing), or ""."""
         guided = self._slots[slot]
         return "" if guided is None else guided.error(position)
 
@@ -127,21 +126,21 @@ class _GuidedSlot:
     """One request's state and masks. The state sees output tokens up to but not including an end id."""
 
     def __init__(self, request: Request, guide: Guide, masks: UInt32Array, allowed: UInt32Array | None) -> None:
-        """allowed: a mask of the tokens that the request allows, None: all."""
+        """allowed: a mask of the tokens that the request allows; None: all."""
         self._request = request
         self._guide = guide
         self._masks = masks
         self._allowed = allowed
         self._end_ids = frozenset(request.params.end_ids)
-        self._positions = [-1] * len(masks)  # whose mask each row of memory holds
+        self._positions = [-1] * len(masks)  # position of the mask in each row of memory
         self._errors: dict[int, str] = {}  # by position; a mask that could not be computed allows nothing
         self._state: GuideState = guide.start(request.params.end_ids)
         self._seen: list[int] = []  # output tokens that the state has consumed
-        self.ms, self.num_masks = 0.0, 0  # time of masks, since they were asked for last
-        self._num_committed = 0  # of these, the ones that can no longer be rolled back
+        self.ms, self.num_masks = 0.0, 0  # time and number of masks since the last take_costs()
+        self._num_committed = 0  # leading tokens of _seen that can no longer be rolled back
 
     def prepare(self, position: int, num_rows: int) -> int:
-        """-> the masks that were not written yet."""
+        """Write the masks that were not written yet and return their number."""
         num_written = 0
         self._sync(position + num_rows - 1)
         for p in range(position, position + num_rows):
@@ -155,7 +154,7 @@ class _GuidedSlot:
         return num_written
 
     def _allows(self, position: int) -> bool:
-        """Whether the position's mask, which is written, allows its token."""
+        """Return True if the position's mask, which is written, allows its token."""
         token = int(self._request.tokens[position])
         return bool(self._masks[position % len(self._masks), token // 32] >> np.uint32(token % 32) & 1)
 
@@ -179,9 +178,9 @@ class _GuidedSlot:
                 return
 
     def _write(self, position: int, mask: UInt32Array) -> bool:
-        """False if the mask must not be kept: after an end id, which the state does not see, nothing is allowed.
+        """Write a mask; return False if it must not be kept: after an end id, unseen by the state, nothing is allowed.
 
-        A failure belongs to this position only, and the state starts over: without drafts it might never get there.
+        A failure affects only this position, and the state starts over: without drafts it might never get there.
         """
         try:
             if not self._move_to(position):
@@ -205,7 +204,7 @@ class _GuidedSlot:
         return True
 
     def _move_to(self, position: int) -> bool:
-        """Advance the state to the output tokens before the position; False if an end id is among them."""
+        """Advance the state to the output tokens before the position; return False if an end id is among them."""
         length = position - self._request.prompt_len
         if len(self._seen) > length:
             self._take_back(length)
@@ -217,7 +216,7 @@ class _GuidedSlot:
         return end is None
 
     def _output(self, first: int, position: int) -> list[int]:
-        """Output tokens number `first` and later, before the position."""
+        """Return the output tokens from index `first` on that are before the position."""
         request = self._request
         tokens: list[int] = request.tokens[request.prompt_len + first : position].tolist()
         return tokens

@@ -1,4 +1,4 @@
-"""Rejection sampling: which drafts of a target pass become tokens, and the one token that follows them."""
+"""Rejection sampling: the choice of drafts that become tokens after a target pass, and of the one token after them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from faser_trtllm.sampling.draft_probs import DraftProbs
 
 @dataclass(frozen=True, slots=True)
 class VerificationRows:
-    """The rows of logits that verify each request's drafts; int32 arrays [num_requests], C-contiguous.
+    """The rows of logits that verify each request's drafts, request after request.
 
-    slots: rows of the sampling table. num_rows: rows of logits, those of one request after those of the one before it:
-    of its last committed token and of its first num_rows - 1 pending drafts. A request with 0 rows takes no part.
-    num_tokens: committed tokens. num_drafts: pending drafts, num_rows - 1 or more.
+    A request's rows are those of its last committed token and of its first num_rows - 1 pending drafts. A request with
+    0 rows takes no part. Arrays are int32 [num_requests], C-contiguous.
     """
 
-    slots: Int32Array
+    slots: Int32Array  # rows of the sampling table
     num_rows: Int32Array
-    num_tokens: Int32Array
-    num_drafts: Int32Array
+    num_tokens: Int32Array  # committed tokens
+    num_drafts: Int32Array  # pending drafts, num_rows - 1 or more
 
     @staticmethod
     def of(
@@ -37,7 +36,7 @@ class VerificationRows:
 
     @property
     def cu_logit_rows(self) -> Int32Array:
-        """[num_requests + 1]: request i has rows [i] to [i + 1] of the logits."""
+        """Cumulative rows [num_requests + 1]: request i has rows [i] to [i + 1] of the logits."""
         cumulative = np.zeros(self.num_rows.size + 1, np.int32)
         np.add.accumulate(self.num_rows, out=cumulative[1:])
         return cumulative
@@ -45,18 +44,17 @@ class VerificationRows:
 
 @dataclass(frozen=True, slots=True)
 class BranchTokens:
-    """Tokens that a pass runs in the place of drafts (token trees); int32 arrays [num_branches].
+    """Tokens that a pass verifies in place of drafts (token trees); int32 arrays [num_branches].
 
-    requests: indices of the verification rows' requests. places: of each, the draft that the token stands for. Branch b
-    has the b-th row of logits after those of all requests.
+    Branch b has the b-th row of logits after those of all requests.
     """
 
-    requests: Int32Array
-    places: Int32Array
+    requests: Int32Array  # indices into the verification rows
+    places: Int32Array  # indices of the drafts that the tokens replace, by request
     token_ids: Int32Array
 
     def recovered(self, found: AcceptResult) -> npt.NDArray[np.intp]:
-        """Indices of the branches whose token is the one that was recovered in their place."""
+        """Return the indices of the branches whose token was recovered in their place."""
         requests, places = self.requests, self.places
         return np.flatnonzero(
             (found.outcome[requests] == Outcome.RECOVERED)
@@ -65,8 +63,8 @@ class BranchTokens:
         )
 
     def follow(self, found: AcceptResult, taken: npt.NDArray[np.intp], drawn: AcceptResult) -> AcceptResult:
-        """found, with the tokens that were drawn [len(taken)] after the branches that were recovered."""
-        has_token = drawn.outcome != Outcome.FAILED  # else the next step fails as well
+        """Return found with the tokens `drawn` [len(taken)] after the branches that were recovered."""
+        has_token = drawn.outcome != Outcome.FAILED  # a failure repeats in the next step, which reports it
         followed = taken[has_token]
         requests = self.requests[followed]
         found.token_ids[requests, self.places[followed] + 1] = drawn.token_ids[has_token, 0]
@@ -75,58 +73,58 @@ class BranchTokens:
 
 
 class RejectionSampler(Protocol):
-    """Verifies drafts against the target's distributions, so that the tokens are distributed as the target's own.
+    """Verifies drafts so that the output has the target's distribution.
 
-    The terms are vLLM's. For each request, p is the target's distribution at a row and q the one that the draft there
-    was drawn from:
-    - draft: a pending token that was proposed and is verified by the row before it. One that was looked up in the text
-      has all of q at it.
-    - accepted: a draft that becomes a token: with probability min(1, p / q); of a greedy or a seeded request, if the
+    The terms are vLLM's. For each request, p is the target's distribution at a row, and q the distribution from which
+    the draft there was drawn:
+    - draft: a pending token, verified by the row before it. For a draft found in the text, q has all its probability on
+      the draft.
+    - accepted: a draft that becomes a token, with probability min(1, p / q). For greedy and seeded requests: if the
       target draws the same token.
-    - recovered: the token drawn from norm(max(p - q, 0)) in the place of the first draft that is not accepted. All
-      drafts after it are dropped.
-    - bonus: the token drawn from p where all drafts were accepted and the last one has a row as well.
-    - still pending: drafts that no row verified, although all before them were accepted. They wait for the next pass,
-      and no token is drawn. vLLM has no such drafts, since every draft has a row there.
+    - recovered: the token drawn from norm(max(p - q, 0)) in place of the first draft that is not accepted. All drafts
+      after it are dropped.
+    - bonus: the token drawn from p if all drafts were accepted and the last one has a row too.
+    - still pending: drafts without a row to verify them, if all before them were accepted. They wait for the next pass,
+      and no token is drawn. vLLM has none, since each of its drafts has a row.
     """
 
     draft_probs: DraftProbs
-    """Where q of unseeded drafts is kept."""
+    """Memory of q for unseeded drafts."""
 
     def sample(
         self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
     ) -> AcceptResult:
-        """Verify the drafts of each request and draw the token after them; in order of `rows`.
+        """Verify the drafts of each request and draw the token after them, in the order of `rows`.
 
         sampling [max_batch_size] (SAMPLING_DTYPE): the table that rows.slots index. logits [num_rows, >= vocab_size]:
-        of a pass, those of `rows` first, then those of `branches`, on the sampler's device. A branch whose token is
-        recovered gives the request one token more, which AcceptResult.followed tells. The result holds until the next
-        call. ValueError for fewer logits than rows.
+        the rows of a pass on the sampler's device, first those of `rows`, then those of `branches`. A branch whose
+        token is recovered yields one more token (AcceptResult.followed). The result is valid until the next call.
+        Raises ValueError if there are fewer logits than rows.
         """
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """Log probabilities of tokens; logits: of a pass."""
+        """Return log probabilities of tokens, given the logits of a pass."""
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
-        """A copy of these rows of logits, for sample()."""
+        """Return a copy of these rows of logits, for sample()."""
 
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
-        """Duration of the last pass as cost tables count it. forward_ms, sample_ms: how long its forward() and its
-        sample() took the host."""
+        """Return the duration of the last pass as in cost tables. forward_ms, sample_ms: host time of its forward() and
+        its sample()."""
 
 
 class CpuRejectionSampler:
-    """RejectionSampler for logits in the host's memory."""
+    """RejectionSampler for logits in host memory."""
 
     def __init__(
         self, vocab_size: int, max_draft_len: int, draft_probs: DraftProbs, *, pool: int | None = None
     ) -> None:
-        """pool: handle of the core set whose threads share the work; None: the calling thread works alone."""
+        """pool: handle of the core set whose threads share the work; None: only the calling thread works."""
         self.draft_probs = draft_probs
         self._vocab_size = vocab_size
         self._max_draft_len = max_draft_len
         self._pool = pool
-        self._result: AcceptResult | None = None  # of the last call, as most steps are of as many requests
+        self._result: AcceptResult | None = None  # reused, since most steps have the same number of requests
 
     def sample(
         self,

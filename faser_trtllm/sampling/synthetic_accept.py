@@ -1,5 +1,5 @@
-"""Synthetic acceptance: drafts are accepted at random, not by the target. For performance measurements; outputs are not
-the target's."""
+"""Synthetic acceptance for performance measurements: drafts are accepted at random and not by the target, so outputs
+are not the target's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, Veri
 
 
 def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
-    """[max_draft_len]: acceptance probability of the draft at each place, given that those before it are accepted.
+    """Return [max_draft_len]: the acceptance probability at each position, given that the drafts before it are
+    accepted.
 
-    A number is the mean number of accepted drafts: its whole part always, its fraction as the chance of one more
-    (TensorRT-LLM's meaning). A sequence gives the probabilities themselves; places beyond it are rejected.
+    A number is the mean number of accepted drafts: its integer part always, its fraction as the chance of one more
+    (TensorRT-LLM's meaning). A sequence has the probabilities themselves; drafts beyond it are rejected.
     """
     probabilities = np.zeros(max_draft_len)
     if isinstance(acceptance, Sequence):
@@ -31,11 +32,10 @@ def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int)
 
 
 class SyntheticRejectionSampler:
-    """RejectionSampler that accepts drafts at random; the token after them is drawn from the target's distribution by
-    another sampler, which does everything else, too.
+    """Accepts drafts at random, and leaves everything else, such as drawing the next token, to another sampler.
 
-    Acceptance is a function of the seed, the request's prompt and the draft's position, not of the batch. Without
-    branches.
+    Acceptance depends on the seed, the request's prompt and the draft's position, but not on the batch. It does not
+    support branches.
     """
 
     def __init__(self, sampler: RejectionSampler, probabilities: npt.NDArray[np.float64], seed: int) -> None:
@@ -65,7 +65,7 @@ class SyntheticRejectionSampler:
             token_ids[i, : accepted[i]] = tokens[int(num_tokens[i]) :]
         drawing = np.flatnonzero(~is_pending)
         if drawing.size:
-            # The target's token after the accepted drafts, as if no draft were pending there.
+            # The target's token after the accepted drafts, drawn as if no draft were pending there.
             known, ones = (num_tokens + accepted)[drawing].astype(np.int32), np.ones(drawing.size, np.int32)
             own_rows = VerificationRows(slots[drawing], ones, known, np.zeros_like(ones))
             places = (rows.cu_logit_rows[:-1] + accepted)[drawing].astype(np.int64)
@@ -82,13 +82,13 @@ class SyntheticRejectionSampler:
     def _num_accepted(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array
     ) -> npt.NDArray[np.int64]:
-        """Number of drafts accepted before the first rejection [n]."""
+        """Return the number of drafts accepted before the first rejection, [n]."""
         counters = np.zeros((slots.size, self._probabilities.size, 4), np.uint64)
         counters[:, :, 0] = num_tokens[:, None] + np.arange(self._probabilities.size)
         for i, slot in enumerate(slots):
             entry = sampling[slot]
             counters[i, :, 1] = zlib.crc32(int32_at(int(entry["tokens"]), int(entry["prompt_len"])).tobytes())
         counters[:, :, 3] = Stream.TEST
-        coins = philox4x32(counters, self._seed)[..., 0] * 2.0**-32
-        passed: npt.NDArray[np.int64] = np.cumprod(coins < self._probabilities, axis=1).sum(axis=1)
+        uniform = philox4x32(counters, self._seed)[..., 0] * 2.0**-32
+        passed: npt.NDArray[np.int64] = np.cumprod(uniform < self._probabilities, axis=1).sum(axis=1)
         return passed

@@ -23,12 +23,12 @@ _PLAIN_FIELDS = [field.name for field in fields(SamplingFields) if field.name in
 
 
 def random_key() -> int:
-    """64 random bits from the operating system."""
+    """Return 64 random bits from the operating system."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 class _TokenLists:
-    """A request's bias and bad words as arrays, in the fields of SAMPLING_DTYPE."""
+    """A request's logit bias and bad words as arrays, by their fields of SAMPLING_DTYPE."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._bias, self._words = bias, words = params.logit_bias, params.bad_words
@@ -44,12 +44,12 @@ class _TokenLists:
 
 
 class SamplingTable:
-    """One faser_sampling per slot. `array` [max_batch_size] (SAMPLING_DTYPE) never moves.
+    """One faser_sampling per slot, in `array` [max_batch_size] (SAMPLING_DTYPE), which never moves.
 
-    A slot is bound when its request is admitted and released when the request leaves. new_key: source of keys for
-    requests without a seed; each bind draws a new key, so that no random number is reused when a request resumes after
-    preemption. draft_probs: where the distributions of unseeded drafts are; None: in the host's memory. clock: of the
-    time that masks take; None: the system's. `guided`: masks of the slots whose requests have a guide.
+    A slot is bound when its request is admitted and released when the request leaves. `guided` has the masks of slots
+    whose requests have a guide. new_key: source of keys for requests without a seed. Each bind draws a new one, so no
+    random number is reused when a request resumes after preemption. draft_probs: memory for the distributions of
+    unseeded drafts, by default in host memory. clock: measures the time of masks, by default the system's.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class SamplingTable:
         self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len, clock or MonotonicClock())
         self.draft_probs = draft_probs or HostDraftProbs(max_batch_size, max_draft_len, vocab_size)
         self._new_key = new_key
-        self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by id
+        self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by request id
         self._kept: list[tuple[npt.NDArray[Any], ...]] = [()] * max_batch_size
-        self._lists = _TokenLists(SamplingParams())  # of the latest request: its siblings come next, with the same
+        self._lists = _TokenLists(SamplingParams())  # of the latest request; its siblings come next and share them
 
     def bind(self, slot: int, request: Request) -> None:
         """Set up the slot for the request, whose arrays must not be replaced afterwards."""
@@ -112,28 +112,28 @@ class SamplingTable:
         self._kept[slot] = tuple(arrays.values())
 
     def park(self, slot: int, request: Request) -> None:
-        """Keep the draft probs of a preempted request's pending drafts until it is bound again, or forgotten."""
+        """Keep the draft probs of a preempted request's pending drafts until it is bound again or forgotten."""
         if request.sampling_mode == native.SAMPLED:
             self._parked[request.request_id] = self.draft_probs.park(slot)
 
     def forget(self, request: Request) -> None:
-        """A preempted request does not come back."""
+        """Drop what was kept of a preempted request that does not come back."""
         self._parked.pop(request.request_id, None)
 
     def release(self, slot: int) -> None:
         """Drop the slot's request; its draft_probs memory is kept for the next one."""
         empty = np.zeros((), SAMPLING_DTYPE)
-        for name in ("num_tested", "num_passed"):  # counted by slot, whoever has it
+        for name in ("num_tested", "num_passed"):  # counted per slot, not per request
             empty[name] = self.array[slot][name]
         self.array[slot] = empty
         self.guided.release(slot)
         self._kept[slot] = ()
 
     def is_bound(self, slot: int) -> bool:
-        """Whether the slot is bound to a request."""
+        """Return True if the slot is bound to a request."""
         return bool(self.array["tokens"][slot])
 
     def tests(self, source: int) -> tuple[int, int]:
-        """Drafts of a source (native.BY_MODEL, native.BY_SUFFIX) that were tested, and those that passed, since the
-        start."""
+        """Return how many drafts of a source (native.BY_MODEL, native.BY_SUFFIX) were verified, and how many accepted,
+        since the start."""
         return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())

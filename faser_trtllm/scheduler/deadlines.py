@@ -1,4 +1,4 @@
-"""Requests in the order of their deadlines."""
+"""A queue of requests by deadline."""
 
 from __future__ import annotations
 

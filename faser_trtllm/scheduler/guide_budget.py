@@ -1,4 +1,4 @@
-"""Guided requests take turns where their masks would make a step too long, since all other requests wait for it."""
+"""Guided requests take turns if their masks would make a step too long, since all other requests wait for it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.scheduler.roles import Role, Roles, assign_roles
 
 MAX_GUIDE_MS = 20.0
-"""Budget of a step for its masks, by their expected times; one request at most exceeds it."""
+"""Time budget for a step's masks, by their expected times; at most one request exceeds it."""
 
 UNKNOWN_MS = 5.0
-"""Expected time of the first mask of a guide that has computed none yet."""
+"""Expected time of the first mask of a guide that has none yet."""
 
 _DECAY = 1 / 8
 
 
 class _Turn:
-    """mask_ms: expected time of each mask, None before the first one. num_skipped: the last steps, in a row, that the
-    request was left out of."""
+    """A guided request's state. mask_ms: expected time per mask, None before the first one. num_skipped: number of
+    consecutive latest steps that left the request out."""
 
     __slots__ = ("mask_ms", "num_skipped")
 
@@ -36,7 +36,7 @@ class GuideBudget:
     so at least one runs. Tokens do not depend on the choice: a request that is left out runs a step later.
 
     The expected time of a request's mask is a running mean that follows an increase at once. Before the request's first
-    mask it is such a mean over the first masks of its guide.
+    mask, it is such a mean over the first masks of its guide.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class GuideBudget:
         self._spent_ms = 0.0  # in this step
 
     def assign_roles(self, running: Sequence[Request], decoding: Sequence[Request], decision: Decision) -> Roles:
-        """Begin a step. Return the roles of requests that decode, and NONE for each request that is left out, also in
-        its context phase.
+        """Begin a step. Return the roles of decoding requests, and NONE for each request that is left out, also in its
+        context phase.
 
         running: in order of admission.
         """
@@ -66,7 +66,7 @@ class GuideBudget:
         return request.params.guide is None or self._takes(request, 1)
 
     def note(self, rows: ScheduledRequests, costs: Mapping[int, tuple[float, int]]) -> bool:
-        """Record the time of a step's masks, slot -> (ms, number of masks). Return True if it exceeded the budget."""
+        """Record the time of a step's masks, by slot (ms, number of masks). Return True if it exceeded the budget."""
         for request in rows.requests:
             guide = request.params.guide
             if guide is None or request.slot not in costs:

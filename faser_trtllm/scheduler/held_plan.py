@@ -1,4 +1,4 @@
-"""A plan for steps where all requests decode and none waits, with what is the same in all of them."""
+"""A plan for several steps in which all requests decode and none waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faser_trtllm.core.request import counts_of
 
 
 class HeldPlan:
-    """slots [num_requests] int32."""
+    """Holds what is the same in all steps of a plan. slots: [num_requests] int32."""
 
     def __init__(self, view: StepView, decision: Decision) -> None:
         self.view, self.decision = view, decision
@@ -27,8 +27,8 @@ class HeldPlan:
             self._of_model = np.array([decision.model_lengths.get(request.slot, 0) for request in requests], np.int32)
 
     def schedule(self, counts: Int32Array, num_rows: int) -> ScheduledRequests:
-        """A step; counts [num_requests, NUM_COUNTS] of now. Rows for drafts are first come, first served, out of
-        num_rows; drafts that are pending stay so without one."""
+        """Schedule a step. counts: [num_requests, NUM_COUNTS], current. Of the num_rows rows for drafts, requests take
+        theirs in order; pending drafts without a row stay pending."""
         pending = counts[:, NUM_DRAFTS].copy()
         num_drafts = shares = pending
         if self.is_drafting or any(pending.tolist()):

@@ -1,11 +1,11 @@
-"""Sums over the steps of a plan, its time and its tokens, for the policy."""
+"""Sums of time and tokens over the steps of a plan, for the policy."""
 
 from __future__ import annotations
 
 from faser_trtllm.core.decision import Mode, PlanStats
 from faser_trtllm.core.plan import DraftResult, StepRecord
 
-SKIPPED_STEPS = 2  # after a change between drafting and not: what was missed is made up for, and caches are cold
+SKIPPED_STEPS = 2  # after a change between drafting and not: missed tokens are run, and caches are cold
 
 _MEASURES = {name for name in PlanStats.__dataclass_fields__ if name.endswith("ms")} | {"num_experts"}
 _COUNTED = [name for name in PlanStats.__dataclass_fields__ if "late" not in name]
@@ -13,27 +13,27 @@ _LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
 
 
 class PlanMeter:
-    """begin_step() when a step is scheduled, note() when it is over, take() before the next plan."""
+    """Call begin_step() when a step is scheduled, note() when it is over, and take() before the next plan."""
 
     def __init__(self, max_draft_rows: int) -> None:
-        """max_draft_rows: as SchedulerLimits has it."""
+        """max_draft_rows: see SchedulerLimits."""
         self._max_draft_rows = max_draft_rows
         self._sums = dict.fromkeys(_COUNTED, 0.0)
-        self._late = dict.fromkeys(_LATE, 0.0)  # of calls that made up for what was missed
-        self._last: StepRecord | None = None  # the step that was noted last, if it counts; its ms are not known yet
+        self._late = dict.fromkeys(_LATE, 0.0)  # of calls that ran missed tokens
+        self._last: StepRecord | None = None  # the last noted step, if it counts; its ms are not known yet
         self._begun_s = 0.0
         self._num_skipped = 0
         self._was_drafting = False
 
     def begin_step(self, now_s: float) -> None:
-        """A step begins, so the one before is over."""
+        """Begin a step, which ends the one before."""
         if self._last is not None:
             self._add(self._last, 1e3 * (now_s - self._begun_s))
             self._last = None
         self._begun_s = now_s
 
     def rest(self) -> None:
-        """Nothing is left to do: the time to the next step is nobody's."""
+        """Note that no work is left, so the time to the next step is not part of a step."""
         self._last = None
 
     def note(self, record: StepRecord) -> None:
@@ -54,7 +54,7 @@ class PlanMeter:
             self._last = record
 
     def take(self) -> PlanStats:
-        """The sums since they were taken last."""
+        """Return the sums since the last call."""
         if not self._sums["num_steps"]:
             return PlanStats()
         sums = self._sums | self._late
@@ -95,7 +95,7 @@ class PlanMeter:
 
 
 def _of_model(drafts: DraftResult) -> tuple[int, int]:
-    """Steps that the draft model took, and drafts that it made."""
+    """Return the steps that the draft model took, and the drafts that it made."""
     new = drafts.num_new_drafts if drafts.num_free is None else drafts.num_new_drafts - drafts.num_free
     counts: list[int] = new.tolist()
     return max(counts), sum(counts)

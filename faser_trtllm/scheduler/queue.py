@@ -2,9 +2,9 @@
 
 The order between clients is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models"
 (OSDI 2024, arXiv:2401.00588). A client's counter grows by the tokens that are computed for it, with the paper's
-weights. The counter of a client that joins is raised to the least counter of the waiting clients, so that a client
-gains nothing by being idle, and new clients do not go before the client that has been served least. Requests of one
-client are first come, first served.
+weights. The counter of a client that joins is raised to the least counter of the waiting clients, so a client gains
+nothing by being idle, and new clients do not go before the client that has been served least. Requests of one client
+are first come, first served.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class WaitingQueue:
         self._clients: dict[str, _Client] = {}  # those with requests
         self._idle: OrderedDict[str, _Client] = OrderedDict()  # those without
         self._ranks: list[_Rank] = []
-        self._counters: list[tuple[int, int, _Client]] = []  # counters, or lower values, of clients that wait
-        self._last: _Client | None = None  # whose last waiting request was admitted most recently
+        self._counters: list[tuple[int, int, _Client]] = []  # counters, or lower values, of waiting clients
+        self._last: _Client | None = None  # the client whose last waiting request was admitted most recently
         self._numbers, self._entries = itertools.count(), itertools.count()
         self._num_waiting = 0
 

@@ -22,7 +22,7 @@ Roles = dict[int, Role]
 
 
 def assign_roles(decoding: Sequence[Request], mode: Mode) -> Roles:
-    """Slot -> role. In ping_pong a request alternates: drafted in one step, verified in the next.
+    """Return roles by slot. In ping_pong a request alternates: drafted in one step, verified in the next.
 
     Requests with pending drafts are verified, the others are drafted. If all are on one side, only half of them
     continue, so that both sides have work from the next step on.

@@ -1,9 +1,9 @@
-"""The token budget: how a pass's max_num_tokens target rows are divided.
+"""The token budget: the division of a pass's max_num_tokens target rows.
 
-As in TensorRT-LLM's micro-batch scheduler: a decoding request costs 1 + its drafts, a context costs its chunk, chunks
-that do not finish are aligned down to chunk_unit_size. Two deliberate differences: every decoding request keeps its one
-row when rows are short (drafts give way first), and one chunk unit is reserved for contexts, so that drafts cannot
-starve a prompt.
+As in TensorRT-LLM's micro-batch scheduler, a decoding request costs 1 + its drafts, a context costs its chunk, and
+chunks that do not finish are aligned down to chunk_unit_size. There are two deliberate differences: every decoding
+request keeps its one row when rows are short (drafts give way first), and one chunk unit is reserved for contexts, so
+that drafts cannot starve a prompt.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.scheduler.limits import SchedulerLimits
 
 MAX_CONTEXT_LOGITS = 64
-"""Rows of a pass whose logits are those of prompts: they take longer than others, and others wait for the pass."""
+"""Limit on prompt rows with logits per pass, since they take longer than other rows and all requests wait for them."""
 
 
 def split_running(running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """The running requests that decode, and the others."""
+    """Return the running requests that decode, and the others."""
     decodes = are_decoding(counts_of(running))
     if decodes.all():
         return list(running), []
@@ -29,7 +29,7 @@ def split_running(running: Sequence[Request]) -> tuple[list[Request], list[Reque
 
 
 def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
-    """Rows for drafts, first come first served, out of num_rows."""
+    """Return each request's rows for drafts, first come, first served, out of num_rows."""
     shares = []
     for length in wanted:
         share = min(length, num_rows)
@@ -39,7 +39,7 @@ def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
 
 
 class RowsLeft:
-    """Rows of a pass that are left for contexts, and how many of them may have logits."""
+    """The rows of a pass that are left for contexts, and how many of them may have logits."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class RowsLeft:
         *,
         num_others: int = 0,
     ) -> None:
-        """num_taken: rows of requests that decode, all with logits. scheduled: others that have rows already.
-        num_others: contexts that need logits of one row: those that need them of all rows leave it to them."""
+        """num_taken: rows of decoding requests, all with logits. scheduled: other requests that already have rows.
+        num_others: contexts that need logits of one row each, which those that need logits of all rows leave free."""
         self._limits = limits
         self.num_rows = limits.max_num_tokens - num_taken
         self.num_logits = (limits.max_logit_rows or limits.max_num_tokens) - num_taken
@@ -68,15 +68,15 @@ class RowsLeft:
             self.num_logits -= min(num_rows, 1 + item.max_verified)
 
     def chunk_length(self, request: Request) -> int:
-        """Committed tokens of a context to run in this pass; 0 if it has to wait."""
-        if request.lacks_context_log_probs:  # every row has logits, of which a pass has fewer
+        """Return how many committed tokens of a context run in this pass; 0 if it has to wait."""
+        if request.lacks_context_log_probs:  # every row needs logits, and fewer rows of a pass can have them
             remaining = request.num_tokens - request.num_computed_tokens
             return max(0, min(remaining, self.num_rows, self.num_logits, self._num_context_logits))
         return chunk_length(request, self.num_rows, self._limits) if self.num_logits > 0 else 0
 
 
 def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> int:
-    """Committed tokens of a context to run, given the rows that are left; 0 if it has to wait."""
+    """Return how many committed tokens of a context run, given the rows that are left; 0 if it has to wait."""
     remaining = request.num_tokens - request.num_computed_tokens
     if remaining <= num_rows:
         return remaining
@@ -86,7 +86,7 @@ def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> in
 
 
 def context_reserve(contexts: Sequence[Request], num_rows: int, limits: SchedulerLimits) -> int:
-    """Rows reserved for the first context, out of the num_rows that decoding requests leave."""
+    """Return the rows reserved for the first context, out of the num_rows that decoding requests leave."""
     if not contexts:
         return 0
     remaining = contexts[0].num_tokens - contexts[0].num_computed_tokens
@@ -96,8 +96,9 @@ def context_reserve(contexts: Sequence[Request], num_rows: int, limits: Schedule
 
 
 def _runs_whole(request: Request, limits: SchedulerLimits) -> bool:
-    """Without chunking a context runs in one piece, unless a preempted request has grown longer than a pass.
+    """Return True if a context runs in one piece: without chunking, unless it has grown longer than a pass.
 
-    Such a request is chunked to its end: otherwise its last piece could wait forever for rows that newer requests take.
+    Such a preempted request is chunked to its end: its last piece could otherwise wait forever for rows that newer
+    requests take.
     """
     return not limits.enable_chunked_context and request.num_tokens <= limits.max_num_tokens

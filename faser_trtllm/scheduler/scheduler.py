@@ -1,4 +1,4 @@
-"""In-flight batching by TensorRT-LLM's rules; the only writer of requests.
+"""In-flight batching by TensorRT-LLM's rules. Only the scheduler writes requests.
 
 There are no phases: a request is scheduled until its computed tokens catch up with its tokens and pending drafts, so
 one rule covers prompt chunks, prefix hits, resumption after preemption and verification.
@@ -40,7 +40,7 @@ __all__ = ["Scheduler", "SchedulerLimits"]
 
 
 class Scheduler:
-    """Not thread-safe, except check(): the executor's thread calls it."""
+    """Schedules steps on the executor's thread. Not thread-safe, except check()."""
 
     def __init__(
         self, kv: KVCache, limits: SchedulerLimits, policy: Policy, clock: Clock, waiting: WaitingQueue | None = None
@@ -79,14 +79,14 @@ class Scheduler:
         self._waiting.push(request)
 
     def cancel(self, request_id: str) -> Request | None:
-        """End a request with CANCELLED; None if it is unknown or has ended."""
+        """End a request with CANCELLED and return it; None if it is unknown or has ended."""
         request = self._requests.get(request_id)
         if request is not None:
             self.finish(request, FinishReason.CANCELLED)
         return request
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """End a request; its slot and blocks are free again."""
+        """End a request and free its slot and blocks."""
         self._num_held = 0
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
@@ -105,7 +105,7 @@ class Scheduler:
         return bool(self._requests)
 
     def gauges(self) -> dict[str, float]:
-        """State of the queue and the cache."""
+        """Return the state of the queue and the cache."""
         return {
             "price_tokens_per_ms": self._price,
             "max_batch_size": self._limits.max_batch_size,
@@ -114,11 +114,11 @@ class Scheduler:
         } | kv_gauges(self._kv)
 
     def watch_cache(self, listener: BlockListener) -> bool:
-        """Report prefix cache insertions and evictions to the listener; False if the cache does not support it."""
+        """Report prefix cache insertions and evictions to the listener; return False if that is not supported."""
         return self._kv.watch(listener)
 
     def forget_draft_kv(self) -> None:
-        """Another draft model takes the place of the one that computed KV so far."""
+        """Discard the KV of the draft model, because another draft model takes its place."""
         for request in self._running:
             request.num_draft_computed_tokens = 0
         self._kv.forget_draft()
@@ -130,7 +130,7 @@ class Scheduler:
         self._kv.check_integrity()
 
     def schedule(self) -> SchedulerOutput:
-        """Plan one step: the rows of each request. Allocates the blocks for them."""
+        """Plan one step, with the rows of each request, and allocate their blocks."""
         now_s = self._clock.now_s()
         is_late = self._deadlines.is_due(now_s)
         if self._num_held and self._held is not None and not is_late and self._has_ample_blocks():
@@ -177,7 +177,7 @@ class Scheduler:
         )
 
     def _decide(self, view: StepView) -> Decision:
-        """Ask the policy, and tell it before what came of its last plan."""
+        """Report the outcome of the last plan to the policy and ask it for the next one."""
         self._meter.begin_step(view.now_s)
         stats = self._meter.take()
         if stats.num_steps:
@@ -187,7 +187,7 @@ class Scheduler:
         return decision
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
-        """Commit the results of the pass; returns the requests that have new tokens or ended."""
+        """Commit the results of the pass and return the requests that have new tokens or ended."""
         rows = plan.scheduled
         outputs, due = apply_results(self._committer, rows, drafts, result, self._clock.now_s())
         errors = {rows.requests[index]: end.error for index, end in result.ended.items() if end.error is not None}
@@ -203,13 +203,13 @@ class Scheduler:
         return outputs
 
     def observe(self, record: StepRecord) -> None:
-        """A step is over; the policy is told before its next plan."""
+        """Note that a step is over; the policy learns from it before its next plan."""
         self._meter.note(record)
         if not self._requests:
             self._meter.rest()
 
     def note_guides(self, plan: SchedulerOutput, costs: Mapping[int, tuple[float, int]]) -> None:
-        """Record the time of a step's masks, before its update. costs: slot -> (ms, number of masks)."""
+        """Record the time of a step's masks, before its update. costs: by slot, (ms, number of masks)."""
         if self._guides.note(plan.scheduled, costs):
             self._num_held = 0
 
@@ -228,7 +228,7 @@ class Scheduler:
     def _view(
         self, decoding: Sequence[Request], contexts: Sequence[Request], joining: Sequence[Request] = ()
     ) -> StepView:
-        """joining: waiting requests for which there are slots, so that their prompts run in the same pass."""
+        """joining: waiting requests for which there are slots, so their prompts run in the same pass."""
         num_context_rows = sum([r.num_tokens - r.num_computed_tokens for r in (*contexts, *joining)])
         num_waiting, num_rows = len(self._waiting), self._limits.max_num_tokens - len(decoding)
         return StepView(
@@ -241,12 +241,12 @@ class Scheduler:
         )
 
     def _has_ample_blocks(self) -> bool:
-        """Every request can get all it may want in this step, so that the order does not matter."""
+        """Return True if every request can get all blocks it may want in this step, so that order does not matter."""
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
     def _steady_step(self, held: HeldPlan, finished: tuple[Request, ...] = ()) -> SchedulerOutput:
-        """A step in which all requests decode, none waits and blocks are ample."""
+        """Schedule a step in which all requests decode, none waits and blocks are ample."""
         counts = self._table.counts.take(held.slots, 0)
         rows = held.schedule(counts, self._limits.max_num_tokens - len(counts))
         allocated = self._kv.allocate_many(held.slots, rows.num_tokens + rows.num_drafts)
@@ -256,7 +256,7 @@ class Scheduler:
     def _schedule_running(
         self, decoding: list[Request], contexts: list[Request], decision: Decision, roles: Roles, paused: list[Request]
     ) -> list[ScheduledRequest]:
-        """Rows and blocks for requests with slots; preempts the latest requests if blocks run out."""
+        """Schedule rows and blocks for requests with slots; preempt the latest requests if blocks run out."""
         joining = self._waiting.first(1) if self._free_slots else []
         shares = self._draft_shares(decoding, contexts or joining, decision)
         num_others = sum(not context.lacks_context_log_probs for context in contexts) + len(joining)
@@ -290,7 +290,7 @@ class Scheduler:
     def _draft_shares(
         self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision
     ) -> dict[int, int]:
-        """Slot -> drafts that may have rows, next to those that are kept for the first of the contexts."""
+        """Return, by slot, how many drafts may have rows, after the rows that are kept for the first context."""
         num_rows = self._limits.max_num_tokens - len(decoding)
         wanted = [
             max(request.num_drafts, min(length, request.draft_limit))
@@ -302,7 +302,7 @@ class Scheduler:
     def _place_decoding(
         self, request: Request, share: int, role: Role, paused: list[Request]
     ) -> ScheduledRequest | None:
-        """Blocks for the last committed token and the pending drafts."""
+        """Allocate blocks for the last committed token and the pending drafts; None if the request does not run."""
         pending = request.num_drafts
         if role is Role.NONE or not self._make_room(request, request.num_tokens + pending, paused):
             return None
@@ -316,7 +316,7 @@ class Scheduler:
         return ScheduledRequest(request, length, 0, 0)
 
     def _make_room(self, request: Request, num_tokens: int, paused: list[Request]) -> bool:
-        """Allocate, preempting the latest requests as needed; False if the request itself was the latest."""
+        """Allocate, preempting the latest requests as needed; return False if the request itself was the latest."""
         while not self._kv.allocate(request.slot, num_tokens):
             assert self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION, (
                 "GUARANTEED_NO_EVICT reserved too few blocks"
@@ -329,7 +329,7 @@ class Scheduler:
         return True
 
     def _share_slots(self) -> list[Request]:
-        """Pause a request of a client that holds many slots, for one that holds fewer; it may be admitted next."""
+        """Preempt a request of a client that holds many slots, for one with fewer, which may be admitted next."""
         self._waiting.charge()
         request = None if self._free_slots else slot_to_free(self._running, self._waiting, self._kv)
         if request is None:
@@ -338,8 +338,8 @@ class Scheduler:
         return [request]
 
     def _preempt(self, request: Request) -> None:
-        """Its pending drafts stay: who is preempted, and when, depends on how many there are, so dropping them would
-        favour some drafts over others."""
+        """Preempt a request. Its pending drafts stay, since their number affects which requests are preempted and when:
+        dropping them would favour some drafts over others."""
         self._running.remove(request)
         self._give_up_slot(request)
         request.state = RequestState.WAITING
@@ -348,7 +348,7 @@ class Scheduler:
         self._waiting.push(request)
 
     def _admit(self, scheduled: list[ScheduledRequest]) -> list[Request]:
-        """Slots for waiting requests, in order; stops at the first that does not fit."""
+        """Give slots to waiting requests, in order; stop at the first that does not fit."""
         kv = self._kv
         admitted: list[Request] = []
         left = RowsLeft(self._limits, scheduled=scheduled)
@@ -380,10 +380,8 @@ class Scheduler:
         return admitted
 
     def _fits(self, request: Request, admitted: Sequence[Request]) -> bool:
-        """The cache has room for the request and all running ones to their ends, or for its next tokens.
-
-        In the latter case what contexts, and those admitted in this step, still lack for their first token is not free.
-        """
+        """Return True if the cache has room for the request and all running ones to their ends. With MAX_UTILIZATION:
+        room for its next tokens, next to those of contexts and of requests admitted in this step."""
         kv, running = self._kv, self._running
         if self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
             starting = [r for r in running if not r.is_decoding or r in admitted]

@@ -1,4 +1,4 @@
-"""Slots shared by clients: which request is paused when none is free."""
+"""The choice of a request to preempt so that clients share slots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from faser_trtllm.scheduler.queue import WaitingQueue
 
 
 def slot_to_free(running: Sequence[Request], waiting: WaitingQueue, kv: KVCache) -> Request | None:
-    """Return the request to pause so that the next one of the queue can run, or None. running: in order of admission.
+    """Return the request to preempt so that the next one in the queue can run, or None. running: in order of admission.
 
-    It is the request admitted last of the client that holds most slots, at least two. The client of the next request
+    It is the last admitted request of the client that holds most slots, at least two. The client of the next request
     must hold no slot and have been served less, and the next request must have no lower priority and need no more
-    blocks. So one client may take all slots, and another client does not wait until those requests end. A paused
-    request computes the tokens again whose blocks are no longer in the KV cache.
+    blocks. So one client may take all slots, but other clients do not wait until its requests end. A preempted request
+    computes those tokens again whose blocks are no longer in the KV cache.
     """
     head = waiting.peek()
     if head is None or waiting.num_clients < 2:

@@ -1,4 +1,4 @@
-"""Writes the results of a pass into its requests."""
+"""Functions that write the results of a pass into its requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _REASONS = {GOES_ON: None, STOP: FinishReason.STOP, LENGTH: FinishReason.LENGTH}
 def apply_results(
     committer: Committer, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float
 ) -> tuple[list[RequestOutput], list[int]]:
-    """Commit the tokens of a step -> the requests that have new output tokens or ended, and why; and Committed.due."""
+    """Commit the tokens of a step; return the requests with new output tokens or an end, and Committed.due."""
     committed = committer.commit(rows, drafts, result, now_s)
     token_ids, num_output = committed.token_ids, committed.num_output
     reasons = [_REASONS[end] for end in committed.ends]
     for index, ended in result.ended.items():
-        if reasons[index] is not FinishReason.STOP:  # an end id comes before what failed after it
+        if reasons[index] is not FinishReason.STOP:  # an end id comes before the failure
             reasons[index] = ended.reason
     outputs: list[RequestOutput] = []
     end = 0
@@ -36,6 +36,6 @@ def apply_results(
 
 
 def cut_output(request: Request, end: OutputEnd) -> None:
-    """Count of a request that has ended what is part of its output only."""
+    """Limit the counts of a request that has ended to what is part of its output."""
     request.num_tokens = request.prompt_len + end.num_output_tokens
     request.stats.num_draft_tokens, request.stats.num_accepted_tokens = end.num_draft_tokens, end.num_accepted_tokens

@@ -1,7 +1,8 @@
-"""How rows choose among experts, learnt from the distinct experts of passes.
+"""Online estimate of how rows choose among experts, from the distinct experts of passes.
 
-The closed form (core/cost/experts.py) has two overlaps. Steps without drafts tell that of rows of two requests, steps
-with drafts both: each plan moves them along the gradient of its count, by recursive least squares that forget.
+The closed form (core/cost/experts.py) has two overlaps. Steps without drafts depend on the overlap of rows of two
+requests, steps with drafts on both. Each plan moves them along the gradient of its count, by recursive least squares
+with forgetting.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import numpy as np
 from faser_trtllm.core.cost.experts import MOST_OVERLAP, Routing
 from faser_trtllm.ops.arrays import Float64Array
 
-MEMORY_STEPS = 4000.0  # after which the text may be another
-PRIOR_ERROR = np.array([0.2, 0.1])  # of the table's overlaps: it knows random tokens only
+MEMORY_STEPS = 4000.0  # after which the text may have changed
+PRIOR_ERROR = np.array([0.2, 0.1])  # of the table's overlaps, which were measured on random tokens
 COUNT_ERROR = 0.2  # relative, of a step's count: requests have topics
-MOST_STEP = 0.1  # of an overlap, per plan
-DELTA = 0.01  # of an overlap, over which the gradient is taken
-TOLD = 0.005  # change of an overlap that is worth new arrays
+MOST_STEP = 0.1  # limit on the change of an overlap per plan
+DELTA = 0.01  # step for the numerical gradient over an overlap
+TOLD = 0.005  # change of an overlap from which on `routing` is replaced
 
 
 class RoutingEstimator:
-    """routing: as far as it is known; another value only where that matters."""
+    """The estimate of one policy; `routing` is replaced only when it changes noticeably, since arrays depend on it."""
 
     def __init__(self, routing: Routing) -> None:
         self.routing = routing
@@ -31,7 +32,7 @@ class RoutingEstimator:
         self._overlaps = self._clipped(np.array([routing.overlap, routing.across]))
 
     def observe(self, num_steps: int, num_rows: float, num_requests: float, num_experts: float) -> None:
-        """Passes of so many rows, requests and distinct experts, in the mean."""
+        """Learn from num_steps passes with these mean numbers of rows, requests and distinct experts."""
         expected = self._log_count(self._overlaps, num_rows, num_requests)
         moved = self._overlaps + DELTA * np.eye(2)
         gradient = np.array([self._log_count(each, num_rows, num_requests) - expected for each in moved]) / DELTA
@@ -50,7 +51,7 @@ class RoutingEstimator:
         return float(np.log(routing.distinct_of(num_rows, num_requests)))
 
     def _clipped(self, overlaps: Float64Array) -> Float64Array:
-        """Rows of one request are no less alike than those of two."""
+        """Clip the overlaps; rows of one request have at least as much in common as those of two."""
         chance = min(self.routing.chance, MOST_OVERLAP)
         overlap, across = np.clip(overlaps, chance, MOST_OVERLAP).tolist()
         return np.array([max(overlap, across), across])
