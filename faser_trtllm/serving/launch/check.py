@@ -18,7 +18,7 @@ NUM_TOKENS = 24
 
 
 def check_engine_dir(path: Path) -> Iterator[str]:
-    """One line per check that passed; raises FaserError at the first that failed."""
+    """Yield one line per check that passed; raise FaserError at the first one that fails."""
     engines = EngineDir.load(path, verify_hashes=True)
     yield f"ok: every file has the size and hash of the manifest ({path})"
     tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)

@@ -1,10 +1,10 @@
 """The key that protects Triton's control APIs: model loading, shared memory, trace and log settings.
 
-Statistics are open, because load generators read them. So is what clients need to call models. Triton has one rule for
-the repository's index and for loading, so the index needs the key.
+The APIs that clients need to call models are open, and so are statistics, because load generators read them. The
+repository's index needs the key, because Triton has one rule for the index and for loading.
 
-Triton accepts the key only as a command-line argument, so local users can see it in the process list. It protects from
-clients that reach the ports through a proxy, a tunnel or a browser.
+Triton accepts the key only as a command-line argument, so local users can see it in the process list. It protects
+against clients that reach the ports through a proxy, a tunnel or a browser.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{16,256}")
 
 
 def control_key(environment: Mapping[str, str] = os.environ) -> str:
-    """The key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE, else a random one; raises ConfigError."""
+    """Return the key in FASER_CONTROL_KEY or the file FASER_CONTROL_KEY_FILE, or a random one; raise ConfigError."""
     source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
     if key is None and KEY_FILE_VARIABLE in environment:
         source, path = KEY_FILE_VARIABLE, Path(environment[KEY_FILE_VARIABLE])
@@ -39,13 +39,13 @@ def control_key(environment: Mapping[str, str] = os.environ) -> str:
         return secrets.token_hex(32)
     if not _KEY.fullmatch(key):
         raise ConfigError(
-            f"{source} gives a key of {len(key)} characters, allowed are 16 to 256 of letters, digits, '.', '_' and "
-            "'-'; make one with `openssl rand -hex 32`"
+            f"{source} has a key of {len(key)} characters, allowed are 16 to 256 letters, digits, '.', '_' and '-'; "
+            "generate one with `openssl rand -hex 32`"
         )
     return key
 
 
 def restriction(key: str) -> list[str]:
-    """Arguments of tritonserver; HTTP and gRPC are restricted separately."""
+    """Return arguments of tritonserver that restrict the APIs, for HTTP and gRPC separately."""
     rule = f"{','.join(RESTRICTED_APIS)}:{HEADER}={key}"
     return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]

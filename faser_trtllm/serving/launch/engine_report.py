@@ -16,18 +16,18 @@ _NUMBERED = re.compile(r"(.*_)(\d+)")
 
 
 def engine_report(engines: EngineDir) -> Iterator[str]:
-    """The lines of the report; raises EngineFileError if an engine file contradicts its manifest."""
+    """Yield the lines of the report; raise EngineFileError if an engine file contradicts its manifest."""
     yield from _requirements(engines)
     yield from _plan_file("target", engines.target_path)
     if engines.draft_head is not None:
         yield cuda_file_line("draft", engines.draft_path)
-        yield "note: a draft head runs on a CUDA build of torch and kernels that nvcc compiles, whatever its target is"
+        yield "note: a draft head needs a CUDA build of torch, and nvcc to compile its kernels, whatever its target is"
     elif engines.has_draft:
         yield from _plan_file("draft", engines.draft_path)
 
 
 def cuda_file_line(role: str, path: Path) -> str:
-    """An engine file of the cuda backend in one line; EngineFileError as CudaFile.open has it."""
+    """Describe an engine file of the cuda backend in one line; raise like CudaFile.open."""
     with CudaFile.open(path) as file:
         layers = " ".join(f"{first}-{last}" for first, last in itertools.pairwise(file.segments))
         size = path.stat().st_size >> 20

@@ -1,7 +1,7 @@
 """Fault injection: FASER_FAULT=kind@stepN[+][:time],... breaks a service's engines at their N-th call.
 
-`draft_error@step5` breaks the draft's fifth call, `draft_error@step5+` that one and all later ones; calls are counted
-from 1 in each engine process, per engine. Engines are wrapped when opened, so there is no cost without the variable.
+`draft_error@step5` breaks the draft's fifth call, and `draft_error@step5+` that call and all later ones. Calls count
+from 1 per engine and engine process. Engines are wrapped when opened, so there is no cost without the variable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPEC = re.compile(r"([a-z_]+)@step([1-9][0-9]{0,8})(\+?)(?::([0-9]{1,6})(ms|s))
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: at the step-th call of its engine (the draft's draft(), the target's pass), or from that call on."""
+    """A fault at the step-th call of its engine (the draft's draft(), the target's pass), or from that call on."""
 
     kind: str
     step: int
@@ -54,12 +54,12 @@ def parse_faults(spec: str) -> tuple[Fault, ...]:
 
 
 def faults_of_environment(environment: Mapping[str, str] = os.environ) -> tuple[Fault, ...]:
-    """The faults in the environment's FASER_FAULT, usually none; raises ConfigError."""
+    """Return the faults in the environment's FASER_FAULT, usually none; raise ConfigError."""
     return parse_faults(environment.get(VARIABLE, ""))
 
 
 def with_faults(engine: Engine, role: str, faults: tuple[Fault, ...]) -> Engine:
-    """The engine of a role ("target" or "draft"), wrapped if a fault concerns it."""
+    """Return the engine of a role ("target" or "draft"), wrapped if a fault concerns it."""
     kinds = DRAFT_KINDS if role == "draft" else TARGET_KINDS
     own = tuple(fault for fault in faults if fault.kind in kinds)
     if not own:
@@ -94,7 +94,7 @@ class FaultyEngine(DelegatingEngine):
         for fault in self._faults:
             if not fault.hits(self._num_drafts):
                 continue
-            if fault.kind == "draft_error":  # after the call, so that its writes are there but must not be used
+            if fault.kind == "draft_error":  # after the call, which has written memory that must not be used
                 raise RuntimeError(f"the draft engine failed on purpose ({VARIABLE})")
             if fault.kind == "draft_oom":
                 raise OutOfMemoryError(f"the draft engine ran out of memory on purpose ({VARIABLE})")
@@ -113,7 +113,7 @@ class FaultyEngine(DelegatingEngine):
                 time.sleep(fault.seconds)
 
     def _spoiled(self, logits: Any) -> Any:
-        """Put NaN in the first row (the first request's) if a fault selects the call; modifies the engine's buffer."""
+        """Put NaN in the first row (the first request's) of the engine's buffer if a fault selects the call."""
         is_hit = any(fault.kind == "target_nan" and fault.hits(self._num_passes) for fault in self._faults)
         if is_hit and logits.shape[0]:
             getattr(logits, "tensor", logits)[0] = np.nan  # device logits wrap a tensor
@@ -128,6 +128,6 @@ def _parse(item: str) -> Fault:
         raise ConfigError(f"{VARIABLE} has the kind {kind[:64]!r}, known are {', '.join(kinds)}")
     if match is None or (match[4] is not None) != (kind in TIMED_KINDS):
         example = f"{kind}@step5:200ms" if kind in TIMED_KINDS else f"{kind}@step5"
-        raise ConfigError(f"{VARIABLE} has {item[:64]!r}, which is not of the form {example} (or step5+: from then on)")
+        raise ConfigError(f"{VARIABLE} has {item[:64]!r}, which is not of the form {example} (or step5+, from then on)")
     seconds = int(match[4] or 0) * (1e-3 if match[5] == "ms" else 1.0)
     return Fault(kind, int(match[2]), match[3] == "+", seconds)

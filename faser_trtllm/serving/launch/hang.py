@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, and detects one that runs but does not answer."""
+"""Sends HTTP requests to a server, and detects one that runs but does not answer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import http.client
 import time
 
 PERIOD_S = 1.0  # between two requests
-TIMEOUT_S = 1.0  # of a request
-LEAST_S = 6.0  # without an answer are a hang; they cover several requests, since a busy machine may be late
+TIMEOUT_S = 1.0  # for each request
+LEAST_S = 6.0  # shortest time without an answer that counts as a hang: several requests, since a machine may be busy
 
 
 class HangWatch:
     """Measures how long a server has not answered, counting only time in which this process ran.
 
-    A pause of the machine also stops the server, so the time since the last request counts as PERIOD_S + TIMEOUT_S at
-    most.
+    A pause of the machine also stops the server, so the time since the last request counts at most as PERIOD_S +
+    TIMEOUT_S.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -24,7 +24,7 @@ class HangWatch:
         self._silent_s = 0.0
 
     def silent_s(self) -> float:
-        """Return the seconds without an answer. Sends a request, for up to TIMEOUT_S, if the last is PERIOD_S old."""
+        """Return the seconds without an answer. Send a request first if the last one is PERIOD_S old."""
         if time.monotonic() - self._asked_s >= PERIOD_S:
             answered = status_of(self._host, self._port, "/v2/health/live", TIMEOUT_S) is not None
             now_s = time.monotonic()
@@ -34,7 +34,7 @@ class HangWatch:
 
 
 def status_of(host: str, port: int, path: str, timeout_s: float) -> int | None:
-    """Return the HTTP status of a GET, None if there is no answer. Proxies of the environment are not used."""
+    """Return the HTTP status of a GET, or None without an answer. The environment's proxies are not used."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""Hashes of engine files, which a launcher computes once, not at each restart of the server."""
+"""Hashes of engine files, which are computed once and not at each restart of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FileHashes:
     """Computes sha256 of files. A file is read again only if its inode, size or times have changed."""
 
     def __init__(self, stop: threading.Event | None = None) -> None:
-        """stop: once set, ends the reading of a file at once."""
+        """stop: once set, reading a file ends at once."""
         self._stop = stop or threading.Event()
         self._known: dict[Path, tuple[tuple[int, ...], str]] = {}
 

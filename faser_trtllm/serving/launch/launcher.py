@@ -1,4 +1,4 @@
-"""`faser serve`: starts Triton with our model repository, waits, drains it, and cleans up."""
+"""`faser serve`: starts Triton with our model repository, keeps it running, drains it, and cleans up."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ from faser_trtllm.serving.launch.tritonserver import check_exposure, find_triton
 
 EXIT_TIMEOUT_S = 5
 MMAP_THRESHOLD_BYTES = 1 << 20
-"""Buffers of at least this size go back to the system when they are freed. Without it glibc raises the threshold to
-32 MiB with the first large request, and those after it fragment the heap: 303 MiB against 125 after 240 worst requests.
+"""Buffers of at least this size return to the system when they are freed. By default, glibc raises the threshold to
+32 MiB after the first large request, and later ones fragment the heap: 303 MiB instead of 125 after 240 worst requests.
 """
-STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset
+STEADY_S = 10.0  # a server that ran this long resets the back-off
 
 
 class Launcher:
     """One launch of a server. A context manager: leaving it ends everything that was started."""
 
     def __init__(self, options: ServeOptions, hashes: FileHashes | None = None, is_restart: bool = False) -> None:
-        """hashes: of earlier launches, so that the engine files are not read again. is_restart: of a server that had
-        started before."""
+        """hashes: those of earlier launches, to avoid reading the engine files again."""
         self._options = options
         self._repository = (options.model_repo or default_repository()).absolute()
         self.models = choose_models(self._repository, options.models)
@@ -55,12 +54,12 @@ class Launcher:
             self._hash_mismatches = check_engines(
                 self._config, options.allow_hash_mismatch, hashes or FileHashes(), is_restart
             )
-        faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
+        faults_of_environment()  # raises for a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
         self._process: subprocess.Popen[bytes] | None = None
         self._run_dir: RunDir | None = None
         self._log: IO[bytes] | None = None
-        self._messages: threading.Thread | None = None  # passes them on where there is no log
+        self._messages: threading.Thread | None = None  # passes on the server's messages if there is no log file
         self._end_signal: str | None = None
         self.hurry = threading.Event()  # set: stop waiting for running requests
 
@@ -72,7 +71,7 @@ class Launcher:
 
     @property
     def is_synthetic(self) -> bool:
-        """synthetic_acceptance is on: outputs are not the target's."""
+        """True if synthetic_acceptance is on, so that outputs are not the target's."""
         return self._config.synthetic_acceptance is not None
 
     @property
@@ -82,7 +81,7 @@ class Launcher:
 
     @property
     def end_signal(self) -> str | None:
-        """The signal that ended the server by itself, such as "SIGSEGV"."""
+        """The signal that ended the server, such as "SIGSEGV", unless it was told to stop."""
         return self._end_signal
 
     @property
@@ -91,7 +90,7 @@ class Launcher:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start the server; raises FaserError if it cannot work (port in use, wrong environment)."""
+        """Start the server; raise FaserError if it cannot work (port in use, wrong environment)."""
         check_ports(self._options.host, self._options.ports)
         for mismatch in self._hash_mismatches:
             print(f"WARNING: {mismatch}; served anyway (--allow_hash_mismatch)", file=sys.stderr, flush=True)
@@ -107,7 +106,7 @@ class Launcher:
             self._messages.start()
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
-        """Wait until requests are served; False if stop was set first. Raises FaserError if the start fails."""
+        """Wait until requests are served; return False if `stop` was set first. Raise FaserError if the start fails."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
         waiting = list(self.models)
         while stop is None or not stop.is_set():
@@ -133,7 +132,7 @@ class Launcher:
         return code is None
 
     def stop(self) -> None:
-        """Drain and stop the server: running requests get drain_timeout_s, then they fail as UNAVAILABLE.
+        """Drain and stop the server: running requests get drain_timeout_s and then fail as UNAVAILABLE.
 
         The engine drains before Triton is told to stop, because Triton closes its HTTP port at once and crashes if a
         stream outlives its exit timeout.
@@ -150,7 +149,7 @@ class Launcher:
         self.kill()
 
     def replace_draft(self) -> None:
-        """Have the engine process put the draft of the engine directory, as it is now, in the place of its own."""
+        """Have the engine process replace its draft by the one that is now in the engine directory."""
         for pid in self._engine_pids():
             kill(pid, REPLACE_DRAFT)
 
@@ -176,7 +175,7 @@ class Launcher:
             self._log.close()
 
     def leftovers(self) -> list[str]:
-        """Descriptions of what the launch has left behind; empty after stop() or kill()."""
+        """Describe the processes, files and ports that the launch still uses; empty after stop() or kill()."""
         left = [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
         if self._run_dir is not None and self._run_dir.path.exists():
             left.append(f"directory {self._run_dir.path}")
@@ -226,7 +225,7 @@ class Launcher:
         return self._find(lambda arguments: any(map(_is_engine_option, arguments)))
 
     def _find(self, is_wanted: Callable[[list[str]], bool]) -> list[int]:
-        """Processes of the launch, by their arguments."""
+        """Find processes of the launch by their arguments."""
         assert self._process is not None
         pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
         return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
@@ -254,7 +253,7 @@ def _is_engine_option(argument: str) -> bool:
 
 
 def serve(options: ServeOptions) -> int:
-    """keep_serving() until SIGTERM or SIGINT; a second one stops the server at once. SIGUSR1 replaces the draft."""
+    """Serve until SIGTERM or SIGINT; a second signal stops the server at once. SIGUSR1 replaces the draft."""
     stop, hurry, draft_changed = (threading.Event() for _ in range(3))
 
     def on_signal(signum: int, frame: object) -> None:
@@ -281,12 +280,14 @@ def keep_serving(
     on_ready: Callable[[Launcher, ServeOptions], None],
     draft_changed: threading.Event,
 ) -> int:
-    """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
+    """Run a server until `stop` is set. Return 0 after a drain, 1 if the server ended by itself.
 
-    A server that a signal ended, once it was ready, is started again, and again if it cannot start then: a port may be
-    taken for a moment. One that answers nobody for hang_timeout_s, at least LEAST_S, is killed and started again.
-    hurry: do not wait for running requests. draft_changed: the engine directory has another draft, which takes
-    the place of the one that runs. Raises FaserError if the server cannot start at first.
+    A server that a signal ended is started again, repeatedly if it cannot start then, since a port may be taken for a
+    moment. A server that does not answer for hang_timeout_s, at least LEAST_S, is killed and started again. Raises
+    FaserError if the first start fails.
+
+    hurry: if set, do not wait for running requests. draft_changed: if set, replace the running draft by the one in the
+    engine directory.
     """
     backoff_s, config, hashes = 0.0, None, FileHashes(stop)
     while True:
@@ -322,7 +323,7 @@ def _serve_once(
     on_ready: Callable[[Launcher, ServeOptions], None],
     draft_changed: threading.Event,
 ) -> bool:
-    """Serve until `stop`, then drain; False if the server ended before."""
+    """Serve until `stop` is set, then drain; return False if the server ended first."""
     if launcher.conversion is not None:
         print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
         print(launcher.conversion.as_text(), file=sys.stderr, flush=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from faser_trtllm.errors import UnavailableError
 
-MIN_OPEN_FILES = 1024  # one per stream, plus about 200 for Triton and the engine
+MIN_OPEN_FILES = 1024  # one per stream, and about 200 for Triton and the engine
 MAX_OPEN_FILES = 1 << 16
-# Triton parses JSON bodies on the stack: with the usual stack of 8 MB a body of 4 MB crashes the server.
+# Triton parses JSON bodies on the stack: with the usual stack of 8 MB, a body of 4 MB crashes the server.
 STACK_BYTES = 256 << 20
 
 
@@ -23,7 +23,7 @@ def check_limits() -> None:
 
 
 def raise_limits() -> Callable[[], None]:
-    """A function for the child to call before exec: raises the limits of its stack and of open files."""
+    """Return a function for the child to call before exec, which raises the limits of its stack and of open files."""
     _, hard_stack = resource.getrlimit(resource.RLIMIT_STACK)
     _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     stack = _at_most(STACK_BYTES, hard_stack)
@@ -37,7 +37,7 @@ def raise_limits() -> Callable[[], None]:
 
 
 def raise_open_files() -> int:
-    """Raise this process's own limit of open files; returns the limit."""
+    """Raise this process's own limit of open files, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _at_most(MAX_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

@@ -1,4 +1,4 @@
-"""The options of `faser serve`, and what follows from them: effective configuration, models, checked engines."""
+"""The options of `faser serve`, the configuration that results from them, and checks of the engines."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ MODEL_NAME = "faser"
 class ServeOptions:
     """The options of `faser serve`.
 
-    engine_dir: None uses config or FASER_ENGINE_DIR. config: a faser.yaml or a TensorRT-LLM configuration; None uses
-    the repository's faser.yaml.
-    model_repo, tritonserver: None searches for them. speculation, drafters, num_branches: None uses config.
+    engine_dir: None uses config or FASER_ENGINE_DIR.
+    config: a faser.yaml or a TensorRT-LLM configuration; None uses the repository's faser.yaml.
+    model_repo, tritonserver: None searches for them.
+    speculation, drafters, num_branches: None uses config.
     models: folders of the repository to load; None is choose_models' choice. One engine serves them all.
     decoupled: False serves requests with one response each, also over HTTP's and gRPC's infer, and refuses streaming.
-    allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
     settings: keys of faser.yaml that override config.
+    allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
     allow_control: leave Triton's control APIs open to all clients; otherwise they require the key of control.py.
     allow_vulnerable_triton: listen on any host, whatever version the server has; otherwise check_exposure() decides.
-    log_file: where messages go; None is this process's stderr. verbose: also Triton's info messages.
+    log_file: None writes messages to this process's stderr.
+    verbose: include Triton's info messages.
     """
 
     engine_dir: Path | None = None
@@ -66,7 +68,7 @@ class ServeOptions:
 
 
 def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
-    """The file's settings overridden by the options, with an absolute engine_dir; and how the file was converted."""
+    """Return the file's settings overridden by the options, and how the file was converted, if it was."""
     own_file = repository / MODEL_NAME / "1" / "faser.yaml"
     path = options.config or (own_file if own_file.exists() else None)
     flags = {"speculation": options.speculation, "drafters": options.drafters, "num_branches": options.num_branches}
@@ -82,10 +84,10 @@ def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceCo
 def check_engines(
     config: ServiceConfig, allow_hash_mismatch: bool, hashes: FileHashes, is_restart: bool = False
 ) -> tuple[str, ...]:
-    """Raise the errors that the engine process would raise, before a server is started; compares hashes too.
+    """Raise the errors that the engine process would raise, before a server is started, and compare hashes.
 
-    Raises StoppedError as hashes.of does. Returns one clause per file whose hash differs, which is an error unless
-    allow_hash_mismatch. is_restart: take the costs that are there, whatever disturbed their measurement.
+    Returns one clause per file whose hash differs; without allow_hash_mismatch that is an error. With is_restart, a
+    cost table is used even if its measurement was disturbed. Raises StoppedError like hashes.of.
     """
     path = Path(config.engine_dir or "")
     engines = EngineDir.load(path)
@@ -112,7 +114,7 @@ def check_engines(
 
 
 def default_repository() -> Path:
-    """The repository of the checkout, or the one installed with the package."""
+    """Return the model repository of the checkout, or the one installed with the package."""
     package = Path(__file__).resolve().parents[2]
     for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
         if (path / MODEL_NAME / "config.pbtxt").exists():

@@ -10,8 +10,10 @@ from faser_trtllm.errors import InvalidArgumentError, reason_of
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Raise InvalidArgumentError for a host of no address here, and the first port that cannot be listened on. ports:
-    by flag name."""
+    """Raise InvalidArgumentError for a host that is not an address of this machine, or a port that cannot be used.
+
+    ports: flag name -> port.
+    """
     names: dict[int, str] = {}
     for name, port in ports.items():
         if not 1 <= port <= 65535:
@@ -33,12 +35,12 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether this process can listen on the port."""
+    """Return True if this process can listen on the port."""
     return _bind_error(host, port) is None
 
 
 def _bind_error(host: str, port: int) -> OSError | UnicodeError | None:
-    """Why this process cannot listen on the port, None if it can."""
+    """Return the error of listening on the port, or None."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Linux processes: exit together with the parent, and list the processes of a session."""
+"""Functions for Linux processes: exit together with the parent, and list the processes of a session."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 import signal
 from pathlib import Path
 
-PARENT_OPTION = "--parent_pid="  # distinguishes an engine process from others
-REPLACE_DRAFT = signal.SIGUSR1  # to an engine process: the draft in its engine directory is another one
+PARENT_OPTION = "--parent_pid="  # an engine process is recognized by this option
+REPLACE_DRAFT = signal.SIGUSR1  # has an engine process replace its draft by the one in its engine directory
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends; exit if the parent is gone already."""
+    """Have the kernel signal this process when the thread that started it ends; exit if the parent has ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
 
 
 def session_pids(session_id: int) -> list[int]:
-    """Process ids of a session, without zombies."""
+    """Return the process ids of a session, without zombies."""
     pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -33,7 +33,7 @@ def session_pids(session_id: int) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments that a process was started with; empty if it no longer runs."""
+    """Return the arguments that a process was started with; empty if it no longer runs."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -41,13 +41,13 @@ def command_line(pid: int) -> list[str]:
 
 
 def kill(pid: int, signum: int) -> None:
-    """Signal a process; it is no error if the process no longer runs."""
+    """Signal a process, if it still runs."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the name: state, ppid, pgrp, session, ..."""
+    """Return the fields of /proc/PID/stat after the name: state, ppid, pgrp, session, ..."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

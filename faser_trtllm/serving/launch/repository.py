@@ -13,7 +13,7 @@ _DECOUPLED = re.compile(r"(decoupled\s*:\s*)true")
 
 
 def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Folders of the repository to load, None: all but TOKEN_MODELS; InvalidArgumentError names a missing one."""
+    """Return the folders of the repository to load: `wanted`, or all but TOKEN_MODELS; raise InvalidArgumentError."""
     try:
         os.listdir(repository)
     except OSError as error:
@@ -30,7 +30,7 @@ def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str
 
 
 def link_unary(repository: Path, directory: Path) -> Path:
-    """Make `directory` a repository of the same models, not decoupled: one response per request, of infer too."""
+    """Make `directory` a repository of the same models that sends one response per request, also to infer requests."""
     for config in repository.glob("*/config.pbtxt"):
         model = directory / config.parent.name
         model.mkdir(parents=True)

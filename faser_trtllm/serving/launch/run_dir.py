@@ -1,4 +1,4 @@
-"""Directories of launches, each locked while its launch lives, so that those of launches that died can be found."""
+"""Directories of launches. A launch locks its directory, so that those of dead launches can be found and removed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from faser_trtllm.errors import UnavailableError
 
-RUN_DIR_VARIABLE = "FASER_RUN_DIR"  # the directory of the launch, if `faser serve` started the server
-STARTUP_ERROR_FILE = "startup_error"  # in it: the reason why a model could not be opened
+RUN_DIR_VARIABLE = "FASER_RUN_DIR"  # directory of the launch, if `faser serve` started the server
+STARTUP_ERROR_FILE = "startup_error"  # file in it with the reason why a model could not be opened
 _NAME = re.compile(r"faser_[0-9a-f]{12}_run")
 
 
@@ -30,7 +30,7 @@ class RunDir:
 
     @classmethod
     def open(cls) -> RunDir:
-        """Make a directory among the temporary files; raises UnavailableError."""
+        """Create a directory among the temporary files; raise UnavailableError."""
         while True:
             path = Path(tempfile.gettempdir(), f"faser_{secrets.token_hex(6)}_run")
             try:
@@ -40,11 +40,11 @@ class RunDir:
                     f"{path.parent} is not writable: {error.strerror}; free space or permit it, or set TMPDIR"
                 ) from None
             fd = _lock(path)
-            if fd is not None:  # otherwise another launch took it for a dead one's
+            if fd is not None:  # otherwise another launch took it for stale
                 return cls(path, fd)
 
     def close(self) -> None:
-        """Remove the directory; nothing may use it after that."""
+        """Remove the directory."""
         if self._lock_fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock_fd)
@@ -52,7 +52,7 @@ class RunDir:
 
 
 def remove_stale() -> list[Path]:
-    """Remove the directories of launches that have died, and return them."""
+    """Remove the directories of dead launches, and return them."""
     removed = []
     for path in Path(tempfile.gettempdir()).iterdir():
         fd = _lock(path) if _NAME.fullmatch(path.name) else None
@@ -64,7 +64,7 @@ def remove_stale() -> list[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock on a directory; None if it is another's, or gone."""
+    """Lock a directory and return the descriptor that holds the lock; None if it is locked, not ours, or gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -22,11 +22,11 @@ BACKEND = "faser"
 LIBRARY = f"libtriton_{BACKEND}.so"
 FIXED_VERSION = (2, 71)  # of the container FIXED_CONTAINER; docs/operate.md lists what is wrong with older ones
 FIXED_CONTAINER = "26.07"
-_NO_GPU = b"CudaDriverHelper has not been initialized."  # an error to Triton 2.51, at each start without a GPU
+_NO_GPU = b"CudaDriverHelper has not been initialized."  # Triton 2.51 logs this as an error without a GPU
 
 
 def find_tritonserver(binary: Path | None = None) -> Path:
-    """The given server, else the wheel's, else the one on PATH; UnavailableError says how to get one."""
+    """Return the given server, the wheel's or the one on PATH; raise UnavailableError, which says how to get one."""
     if binary is not None:
         if not os.access(binary, os.X_OK):
             raise UnavailableError(f"tritonserver is {binary}, which is not an executable; name the server's binary")
@@ -46,20 +46,20 @@ def find_tritonserver(binary: Path | None = None) -> Path:
 
 
 def check_exposure(host: str, binary: Path) -> None:
-    """Raise InvalidArgumentError if others can reach a server that has known vulnerabilities, or no known version."""
+    """Raise InvalidArgumentError if other machines can reach a server with known vulnerabilities or unknown version."""
     version = _version_of(binary)
     if is_loopback(host) or (version is not None and version >= FIXED_VERSION):
         return
     raise InvalidArgumentError(
         f"host is {host}, where others can reach it, but {binary} is "
-        f"{'of no known version' if version is None else f'Triton {version[0]}.{version[1]}'} and versions before "
+        f"{'of unknown version' if version is None else f'Triton {version[0]}.{version[1]}'} and versions before "
         f"{FIXED_VERSION[0]}.{FIXED_VERSION[1]} (NVIDIA's container {FIXED_CONTAINER}) have known vulnerabilities; "
         "listen on 127.0.0.1 next to a proxy, or accept them with --allow_vulnerable_triton"
     )
 
 
 def _version_of(binary: Path) -> tuple[int, int] | None:
-    """Major and minor version by the file that NVIDIA's container has; the wheel has none."""
+    """Read the major and minor version from a file in NVIDIA's container; None in the wheel, which lacks the file."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = re.match(r"(\d+)\.(\d+)", (binary.resolve().parent.parent / "TRITON_VERSION").read_text())
         if found is not None:
@@ -68,7 +68,7 @@ def _version_of(binary: Path) -> tuple[int, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches the address. A name other than localhost may be any address."""
+    """Return True if only this machine can reach the address. A name other than localhost may be any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def backend_library() -> Path:
-    """The library of the Triton backend `faser`."""
+    """Return the path of the Triton backend `faser`."""
     path = Path(faser_trtllm.__file__).parent / "_native" / LIBRARY
     if not path.exists():
         raise UnavailableError(f"{LIBRARY} is missing next to the native library; run ./build.sh setup")
@@ -84,7 +84,7 @@ def backend_library() -> Path:
 
 
 def link_backends(binary: Path, directory: Path) -> Path:
-    """Make a backend directory of links: the backend `faser`, and those that the server has of its own."""
+    """Make a backend directory with links to the backend `faser` and to the server's own backends."""
     (directory / BACKEND).mkdir(parents=True)
     (directory / BACKEND / LIBRARY).symlink_to(backend_library())
     own = binary.resolve().parent.parent / "backends"
@@ -95,7 +95,7 @@ def link_backends(binary: Path, directory: Path) -> Path:
 
 
 def pass_on(messages: IO[bytes]) -> None:
-    """Write a server's messages to stderr until it ends; those that nobody can read are dropped."""
+    """Write a server's messages to stderr until it ends; drop messages that cannot be written."""
     with messages:
         for line in messages:
             if _NO_GPU not in line:
@@ -104,8 +104,10 @@ def pass_on(messages: IO[bytes]) -> None:
 
 
 def spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Start a server in a new session; it gets SIGTERM when this process ends. log: None is its `stdout`, a pipe that
-    somebody must read (pass_on)."""
+    """Start a server in a new session; it gets SIGTERM when this process ends.
+
+    Without a log file, its messages go to its `stdout`, a pipe that must be read (pass_on).
+    """
     parent_pid, apply_limits = os.getpid(), raise_limits()
 
     def prepare() -> None:

@@ -1,7 +1,7 @@
-"""The I/O contract of TensorRT-LLM's Triton models: input names, and inputs that are refused and why.
+"""The input contract of TensorRT-LLM's Triton models: names, and which inputs are refused and why.
 
-Outputs, dtypes and dims are declared in triton_model_repo/*/config.pbtxt. The model `faser` is our own; the others have
-the names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
+triton_model_repo/*/config.pbtxt declares outputs, dtypes and dims. The model `faser` is our own; the others have the
+names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INPUTS: Mapping[str, str] = {
     "return_perf_metrics": "BOOL",
     **{row.name: row.dtype for row in _ROWS},
 }
-"""Inputs of the model `faser` that have an effect, and Triton's type of each."""
+"""Inputs of the model `faser` that have an effect, and the Triton type of each."""
 
 ALIASES = {row.older_name: row.name for row in _ROWS if row.older_name}
 ALIASES["return_kv_cache_reuse_stats"] = "return_perf_metrics"
@@ -56,9 +56,9 @@ _ENCODER = "encoder-decoder models are not supported"
 _PROMPT_TABLE = "prompt tables are not supported"
 _MULTIMODAL = "images and videos are not supported"
 _LORA = "LoRA is not supported"
-_OTHER_DRAFTS = "drafts come from the engine's own draft model"
+_OTHER_DRAFTS = "draft tokens come from the engine's own drafters"
 _RETENTION = "priorities of KV cache blocks are not supported"
-_LOOKAHEAD = "lookahead decoding is not supported, drafts come from the engine's own draft model"
+_LOOKAHEAD = "lookahead decoding is not supported, draft tokens come from the engine's own drafters"
 _DISAGGREGATED = "disaggregated serving is not supported"
 
 REFUSED: Mapping[str, str] = {
@@ -84,7 +84,7 @@ REFUSED: Mapping[str, str] = {
     "lora_config": _LORA,
     "draft_input_ids": _OTHER_DRAFTS,
     "draft_logits": _OTHER_DRAFTS,
-    "draft_acceptance_threshold": "drafts are accepted by an exact test that preserves the target's distribution",
+    "draft_acceptance_threshold": "draft tokens are accepted by an exact test that keeps the target's distribution",
     "retention_token_range_starts": _RETENTION,
     "retention_token_range_ends": _RETENTION,
     "retention_token_range_priorities": _RETENTION,
@@ -97,7 +97,10 @@ REFUSED: Mapping[str, str] = {
     "context_phase_params": _DISAGGREGATED,
     "return_context_logits": "prompt tokens found in the KV cache have no logits",
 }
-"""Declared because clients may send them. A single 0, false or empty string counts as "not sent"."""
+"""Inputs that are declared because clients may send them, and why they are refused.
+
+A single 0, false or empty string counts as not sent.
+"""
 
 WITHOUT_EFFECT = (
     "pad_id",
@@ -108,10 +111,10 @@ WITHOUT_EFFECT = (
     "runtime_top_p_reset_ids",
     "use_draft_logits",
 )
-"""Accepted without effect: they concern beam search or top_p_decay only, or ask for what happens anyway."""
+"""Inputs without effect: they only concern beam search or top_p_decay, or ask for what happens anyway."""
 
 MAX_PROMPTS = 256
-MAX_LISTS = 4  # a batch may have as many entries as so many prompts
+MAX_LISTS = 4  # the lists of a batch may have as many entries together as the lists of this many prompts
 MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
     "stop_words": (MAX_STOP_WORDS, MAX_STOP_CHARS),
     "bad_words": (MAX_BAD_TEXTS, MAX_WORDS_CHARS),
@@ -121,15 +124,15 @@ MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
     "logit_bias_ids": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
     "logit_bias_values": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
 }
-"""Inputs that are lists: entries, and characters or numbers of them together, that one prompt may have."""
+"""For inputs that are lists, the limits of one prompt: entries, and characters or numbers in all entries together."""
 
 
 def check_size(
     name: str, shape: Sequence[int], num_bytes: int, is_text: bool, limits: tuple[int, int] | None = None
 ) -> None:
-    """Raise InvalidArgumentError for an input over which no loop may run, as it is too large for any batch.
+    """Raise InvalidArgumentError for an input that is too large for any batch, before any loop runs over it.
 
-    limits: of a list, as in MAX_ENTRIES; that of each prompt is checked when it is read.
+    limits: those of a list, as in MAX_ENTRIES. The limits of each prompt are checked when it is read.
     """
     num_prompts = shape[0] if shape else 1
     check_count(name, num_prompts, MAX_PROMPTS, "prompts")
@@ -146,38 +149,36 @@ def check_size(
 class ModelContract:
     """The rules of one model.
 
-    is_trtllm: use TensorRT-LLM's defaults: greedy unless top_k or top_p is given, top_p 0 means "not given", counts and
-    statistics only on request, max_tokens required.
-    has_text: the model takes and returns text; otherwise token ids only.
-    renames: inputs whose names differ from those of the other models, their name -> ours.
+    With is_trtllm it has TensorRT-LLM's defaults: greedy unless top_k or top_p is given, top_p 0 means "not given",
+    counts and statistics only on request, max_tokens required.
     """
 
     name: str
     is_trtllm: bool = True
-    has_text: bool = True
-    renames: Mapping[str, str] = field(default_factory=dict)
+    has_text: bool = True  # takes and returns text; otherwise token ids only
+    renames: Mapping[str, str] = field(default_factory=dict)  # input name -> our name, where they differ
 
     @property
     def names(self) -> dict[str, str]:
-        """Names that clients of this model use for our fields, where they differ: our name -> theirs."""
+        """Our field name -> the name that clients of this model use, where they differ."""
         return {ours: theirs for theirs, ours in self.renames.items()}
 
     def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
-        """Raise InvalidArgumentError for an input of this model that is too large to be read."""
+        """Raise InvalidArgumentError for an input of this model that is too large to read."""
         check_size(name, shape, num_bytes, is_text, MAX_ENTRIES.get(self._ours(name)))
 
     def _ours(self, name: str) -> str:
         return self.renames.get(name) or ALIASES.get(name, name)
 
     def canonical(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
-        """Tensors by the names that all models share; raises InvalidArgumentError for an input in REFUSED."""
+        """Return the tensors by the names that all models share; raise InvalidArgumentError for refused inputs."""
         found: dict[str, npt.NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name in REFUSED and not _is_none(tensor):
                 raise InvalidArgumentError(f"was sent, but {REFUSED[name]}; leave it out", name)
             ours = self._ours(name)
             if ours in found:
-                raise InvalidArgumentError(f"was sent twice, also by its other name; send {ours} only", ours)
+                raise InvalidArgumentError(f"was sent twice, also under its other name; send {ours} only", ours)
             found[ours] = tensor
         return found
 
@@ -195,13 +196,13 @@ TENSORRT_LLM = ModelContract(
     },
 )
 TOKEN_MODELS = ("preprocessing", "postprocessing")
-"""Models of tokens.py. Loaded only where they are named: nothing but TensorRT-LLM's end_to_end_test.py calls them."""
+"""Models of tokens.py, loaded only on request, since only TensorRT-LLM's end_to_end_test.py calls them."""
 
 MODELS: Mapping[str, ModelContract] = {model.name: model for model in (FASER, ENSEMBLE, BLS, TENSORRT_LLM)}
 
 
 def contract_of(model_name: str) -> ModelContract:
-    """The rules of a model. An unknown name, such as a renamed copy, gets the rules of `faser`."""
+    """Return the rules of a model. An unknown name, such as a renamed copy, gets the rules of `faser`."""
     return MODELS.get(model_name, FASER)
 
 

@@ -1,4 +1,4 @@
-"""The output tensors of one response, with TensorRT-LLM's names, shapes and order."""
+"""Builds the output tensors of one response, with TensorRT-LLM's names, shapes and order."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from faser_trtllm.serving.triton.request import Part, RequestedStats
 
 Tensors = dict[str, npt.NDArray[Any]]
 
-
 MIN_LOG_PROB = -9999.0
-"""The log prob of tokens that cannot come, as OpenAI's and vLLM's: Triton's HTTP would write -Infinity, no JSON."""
-MAX_STREAMED_LOG_PROBS = 8192  # tokens of a stream that sends all log probs again with each: 128 MiB
+"""The log prob of impossible tokens, as in OpenAI and vLLM: Triton's HTTP would write -Infinity, which is not JSON."""
+MAX_STREAMED_LOG_PROBS = 8192  # tokens of a stream that sends all log probs again with each token: 128 MiB
 
 
 def check_log_probs(contract: ModelContract, part: Part, num_output: int) -> None:
-    """Raise InvalidArgumentError if a stream of num_output tokens would send too many log probs again and again."""
+    """Raise InvalidArgumentError if a stream of num_output tokens would repeat too many log probs."""
     request = part.request
     if contract.is_trtllm and request.stream and request.return_log_probs and num_output > MAX_STREAMED_LOG_PROBS:
         raise InvalidArgumentError(
-            f"with stream and {num_output} tokens of output sends the log probs of all tokens with each of them, "
-            f"allowed are {MAX_STREAMED_LOG_PROBS} tokens; lower max_tokens, or use the model faser, which sends new "
-            "ones only",
+            f"with stream and {num_output} output tokens sends the log probs of all tokens with each token, allowed "
+            f"are {MAX_STREAMED_LOG_PROBS} tokens; lower max_tokens, or use the model faser, which only sends new ones",
             "return_log_probs",
             num_output,
             MAX_STREAMED_LOG_PROBS,
@@ -39,12 +37,11 @@ def check_log_probs(contract: ModelContract, part: Part, num_output: int) -> Non
 def output_tensors(
     contract: ModelContract, part: Part, output: TextOutput, log_probs_so_far: Sequence[float], cum_log_prob: float
 ) -> Tensors:
-    """The tensors of a response by name, all of batch size 1. log_probs_so_far, cum_log_prob: of all tokens of the
-    sequence, and their sum.
+    """Return the tensors of a response by name, with batch size 1, without those that the client did not ask for.
 
-    Like TensorRT-LLM, it leaves out what the client did not ask for. TensorRT-LLM's models send the log probs of all
-    tokens so far with each response of a stream, and counts of this response's tokens. The model `faser` sends new log
-    probs, and counts at the end or, with return_perf_metrics, so far.
+    log_probs_so_far, cum_log_prob: the log probs of all tokens of the sequence, and their sum. In a stream,
+    TensorRT-LLM's models send all of these and the counts of the response with each response. The model `faser` sends
+    new log probs only, and counts of the whole output at the end or, with return_perf_metrics, each time.
     """
     request, token_ids = part.request, output.token_ids
     num_new, num_top = len(token_ids), request.num_top_log_probs
@@ -114,7 +111,7 @@ def _counts(asked: RequestedStats, statistics: Statistics, num_output_tokens: in
 
 
 def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> Tensors:
-    """Two outputs [1, 1, num_places, num_top], or as many as the vocabulary has; none if none are asked for."""
+    """Return two outputs [1, 1, num_places, num_top or vocab_size], the smaller one, if they were requested."""
     if not num_top:
         return {}
     shape = 1, 1, num_places, -1 if num_places else 0
@@ -125,7 +122,7 @@ def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> Tensor
 def _finite(
     values: npt.NDArray[np.float32], lowest: np.floating[Any] | float = MIN_LOG_PROB
 ) -> npt.NDArray[np.float32]:
-    """The values, none below lowest; NaN, which the engine refuses, stays."""
+    """Clamp the values from below; NaN, which the engine refuses, stays."""
     found: npt.NDArray[np.float32] = np.maximum(values, np.float32(lowest))
     return found
 

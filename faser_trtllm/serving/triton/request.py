@@ -1,7 +1,7 @@
 """Parses Triton's tensors into TextRequests, for the models of contract.py.
 
-Triton has checked names and dtypes. This module checks shapes, encodings, missing inputs and inputs that no TextRequest
-has; TextRequest.validate() and executor/admission.py check values.
+Triton has checked names and dtypes. This module checks shapes, encodings, missing inputs and inputs that TextRequest
+does not have; TextRequest.validate() and executor/admission.py check values.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 MAX_REQUEST_ID_BYTES = 4096
 MAX_RETURN_SEQUENCES = 64
-MAX_SEQUENCES = 256  # of all prompts of a request
+MAX_SEQUENCES = 256  # for all prompts of a request together
 SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that all sequences of a request have different seeds
 
 
 class RequestedStats:
-    """The counts and times that a request asks for. The model `faser` sends counts and acceptance unless declined."""
+    """The counts and times that a request asks for. The model `faser` sends counts and acceptance by default."""
 
     __slots__ = ("acceptance", "num_input_tokens", "num_output_tokens", "perf_metrics")
 
     def __init__(self, tensors: Tensors, contract: ModelContract = FASER) -> None:
-        """tensors: by canonical names. In a batch, one item that asks is enough."""
+        """Read the flags from tensors by canonical names. In a batch, a flag of one item applies to all."""
         default = not contract.is_trtllm
 
         def flag(name: str, default: bool) -> bool:
@@ -49,15 +49,11 @@ class RequestedStats:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence of a Triton request.
-
-    batch_index, sequence_index: its prompt's place in the batch and its own among the sequences of the prompt, which
-    responses have where there are several; else None. stats: the counts and times that the request asks for.
-    """
+    """One sequence of a Triton request."""
 
     request: TextRequest
-    batch_index: int | None
-    sequence_index: int | None
+    batch_index: int | None  # of its prompt; None if there is one prompt
+    sequence_index: int | None  # among its prompt's sequences; None if each prompt has one
     stats: RequestedStats
 
 
@@ -70,7 +66,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def is_stop(tensors: Tensors) -> bool:
-    """True if the request asks to stop the requests with its id; its other inputs are dummies then."""
+    """Return True if the request asks to stop the requests with its id; its other inputs are dummies then."""
     return "stop" in tensors and bool(tensors["stop"].any())
 
 
@@ -82,11 +78,11 @@ def parse_request(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     admit: Callable[[TextRequest], TextRequest] = lambda request: request,
 ) -> list[Part]:
-    """The sequences that the tensors (by canonical names) ask for, at least one; raises InvalidArgumentError.
+    """Return the sequences, at least one, that tensors by canonical names ask for; raise InvalidArgumentError.
 
-    With a seed s, the i-th sequence of num_return_sequences is drawn with the seed (s + i x SEED_STEP) mod 2^64: the
-    samples are independent, and a separate request with that seed gives the same one.
-    defaults: values of fields that the model was configured with.
+    With a seed s, the i-th sequence of num_return_sequences has the seed (s + i x SEED_STEP) mod 2^64: the samples are
+    independent, and a separate request with that seed gets the same output. defaults: values of fields that the model
+    was configured with. admit: applies the rules for clients to each request.
     """
     found: list[tuple[TextRequest, int]] = []
     items = _batch(tensors)
@@ -103,7 +99,7 @@ def parse_request(
     total = sum(num_sequences for _, num_sequences in found)
     if total > MAX_SEQUENCES:
         raise InvalidArgumentError(
-            f"asks for {total} sequences of {len(found)} prompts, allowed are {MAX_SEQUENCES} together; send fewer",
+            f"asks for {total} sequences of {len(found)} prompts, allowed are {MAX_SEQUENCES} in all; send fewer",
             "num_return_sequences",
             total,
             MAX_SEQUENCES,
@@ -167,7 +163,7 @@ def _apply_trtllm_defaults(fields: dict[str, Any]) -> None:
         del fields["top_p"]
     if not fields.get("top_k") and "top_p" not in fields:
         fields["top_k"] = 1
-    fields.setdefault("parse_special_tokens", True)  # of a prompt that is text
+    fields.setdefault("parse_special_tokens", True)  # only matters for prompts that are text
 
 
 def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
@@ -232,12 +228,12 @@ def _read_token_ids(tensors: Tensors, fields: dict[str, Any], may_be_padded: boo
 
 
 def _ids(tensor: npt.NDArray[np.int32]) -> array[int]:
-    """Token ids in 4 bytes each, where a tuple takes 36."""
+    """Return token ids in 4 bytes each; a tuple would take 36."""
     return array("i", tensor.tobytes())
 
 
 def _word_list(name: str, tensor: npt.NDArray[Any], max_words: int, max_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """TensorRT-LLM's word lists: row 0 has the token ids of all words, row 1 each word's end offset, then -1."""
+    """Read TensorRT-LLM's word lists: row 0 has the token ids of all words, row 1 each word's end offset, then -1."""
     token_ids, ends = tensor.reshape(2, -1)
     (gaps,) = np.nonzero(ends < 0)
     ends = ends[: gaps[0] if gaps.size else None]
@@ -276,13 +272,13 @@ def _refuse_unsupported(tensors: Tensors) -> None:
 
 
 def _value(row: Row, tensor: npt.NDArray[Any]) -> Any:
-    """The value of a row's input, for the field of the same name."""
+    """Return the value of an input for the field of the same name."""
     if row.is_list:
         check_count(row.name, tensor.size, MAX_ENTRIES[row.name][0])
         if row.kind is int:
             return tuple(tensor.reshape(-1).tolist())
         words = tuple(text_of(row.name, word) for word in tensor.reshape(-1))
-        # Words to bias keep their places: each has a weight.
+        # Empty words to bias stay, since each has a weight at its index.
         return words if row.name == "embedding_bias_words" else tuple(word for word in words if word)
     if row.kind is str:
         return _single_text(row.name, tensor) or None
@@ -304,7 +300,7 @@ def _single(name: str, tensor: npt.NDArray[Any], what: str) -> Any:
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text of an entry of the input name; raises InvalidArgumentError if it is not UTF-8."""
+    """Decode an entry of an input; raise InvalidArgumentError if it is not UTF-8."""
     if isinstance(value, str):
         return value
     try:

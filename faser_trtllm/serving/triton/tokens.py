@@ -1,6 +1,6 @@
 """TensorRT-LLM's models `preprocessing` and `postprocessing`: text to token ids and back, for clients that call them.
 
-Our text models need neither. Both answer each request at once and with one response; a batch is padded to its longest.
+Our text models need neither. Both answer each request at once with one response; batches are padded to the longest.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from faser_trtllm.serving.triton.request import text_of
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-MAX_TOKENS = 1 << 18  # of all sequences that are made text at once: a second's work
+MAX_TOKENS = 1 << 18  # in all sequences that one request detokenizes: about a second of work
 MAX_ANSWER_BYTES = 64 << 20
 NOT_TAKEN = ("DECODER_QUERY", "IMAGE_URL", "IMAGE_BYTES", "VIDEO_BYTES", "IMAGES", "PROMPT_TABLE_EXTRA_ID")
-"""Inputs for encoder-decoder models, images and prompt tables, which are not supported."""
+"""Unsupported inputs, for encoder-decoder models, images and prompt tables."""
 
 _LISTS = {
     "STOP_WORDS_DICT": MAX_ENTRIES["stop_words"],
@@ -39,17 +39,16 @@ _LISTS = {
 class _TokenModel:
     @staticmethod
     def check_input(name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
-        """Raise InvalidArgumentError for an input that is too large to be read."""
+        """Raise InvalidArgumentError for an input that is too large to read."""
         check_size(name, shape, num_bytes, is_text, _LISTS.get(name))
 
 
 class Preprocessor(_TokenModel):
-    """Text to the inputs of the model `tensorrt_llm`."""
+    """Converts text to the inputs of the model `tensorrt_llm`."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, max_seq_len: int, add_special_tokens: bool = True
     ) -> None:
-        """max_seq_len: the engine's, which takes no longer prompts."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_seq_len = max_seq_len
@@ -58,7 +57,7 @@ class Preprocessor(_TokenModel):
         self._end_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else -1
 
     def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
-        """Output tensors by name, of the batch size of QUERY; raises InvalidArgumentError."""
+        """Return output tensors by name, with the batch size of QUERY; raise InvalidArgumentError."""
         _require(tensors, "QUERY", "REQUEST_OUTPUT_LEN")
         for name in NOT_TAKEN:
             if name in tensors:
@@ -70,7 +69,7 @@ class Preprocessor(_TokenModel):
         return {
             "INPUT_ID": _padded(prompts, pad_ids.reshape(-1)),
             "REQUEST_INPUT_LEN": np.array([[len(prompt)] for prompt in prompts], np.int32),
-            # One 0 is what the model `tensorrt_llm` takes for "no decoder input".
+            # For the model `tensorrt_llm`, a single 0 means "no decoder input".
             "DECODER_INPUT_ID": np.zeros((size, 1), np.int32),
             "REQUEST_DECODER_INPUT_LEN": np.ones((size, 1), np.int32),
             "BAD_WORDS_IDS": self._word_lists(tensors, "BAD_WORDS_DICT", size, MAX_WORDS_CHARS, bad_word_ids),
@@ -95,7 +94,7 @@ class Preprocessor(_TokenModel):
         max_chars: int,
         ids_of: Callable[[Tokenizer, Sequence[str]], list[tuple[int, ...]]],
     ) -> npt.NDArray[np.int32]:
-        """[batch, 2, n]: row 0 has the token ids of all words, row 1 where each word ends, then -1."""
+        """Return lists [batch, 2, n]: row 0 has the token ids of all words, row 1 where each word ends, then -1."""
         lists: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
         if name in tensors:
             rows = tensors[name].reshape(size, -1)
@@ -112,7 +111,7 @@ class Preprocessor(_TokenModel):
         return found
 
     def _biases(self, tensors: Tensors, size: int) -> npt.NDArray[np.float32]:
-        """[batch, vocab_size], or [batch, 0] without words."""
+        """Return biases [batch, vocab_size], or [batch, 0] without words."""
         if "EMBEDDING_BIAS_WORDS" not in tensors:
             return np.zeros((size, 0), np.float32)
         words = tensors["EMBEDDING_BIAS_WORDS"].reshape(size, -1)
@@ -133,7 +132,7 @@ class Preprocessor(_TokenModel):
                     np.add.at(bias, word_ids(self._tokenizer, word), weight)
         if not np.isfinite(biases).all():
             raise InvalidArgumentError(
-                "add up to more than a number can be, or are none; send finite and smaller ones",
+                "are not finite, or their sum is not; send smaller finite numbers",
                 "EMBEDDING_BIAS_WEIGHTS",
                 limit="finite",
             )
@@ -141,14 +140,14 @@ class Preprocessor(_TokenModel):
 
 
 class Postprocessor(_TokenModel):
-    """Output ids of the model `tensorrt_llm` to text."""
+    """Converts output ids of the model `tensorrt_llm` to text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
 
     def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
-        """OUTPUT, one text per item of the batch; raises InvalidArgumentError."""
+        """Return OUTPUT, one text per item of the batch; raise InvalidArgumentError."""
         _require(tensors, "TOKENS_BATCH", "SEQUENCE_LENGTH")
         ids, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"].reshape(-1)
         check_count("SEQUENCE_LENGTH", lengths.size, MAX_PROMPTS)
@@ -181,14 +180,14 @@ class Postprocessor(_TokenModel):
 def open_token_model(
     name: str, flag: Callable[[str, bool], bool], tokenizer: Tokenizer, max_seq_len: int
 ) -> Preprocessor | Postprocessor:
-    """The model of this name. flag: a parameter of its config.pbtxt. max_seq_len: the engine's."""
+    """Return the model of this name. flag(name, default) reads a parameter of its config.pbtxt."""
     if name == "preprocessing":
         return Preprocessor(tokenizer, tokenizer.vocab_size, max_seq_len, flag("add_special_tokens", True))
     return Postprocessor(tokenizer, flag("skip_special_tokens", True))
 
 
 def _require(tensors: Tensors, *names: str) -> None:
-    """Triton only counts inputs: it lets one through in whose place an optional one was sent."""
+    """Check required inputs; Triton only counts inputs, so an optional one can take the place of a missing one."""
     for name in names:
         if name not in tensors:
             raise InvalidArgumentError("is missing; send it", name)
@@ -211,7 +210,7 @@ def _padded(rows: Sequence[Sequence[int]], pads: npt.NDArray[Any]) -> npt.NDArra
 
 
 def _check_answer(name: str, *shape: int) -> None:
-    """name: the input that an output of this shape, in numbers of 4 bytes, is made of."""
+    """Check the size of an output of 4-byte numbers. name: the input that it is computed from."""
     num_bytes = 4 * math.prod(shape)
     if num_bytes > MAX_ANSWER_BYTES:
         raise InvalidArgumentError(

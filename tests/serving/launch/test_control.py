@@ -35,7 +35,7 @@ def test_a_key_is_given_or_drawn(tmp_path):
 )
 def test_a_key_that_triton_would_misread_is_refused_without_showing_it(key):
     with pytest.raises(
-        ConfigError, match=rf"FASER_CONTROL_KEY gives a key of {len(key)} characters, allowed are"
+        ConfigError, match=rf"FASER_CONTROL_KEY has a key of {len(key)} characters, allowed are"
     ) as caught:
         control_key({"FASER_CONTROL_KEY": key})
     assert not key or key not in str(caught.value)

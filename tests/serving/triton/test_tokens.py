@@ -112,7 +112,7 @@ BAD_TEXTS = [
             "EMBEDDING_BIAS_WORDS": strings([["x", "x"]]),
             "EMBEDDING_BIAS_WEIGHTS": np.array([[3e38, 3e38]], np.float32),
         },
-        "EMBEDDING_BIAS_WEIGHTS add up to more than a number can be, or are none; send finite and smaller ones",
+        "EMBEDDING_BIAS_WEIGHTS are not finite, or their sum is not; send smaller finite numbers",
     ),
 ]
 
