@@ -94,25 +94,22 @@ class Engine(Protocol):
         """
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
-        """Run all segments in one call and return logits [num_logit_rows, >= vocab_size] fp32, valid until the next
-        call."""
+        """Run all segments and return logits [num_logit_rows, >= vocab_size] fp32, valid until the next call."""
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
-        """Keep only these hidden rows (ascending indices). Call between two segments; the next batch must have these
+        """Keep only these hidden rows (ascending indices), between two segments; the next batch must have these
         rows."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Return LM head scores fp32 [num_rows, num_candidates] of some hidden rows, in a new array. Call between two
-        segments.
+        """Between two segments, return LM head scores fp32 [num_rows, num_candidates], a new array.
 
         rows int32 [num_rows]: indices of hidden rows, which stay as they are. candidates int32 [num_rows,
         num_candidates]: token ids per row; -1 scores -inf.
         """
 
     def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
-        """Score the drafts' candidates, apply the batch's rule and drop rows (ops/prune_rows.py). Call between two
-        segments; the next batch must have the remaining rows. Return int32 [num_requests], the rows that each request
-        keeps."""
+        """Between two segments, score the drafts' candidates, apply the batch's rule and drop rows (ops/prune_rows.py).
+        Return int32 [num_requests], the rows that each request keeps; the next batch must have these rows."""
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """Draft autoregressively in one call and return the number of tokens drafted [num_requests].

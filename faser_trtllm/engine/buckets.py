@@ -16,8 +16,7 @@ _STEP = 64  # up to 1024 rows; above that, steps are 1/16 to 1/8 of the size
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Row counts that passes are padded to: sizes() up to `limit`, then large_sizes() up to `largest`. Larger passes
-    are not padded.
+    """Row counts that passes are padded to: sizes() up to `limit`, then large_sizes() up to `largest`, then any.
 
     is_coarse: large sizes are the limit times powers of two, for decoders that need memory for each size.
     """

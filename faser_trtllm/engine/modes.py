@@ -17,8 +17,7 @@ class Movable(Protocol[_Share]):
 
 
 class Modes(Generic[Share]):
-    """Moves the engines when the mode changes. shares: returns the target's and the draft's share when a mode needs
-    them."""
+    """Moves the engines when the mode changes. shares: returns the target's and the draft's share, on demand."""
 
     def __init__(
         self,

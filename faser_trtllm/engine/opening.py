@@ -146,7 +146,7 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:
 
 
 def check_draft_backend(engines: EngineDir) -> str:
-    """Return the draft_opener of a directory's backend. Raises ConfigError if it has none, or if the draft is a head,
+    """Return the draft_opener of a directory's backend. Raises ConfigError if there is none, or if the draft is a head,
     which can only draft for its own target."""
     backend = backend_of(engines)
     if backend.draft_opener is None:

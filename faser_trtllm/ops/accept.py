@@ -1,4 +1,4 @@
-"""Rejection sampling: which drafts are accepted, and the one token that follows them."""
+"""Rejection sampling: decide which drafts are accepted, and draw the token that follows them."""
 
 from __future__ import annotations
 
@@ -29,39 +29,35 @@ __all__ = ["AcceptResult", "Outcome", "RowStatus", "accept", "accept_reference"]
 
 
 class Outcome(enum.IntEnum):
-    """How a request's rows ended (sampling/rejection.py defines the terms)."""
+    """How the verification of a request's rows ended (sampling/rejection.py defines the terms)."""
 
-    STILL_PENDING = native.STILL_PENDING  # every row's draft was accepted: later drafts stay pending, nothing was drawn
-    RECOVERED = native.RECOVERED  # a draft was rejected, one recovered token drawn: pending drafts are dropped
-    BONUS = native.BONUS  # every pending draft was accepted, one bonus token drawn
+    STILL_PENDING = native.STILL_PENDING  # all rows' drafts were accepted, no token drawn; later drafts stay pending
+    RECOVERED = native.RECOVERED  # a draft was rejected, one recovered token drawn; pending drafts are dropped
+    BONUS = native.BONUS  # all pending drafts were accepted, one bonus token drawn
     FAILED = native.FAILED  # see row_status; the tokens before the failing row are committed
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptResult:
-    """The tokens of each request; arrays of int32.
+    """The tokens of each request; arrays of int32."""
 
-    token_ids [num_requests, max_draft_len + 1]: tokens in order, of which the first num_tokens[i] count and the first
-    num_accepted[i] were drafts. outcome, row_status [num_requests]: values of Outcome and RowStatus. followed: indices
-    of the branches that gave one of these tokens each (sampling/rejection.py), which accept() does not have.
-    """
-
-    token_ids: Int32Array
-    num_tokens: Int32Array
-    num_accepted: Int32Array
-    outcome: Int32Array
-    row_status: Int32Array
+    token_ids: Int32Array  # [num_requests, max_draft_len + 1], in order; the first num_tokens[i] are valid
+    num_tokens: Int32Array  # [num_requests]
+    num_accepted: Int32Array  # [num_requests]: the first tokens, which were drafts
+    outcome: Int32Array  # [num_requests]: Outcome
+    row_status: Int32Array  # [num_requests]: RowStatus
+    # Branches that gave one of these tokens each, as indices (sampling/rejection.py); accept() fills in none.
     followed: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), kw_only=True)
 
     @staticmethod
     def over(flat: Any, n: int, max_draft_len: int) -> AcceptResult:
-        """The fields of n requests as views of one array or tensor of int32 [at least n * (max_draft_len + 5)]."""
+        """Return the fields of n requests as views of one int32 array or tensor [at least n * (max_draft_len + 5)]."""
         width = max_draft_len + 1
         counts = (flat[n * begin : n * (begin + 1)] for begin in range(width, width + 4))
         return AcceptResult(flat[: n * width].reshape(n, width), *counts)
 
     def part(self, chosen: slice | npt.NDArray[np.intp]) -> AcceptResult:
-        """The columns of some requests."""
+        """Return the results of some requests."""
         counts = (self.num_tokens, self.num_accepted, self.outcome, self.row_status)
         return AcceptResult(self.token_ids[chosen], *(each[chosen] for each in counts))
 
@@ -79,13 +75,13 @@ def accept(
     pool: int | None = None,
     result: AcceptResult | None = None,
 ) -> AcceptResult:
-    """Rejection sampling over a batch, which counts the drafts that it verifies in the slots' entries.
+    """Verify the drafts of a batch by rejection sampling, and count the verified ones in the slots' entries.
 
     sampling [num_slots] (SAMPLING_DTYPE). logits [num_rows, >= vocab_size]: request i has rows cu_logit_rows[i] to
     cu_logit_rows[i + 1], of its last committed token and its first drafts. slots, num_tokens (committed) and num_drafts
     (pending, at most max_draft_len) [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all int32. pool:
-    handle of the core set whose threads share the work; None: the calling thread works alone. result: written to, and
-    returned; tokens beyond num_tokens keep what they were.
+    handle of the core set whose threads share the work; None: the calling thread works alone. result: written to and
+    returned; tokens after the first num_tokens are left unchanged.
     """
     n = slots.size
     address, stride = logits_layout(logits, vocab_size)
@@ -164,9 +160,9 @@ def _test(
     uniform: Uniform,
     certain: bool,
 ) -> tuple[int, bool]:
-    """The token committed at this position and whether it is the draft (draft -1: nothing is pending).
+    """Return the token committed at this position, and whether it is the draft (-1: no draft is pending).
 
-    certain: the draft was not drawn, so that its q is all at it.
+    certain: the draft was not drawn, so its q is 1 at that token.
     """
     key = int(entry["key"])
     if entry["mode"] == native.GREEDY:

@@ -1,4 +1,4 @@
-"""How likely a pending draft is accepted, by its margin; shared by the ops that rank drafts and that count tests."""
+"""The probability that a pending draft is accepted, by its margin; used to rank drafts and to fit acceptance."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from faser_trtllm.ops.arrays import (
 )
 from faser_trtllm.ops.draft_stop import sigmoid
 
-MAX_LOG_ODDS = 13.8  # a millionth: less certain than any estimate, and finite
-MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps a fit in range
+MAX_LOG_ODDS = 13.8  # a probability of one in a million: beyond any estimate, and finite
+MAX_MARGIN = 20.0  # logits; larger margins carry no information, and would put a fit out of range
 
 
 class AcceptanceModel:
     """sigmoid(slope[s, j] * min(margin, MAX_MARGIN) + intercept[s, j]) at place j of sampling mode s.
 
-    slope, intercept [NUM_MODES, max_draft_len] fp32: written in place by whoever fits them; their addresses hold for
-    life.
+    slope, intercept [NUM_MODES, max_draft_len] fp32: whoever fits the model writes them in place; they never move.
     """
 
     def __init__(self, max_draft_len: int) -> None:
@@ -49,8 +48,8 @@ class AcceptanceModel:
     def log_odds(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
     ) -> Float32Array:
-        """Log-odds of the first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn [sum of
-        num_drafts], at most MAX_LOG_ODDS from 0. InvalidArgumentError for a slot with drafts but no margins."""
+        """Return the log-odds of the first num_drafts[i] drafts after num_tokens[i] tokens, at most MAX_LOG_ODDS from
+        0, of all requests in turn [sum of num_drafts]. InvalidArgumentError for a slot with drafts but no margins."""
         at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
         odds: Float32Array = np.zeros(num_drafts.sum(), np.float32)
         status = native.library().faser_log_odds(
@@ -80,18 +79,18 @@ class AcceptanceModel:
         return np.array(odds, np.float32)
 
     def at(self, mode: int, place: int, margin: float) -> float:
-        """In the native library's order of operations; margin at most MAX_MARGIN."""
+        """Return the probability in the native library's order of operations; margin is at most MAX_MARGIN."""
         return sigmoid(float(self.slope[mode, place]) * margin + float(self.intercept[mode, place]))
 
 
 def is_certain(entry: np.void, position: int) -> bool:
-    """The draft at this position was proposed by a drafter that draws nothing; its margin is then the log-odds that it
-    is accepted."""
+    """Return whether the draft at this position comes from a drafter that draws nothing; its margin is then the
+    log-odds that it is accepted."""
     sources = int8_at(int(entry["draft_sources"]), position + 1)
     return bool(sources.size and sources[position] != native.BY_MODEL)
 
 
 def pending_margins(sampling: SamplingArray, slot: int, num_tokens: int, num_pending: int) -> list[float]:
-    """The margins of the slot's first num_pending drafts, at most MAX_MARGIN each."""
+    """Return the margins of the slot's first num_pending drafts, at most MAX_MARGIN each."""
     margins = float32_at(int(sampling[slot]["draft_margins"]) + 4 * num_tokens, num_pending).tolist()
     return [min(margin, MAX_MARGIN) for margin in margins]

@@ -18,7 +18,7 @@ Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 SamplingArray = npt.NDArray[np.void]
 
-# One element per slot: faser_sampling, field for field.
+# One element per slot: struct faser_sampling, field by field.
 SAMPLING_DTYPE = np.dtype(native.FaserSampling)
 
 _INT32 = np.dtype(np.int32)
@@ -26,17 +26,17 @@ _address, _buffer = ctypes.addressof, ctypes.c_char.from_buffer
 
 
 def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
-    """The address of a C-contiguous array's first element; TypeError or ValueError if it is not one."""
+    """Return the address of a C-contiguous array's first element; raise TypeError or ValueError for other arrays."""
     if array.dtype is not dtype and array.dtype != dtype:
         raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
-    # ctypes describes a structure's fields to take its address, bytes at once.
+    # ctypes is slow to take the address of a structure, so take that of its bytes.
     return native.address_of_buffer(array.view(np.uint8) if array.dtype.names else array)
 
 
 def int32_addresses(*columns: Int32Array) -> list[int]:
-    """The addresses of int32 arrays, C-contiguous, in less time than address_of takes; raises as it does."""
+    """Return the addresses of C-contiguous int32 arrays, faster than address_of; raises as it does."""
     return [
         _address(_buffer(column))  # type: ignore[arg-type]
         if column.dtype is _INT32 and column.size
@@ -45,12 +45,12 @@ def int32_addresses(*columns: Int32Array) -> list[int]:
     ]
 
 
-_last_table: tuple[Callable[[], Any], int] = (lambda: None, 0)  # replaced as a whole, since threads share it
+_last_table: tuple[Callable[[], Any], int] = (lambda: None, 0)  # one tuple, since threads share it
 
 
 def sampling_address(sampling: SamplingArray) -> int:
-    """The address of a sampling table (SAMPLING_DTYPE). The last one is remembered: a table never moves, and numpy is
-    slow to give a structured array's address."""
+    """Return the address of a sampling table (SAMPLING_DTYPE). The last one is cached: a table never moves, and numpy
+    is slow to give a structured array's address."""
     global _last_table
     known, address = _last_table
     if known() is not sampling:
@@ -60,7 +60,7 @@ def sampling_address(sampling: SamplingArray) -> int:
 
 
 def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
-    """Address and leading dimension of logits [num_rows, >= vocab_size], whose rows are contiguous."""
+    """Return the address and leading dimension of logits [num_rows, >= vocab_size], whose rows must be contiguous."""
     if logits.dtype != np.float32:
         raise TypeError(f"expected logits of float32, got {logits.dtype}")
     if logits.ndim != 2 or logits.shape[1] < vocab_size:
@@ -73,21 +73,21 @@ def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
 
 
 def int32_at(address: int, count: int) -> Int32Array:
-    """A view of int32 memory; empty if the address is null."""
+    """Return a view of int32 memory; empty if the address is null."""
     if not address or count <= 0:
         return np.zeros(0, np.int32)
     return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
 
 
 def int8_at(address: int, count: int) -> Int8Array:
-    """A view of int8 memory; empty if the address is null."""
+    """Return a view of int8 memory; empty if the address is null."""
     if not address or count <= 0:
         return np.zeros(0, np.int8)
     return np.ctypeslib.as_array((ctypes.c_int8 * count).from_address(address))
 
 
 def float32_at(address: int, count: int) -> Float32Array:
-    """A view of float memory; empty if the address is null."""
+    """Return a view of float memory; empty if the address is null."""
     if not address or count <= 0:
         return np.zeros(0, np.float32)
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

@@ -1,11 +1,11 @@
-"""Which slots pay: the native argmax over rows that verify a draft each, and its plain reference, equal to the bit.
+"""Choose the slots that pay: the native argmax over rows that verify a draft each, and its bit-exact reference.
 
-Row j of a request yields one token if the drafts up to it are all accepted, so a pass over base rows and slots S brings
-the base tokens and the sum of the survivals of S. Survival never rises along a request, so the n best slots are
-prefixes. Where drafting is still to be paid, the longest length is chosen too, since the first slot at a place costs a
-whole draft step: so no uniform length is better. The same argmax plans (survivals expected, drafting to be paid) and
-ranks what was drafted (survivals by the drafts' margins, drafting paid). Whether a slot runs may depend on later drafts
-of its request, since what gets no row stays pending: rows decide when a draft is tested, never whether.
+Row j of a request yields one token if the drafts up to it are all accepted, so a pass over base rows and slots S yields
+the base tokens plus the sum of the survivals of S. Survival never rises along a request, so the n best slots are
+prefixes. Before drafting, the longest length is chosen too, since the first slot at a place costs a whole draft step;
+so no uniform length is better. The same argmax plans (with expected survivals, drafting not done yet) and ranks drafts
+(with survivals by their margins, drafting done). Whether a slot runs may depend on later drafts of its request, since
+drafts without a row stay pending: rows decide when a draft is verified, never whether.
 """
 
 from __future__ import annotations
@@ -32,29 +32,25 @@ from faser_trtllm.ops.draft_stop import sigmoid
 
 
 class BestSlots(NamedTuple):
-    """lengths: slots per request. score: tokens / ms, or tokens - price * ms."""
+    """The chosen slots."""
 
-    lengths: list[int]
-    score: float
+    lengths: list[int]  # slots per request
+    score: float  # tokens / ms, or tokens - price * ms
 
 
 class SlotCosts:
-    """verify_ms [num_costs]: of a pass, by its number of slots; more cost what the last one does. draft_first_ms,
-    draft_step_ms [num_requests + 1]: of the first and of a further draft step, by requests that draft; None: all is
-    drafted. fixed_ms: of a step with slots, next to these. base_tokens: of a step without slots.
-
-    price: tokens per ms; 0: the most tokens / ms wins, one slot at least. multiple: of the numbers of slots looked at.
-    """
+    """The costs of a step, and what its slots have to bring."""
 
     def __init__(
         self,
-        verify_ms: Float64Array,
+        verify_ms: Float64Array,  # [num_costs], of a pass by its number of slots; more cost as much as the last
+        # First and further draft steps [num_requests + 1], by requests that draft; None: all drafts are made.
         draft_ms: tuple[Float64Array, Float64Array] | None = None,
         *,
-        fixed_ms: float = 0.0,
-        base_tokens: float = 0.0,
-        price: float = 0.0,
-        multiple: int = 1,
+        fixed_ms: float = 0.0,  # added to every step with slots
+        base_tokens: float = 0.0,  # of a step without slots
+        price: float = 0.0,  # tokens that a ms must bring; 0: maximize tokens / ms, with at least one slot
+        multiple: int = 1,  # consider only multiples of this number of slots
     ) -> None:
         self.verify_ms, self.draft_ms = verify_ms, draft_ms
         self.fixed_ms, self.base_tokens, self.price, self.multiple = fixed_ms, base_tokens, price, multiple
@@ -66,7 +62,7 @@ class SlotCosts:
 
 
 def best_slots(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> BestSlots:
-    """survival [num_requests, max_draft_len], never rising along a request; limits [num_requests]: places there are."""
+    """Return the best slots. survival [num_requests, max_draft_len]: never rising in a row; limits [num_requests]."""
     n, stride = survival.shape
     lengths = np.zeros(n, np.int32)
     score = ctypes.c_double()
@@ -91,13 +87,13 @@ def best_slots_reference(survival: Float64Array, limits: Int32Array, costs: Slot
 
 @value
 class VerificationRule:
-    """Which of the pending drafts the pass verifies: those with the most tokens - price * ms, ranked over the batch."""
+    """Chooses the pending drafts to verify: those with the most tokens - price * ms, ranked over the batch."""
 
     acceptance: AcceptanceModel
     costs: SlotCosts
 
     def row_price(self, num_slots: int, num_more: int) -> float:
-        """Tokens that a row next to so many slots must bring to be worth its time, by the mean cost of num_more."""
+        """Return the tokens that a row after num_slots must bring, by the mean cost of the next num_more slots."""
         verify_ms = self.costs.verify_ms
         last = min(num_slots + num_more, verify_ms.size - 1)
         first = max(0, last - num_more)
@@ -106,7 +102,7 @@ class VerificationRule:
     def lengths(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_pending: Int32Array
     ) -> Int32Array:
-        """0 to num_pending[i] each; a request's drafts follow its num_tokens[i] committed tokens."""
+        """Return how many drafts to verify, 0 to num_pending[i], of those after num_tokens[i] committed tokens."""
         lengths = np.empty_like(num_pending)
         at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, lengths)
         status = native.library().faser_verify_lengths(

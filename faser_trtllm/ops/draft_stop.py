@@ -1,7 +1,7 @@
-"""When drafting stops early: the reference of plugins/cpu/draft.cpp, and the rule as the native library takes it.
+"""Early stopping of drafting: the reference of plugins/cpu/draft.cpp, and the rule in the native library's form.
 
 The rule is core/decision.py DraftStop: continue only while the next step pays. Sums and products are in float64 and in
-the native library's order, so that both decide the same.
+the native library's order, so that both make the same decisions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from faser_trtllm.ops.arrays import (
 
 
 class NativeStop:
-    """A rule as struct faser_draft_stop; the arrays of the last one are kept alive."""
+    """A rule as struct faser_draft_stop; keeps the arrays of the last rule alive."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
@@ -36,7 +36,7 @@ class NativeStop:
         self._struct = native.FaserDraftStop()
 
     def address(self, stop: DraftStop, max_draft_len: int) -> int:
-        """The structure's address, valid until the next call; ValueError for arrays too small or not float32."""
+        """Return the structure's address, valid until the next call; ValueError for arrays too small or not float32."""
         struct = self._struct
         if stop is not self._stop:
             shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
@@ -66,9 +66,9 @@ def pending_survival(
     num_drafts: Int32Array,
     out: Float64Array,
 ) -> None:
-    """survival() of the pending drafts, num_drafts [n] after num_tokens [n], of the requests in slots [n] -> out [n].
+    """Write survival() of the drafts pending in slots [n], num_drafts [n] after num_tokens [n], to out [n].
 
-    stop_address: of a NativeStop. InvalidArgumentError for a slot with drafts but no margins.
+    stop_address: that of a NativeStop. Raises InvalidArgumentError for a slot with drafts but no margins.
     """
     status = native.library().faser_pending_survival(
         stop_address,
@@ -83,7 +83,7 @@ def pending_survival(
 
 
 def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:
-    """Estimated probability that a draft at this place (0: the first pending one) with this margin is accepted."""
+    """Return the estimated probability that a draft at this place (0: the first) with this margin is accepted."""
     return sigmoid(float(stop.slope[mode, place]) * float(margin) + float(stop.intercept[mode, place]))
 
 
@@ -95,10 +95,10 @@ def sigmoid(z: float) -> float:
 
 
 def survival(stop: DraftStop, mode: int, margins: Float32Array, sources: Int8Array | None = None) -> float:
-    """Estimated probability that all drafts with these margins [num_pending], in order, are accepted.
+    """Return the estimated probability that all drafts with these margins [num_pending], in order, are accepted.
 
-    sources [num_pending]: who proposed them; None or empty: the draft model, all of them. The margin of any other's
-    draft is its log-odds of acceptance.
+    sources [num_pending]: the drafts' sources; None or empty: all are the draft model's. The margin of a draft from any
+    other source is its log-odds of acceptance.
     """
     product = 1.0
     for place, margin in enumerate(margins.tolist()):
@@ -110,9 +110,9 @@ def survival(stop: DraftStop, mode: int, margins: Float32Array, sources: Int8Arr
 def next_worth(
     stop: DraftStop, modes: int | Int32Array, places: int | Int32Array, reached: float | Float64Array
 ) -> Float64Array:
-    """Tokens that drafts at these places are expected to bring beyond their rows' prices; negative where no row pays.
+    """Return the tokens that drafts at these places should bring beyond their rows' prices; negative if none pays.
 
-    reached: the survival of the drafts before them. Arrays of one shape, or numbers.
+    reached: the survival of the drafts before them. The arguments are arrays of one shape, or numbers.
     """
     prior, spread = (table[modes, places].astype(np.float64) for table in (stop.prior, stop.spread))
     row_price = stop.row_price[places].astype(np.float64)
@@ -126,11 +126,10 @@ def goes_on(
     margins: Sequence[Float32Array],
     sources: Sequence[Int8Array | None] | None = None,
 ) -> list[bool]:
-    """After a draft step: which requests continue drafting.
+    """Return which requests continue drafting after a draft step.
 
-    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, including the newest;
-    sources[a]: of these, as survival has them. All cover the requests that have just drafted a token and want another,
-    in batch order.
+    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, with the newest;
+    sources[a]: see survival. They list the requests that have just drafted a token and want another, in batch order.
     """
     worths = []
     for mode, pending, by in zip(modes, margins, sources or (None,) * len(margins), strict=True):
@@ -148,11 +147,11 @@ def goes_on(
 
 
 def pending_margins(entry: np.void, num_tokens: int, num_pending: int) -> Float32Array:
-    """A view of the margins [num_pending] of a slot's pending drafts; entry: its element of a sampling table."""
+    """Return a view of the margins [num_pending] of a slot's pending drafts; entry: its element of a sampling table."""
     return float32_at(int(entry["draft_margins"]) + 4 * num_tokens, num_pending)
 
 
 def pending_sources(entry: np.void, num_tokens: int, num_pending: int) -> Int8Array:
-    """Same as pending_margins for who proposed them; empty where all are the draft model's."""
+    """Return the same as pending_margins for the drafts' sources; empty if all are the draft model's."""
     address = int(entry["draft_sources"])
     return int8_at(address + num_tokens if address else 0, num_pending)

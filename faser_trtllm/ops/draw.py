@@ -10,7 +10,7 @@ from faser_trtllm.ops.philox import gumbel_uniforms
 
 
 def draw_token(weights: Float32Array, u: float) -> int:
-    """The first index whose running sum of weights [n] exceeds u x their total; -1 if the total is 0."""
+    """Return the first index whose running sum of weights [n] exceeds u x their total; -1 if the total is 0."""
     sums = np.cumsum(weights, dtype=np.float64)
     if sums[-1] == 0.0:
         return -1
@@ -19,20 +19,20 @@ def draw_token(weights: Float32Array, u: float) -> int:
 
 
 def gumbel_max_token(p: Float32Array, key: int, position: int) -> int:
-    """A draw from p [vocab_size] with the Gumbel-max trick, as an exponential race: argmin over p_v > 0 of E_v / p_v
-    with E_v = -log(U(key, position, v))."""
+    """Draw from p [vocab_size] with the Gumbel-max trick, as an exponential race: argmin over p_v > 0 of E_v / p_v with
+    E_v = -log(U(key, position, v))."""
     return int(np.argmin(_arrival_times(p, key, position)))
 
 
 def gumbel_lead(p: Float32Array, key: int, position: int) -> float:
-    """How much log-probability the token of gumbel_max_token could lose and still win: log(second smallest E_v / p_v
-    / smallest), infinite if p has only one token."""
+    """Return how much log-probability the token of gumbel_max_token could lose and still win: log(second smallest E_v /
+    p_v / smallest), infinite if p has only one token."""
     best, second = np.sort(_arrival_times(p, key, position))[:2] if p.size > 1 else (1.0, np.inf)
     return float(np.log(second / best))
 
 
 def gumbel_runner_up(p: Float32Array, key: int, position: int) -> int:
-    """The token that gumbel_max_token would have given had its own not been possible, -1 if p has only one token."""
+    """Return the token that gumbel_max_token would give if its own were impossible; -1 if p has only one token."""
     times = _arrival_times(p, key, position)
     second = int(np.argsort(times, kind="stable")[1]) if p.size > 1 else 0
     return second if times.size > 1 and times[second] < np.inf else -1
@@ -47,6 +47,6 @@ def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.f
 
 
 def residual(p: Float32Array, q: Float32Array) -> Float32Array:
-    """(p - q)+, not normalised."""
+    """Return (p - q)+, not normalised."""
     rest: Float32Array = np.maximum(p - q, np.float32(0))
     return rest

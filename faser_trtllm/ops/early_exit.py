@@ -1,5 +1,4 @@
-"""Early exit: the target's intermediate scores of the draft's candidates between two segments (the Top-K signal of
-FASER, arXiv 2604.20503).
+"""Early exit: the target's scores of the draft's candidates between segments (FASER's Top-K signal, arXiv 2604.20503).
 
 plugins/cpu/early_exit.cpp computes the scores inside the engine (Engine.early_exit).
 """
@@ -15,10 +14,10 @@ from faser_trtllm.ops.arrays import Float32Array, Int32Array
 def early_exit_reference(
     hidden: Float32Array, final_norm: Float32Array, lm_head: Float32Array, candidates: Int32Array, rms_norm_eps: float
 ) -> Float32Array:
-    """Scores [num_rows, num_candidates] fp32: final RMSNorm of hidden rows, times the candidates' LM head rows.
+    """Return scores fp32 [num_rows, num_candidates]: hidden rows after the final norm, times LM head rows.
 
-    hidden [num_rows, hidden_size]; final_norm [hidden_size]; lm_head [vocab_size, hidden_size]; candidates
-    [num_rows, num_candidates] token ids, -1 for none, which scores -inf.
+    hidden [num_rows, hidden_size]; final_norm [hidden_size]; lm_head [vocab_size, hidden_size]; candidates [num_rows,
+    num_candidates] token ids, -1 for none, which scores -inf.
     """
     x = hidden.astype(np.float64)
     x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + rms_norm_eps)
@@ -28,7 +27,7 @@ def early_exit_reference(
 
 
 def check_asked(rows: Int32Array, candidates: Int32Array, num_hidden: int, vocab_size: int, limit: int) -> None:
-    """ValueError unless there are candidates [rows.size, at most limit]; InvalidArgumentError for a hidden row or a
+    """Raise ValueError unless candidates are [rows.size, at most limit], InvalidArgumentError for a hidden row or a
     token that does not exist."""
     if candidates.ndim != 2 or candidates.shape[0] != rows.size or candidates.shape[1] > limit:
         raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n <= {limit}], not {list(candidates.shape)}")

@@ -1,4 +1,4 @@
-"""The log probabilities of tokens, and of the most probable ones beside each."""
+"""Log probabilities of tokens, and of the most probable tokens in their place."""
 
 from __future__ import annotations
 
@@ -16,41 +16,36 @@ from faser_trtllm.ops.probs import RowStatus, edited_logits, has_filters, next_t
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Tokens, and the rows of logits that they came from.
+    """Tokens, and the rows of logits that they came from."""
 
-    rows int64 [n]; token_ids and positions int32 [n]; sampling [n] (SAMPLING_DTYPE): with the distribution meant.
-    num_top int32 [n]: how many of the most probable tokens are wanted beside each.
-    """
-
-    rows: npt.NDArray[np.int64]
-    token_ids: Int32Array
-    positions: Int32Array
-    sampling: SamplingArray
-    num_top: Int32Array
+    rows: npt.NDArray[np.int64]  # [n]
+    token_ids: Int32Array  # [n]
+    positions: Int32Array  # [n]
+    sampling: SamplingArray  # [n] (SAMPLING_DTYPE): parameters of the distribution to report
+    num_top: Int32Array  # [n]: how many of the most probable tokens to report as well
 
     def where(self, chosen: npt.NDArray[np.bool_] | slice) -> TokenRows:
-        """Those chosen [n], or of a slice."""
+        """Return the rows that a mask [n] or a slice chooses."""
         rows, token_ids, positions = self.rows[chosen], self.token_ids[chosen], self.positions[chosen]
         return TokenRows(rows, token_ids, positions, self.sampling[chosen], self.num_top[chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """values float64 [n]: of the tokens; -inf for a token of probability 0, which is committed only if acceptance is
-    synthetic, and nan where the row has no distribution. tops [n]: at most as many as were wanted; of equals the lower
-    token id is first."""
+    """Log probabilities of n tokens."""
 
+    # [n]; -inf for a token of probability 0, which only synthetic acceptance commits; nan if there is no distribution.
     values: Float64Array
-    tops: list[Top]
+    tops: list[Top]  # [n], each of at most num_top tokens; ties are in order of token id
 
     @staticmethod
     def join(parts: Sequence[LogProbs]) -> LogProbs:
-        """Those of all parts, one behind the other."""
+        """Concatenate the log probabilities of all parts."""
         return LogProbs(np.concatenate([part.values for part in parts]), [top for part in parts for top in part.tops])
 
     @staticmethod
     def merge(some: LogProbs, others: LogProbs, is_some: npt.NDArray[np.bool_]) -> LogProbs:
-        """All [n] in order: where is_some the next of some, else the next of the others."""
+        """Merge in order [n]: where is_some take the next of `some`, else the next of `others`."""
         values = np.empty(is_some.size)
         values[is_some], values[~is_some] = some.values, others.values
         next_some, next_other = iter(some.tops), iter(others.tops)
@@ -58,7 +53,7 @@ class LogProbs:
 
 
 def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> LogProbs:
-    """Log probabilities of the tokens; logits [n, >= vocab_size]: the rows asked for, in order."""
+    """Return the log probabilities of the tokens; logits [n, >= vocab_size]: their rows, in order."""
     values = np.full(asked.rows.size, np.nan)
     tops: list[Top] = []
     probs = np.empty(vocab_size, np.float32)
@@ -73,7 +68,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
         with np.errstate(divide="ignore"):
             logs = np.log(found)
         if not found.all() and not has_filters(asked.sampling[i]):
-            # Too small for a float32: the logits still tell such tokens apart.
+            # Probabilities too small for a float32: logits still distinguish such tokens.
             scaled = _scaled_logits(asked.sampling, i, row, position)
             ids = np.append(_best(scaled, num_top), asked.token_ids[i])
             found = probs[ids].astype(np.float64)
@@ -85,7 +80,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
 
 
 def _best(scores: npt.NDArray[Any], num: int) -> npt.NDArray[np.int64]:
-    """Indices of the greatest scores, in order; of equals the lowest index."""
+    """Return the indices of the largest scores, in order; ties by lowest index."""
     if num < 2:
         return np.array([scores.argmax()] if num else [], np.int64)
     least = np.partition(scores, scores.size - num)[scores.size - num]
@@ -94,7 +89,7 @@ def _best(scores: npt.NDArray[Any], num: int) -> npt.NDArray[np.int64]:
 
 
 def _scaled_logits(sampling: SamplingArray, slot: int, row: Float32Array, position: int) -> Float64Array:
-    """Edited logits over temperature [vocab_size], the greatest 0."""
+    """Return edited logits over temperature [vocab_size], with a maximum of 0."""
     _, edited = edited_logits(sampling, slot, row, position)
     scaled: Float64Array = (edited.astype(np.float64) - float(edited.max())) / float(sampling["temperature"][slot])
     return scaled

@@ -1,5 +1,4 @@
-"""Philox4x32-10 in numpy, bit for bit as plugins/cpu/sampling/philox.h: each random number is a pure function of its
-purpose."""
+"""Philox4x32-10 in numpy, bit for bit as plugins/cpu/sampling/philox.h: pure functions of a number's purpose."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _SHIFT = np.uint64(32)
 
 
 class Stream(enum.IntEnum):
-    """What a number is for; the fourth counter word."""
+    """The purpose of a random number, which is the fourth counter word."""
 
     GUMBEL = 0
     TEST = 1
@@ -27,7 +26,7 @@ class Stream(enum.IntEnum):
 
 
 def philox4x32(counter: npt.ArrayLike, key: int) -> npt.NDArray[np.uint64]:
-    """counter [..., 4] of 32-bit words, a 64-bit key -> [..., 4] 32-bit words, held in uint64."""
+    """Return [..., 4] 32-bit words, held in uint64, for counter [..., 4] of 32-bit words and a 64-bit key."""
     c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, np.uint64), -1, 0)
     k0, k1 = key & 0xFFFFFFFF, key >> 32
     for _ in range(_ROUNDS):
@@ -45,13 +44,13 @@ def philox4x32(counter: npt.ArrayLike, key: int) -> npt.NDArray[np.uint64]:
 
 
 def uniform(key: int, index: int, stream: Stream) -> float:
-    """The number in [0, 1), 53 bits, of (key, index, stream); index is a position or the draft counter."""
+    """Return the number in [0, 1), 53 bits, of (key, index, stream); index is a position or the draft counter."""
     words = philox4x32([index & 0xFFFFFFFF, index >> 32, 0, stream], key)
     return float((int(words[1]) << 32 | int(words[0])) >> 11) * 2.0**-53
 
 
 def gumbel_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
-    """[vocab_size] numbers in (0, 1), 52 bits, each a function of (key, position, token) alone."""
+    """Return [vocab_size] numbers in (0, 1), 52 bits, each a function of (key, position, token) alone."""
     tokens = np.arange(vocab_size)
     counter = np.zeros((vocab_size, 4), np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF

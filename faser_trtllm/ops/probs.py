@@ -24,16 +24,16 @@ _F = np.float32
 
 
 NO_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""The filters of a sampling entry (SAMPLING_DTYPE), as they are where every token is kept."""
+"""The filters of a sampling entry (SAMPLING_DTYPE), with the values that keep every token."""
 
 
 def has_filters(entry: np.void) -> bool:
-    """Some tokens may have probability 0 because others are more probable."""
+    """Return whether tokens may have probability 0 because others are more probable."""
     return bool(entry["mode"] == native.GREEDY or any(entry[name] != off for name, off in NO_FILTERS.items()))
 
 
 class RowStatus(enum.IntEnum):
-    """Whether a row of logits gives a distribution."""
+    """The status of a row of logits: valid or why it gives no distribution."""
 
     OK = native.ROW_OK
     NAN = native.ROW_NAN  # NaN or +inf in the row
@@ -43,11 +43,11 @@ class RowStatus(enum.IntEnum):
 def next_token_probs(
     sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int, probs: Float32Array
 ) -> RowStatus:
-    """Write the distribution of the token after the slot's first num_tokens tokens into probs [vocab_size].
+    """Write the distribution of the token after the slot's first num_tokens tokens to probs [vocab_size].
 
-    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, the mask,
-    temperature, top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. Greedy: all probability
-    at the argmax.
+    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, the mask, temperature,
+    top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. In greedy mode, the argmax has probability
+    1.
     """
     if logits.size < probs.size:
         raise ValueError(f"logits has {logits.size} entries, probs has {probs.size}")
@@ -94,7 +94,7 @@ def next_token_probs_reference(
 def edited_logits(
     sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int
 ) -> tuple[RowStatus, Float32Array]:
-    """Logits [vocab_size] after penalties, bias, bans and the mask, before temperature."""
+    """Return logits [vocab_size] after penalties, bias, bans and the mask, before temperature."""
     if np.isnan(logits).any() or np.isposinf(logits).any():
         return RowStatus.NAN, logits
     entry = sampling[slot]
@@ -106,7 +106,7 @@ def edited_logits(
     inside = (bias_ids >= 0) & (bias_ids < x.size)
     bias_ids, bias_values = bias_ids[inside], bias_values[inside]
     with np.errstate(over="ignore"):
-        while bias_ids.size:  # once, unless a token comes again
+        while bias_ids.size:  # repeats only for tokens that occur more than once
             tokens, first = np.unique(bias_ids, return_index=True)
             x[tokens] = _clamp(x[tokens], x[tokens] + bias_values[first])
             bias_ids, bias_values = np.delete(bias_ids, first), np.delete(bias_values, first)
@@ -127,7 +127,7 @@ def _allowed(entry: np.void, position: int, vocab_size: int) -> npt.NDArray[np.b
 
 
 def exp_non_positive(z: Float32Array) -> Float32Array:
-    """exp of z [n] <= 0 with the native library's polynomial; 0 below -72."""
+    """Return exp of z [n] <= 0 by the native library's polynomial; 0 below -72."""
     z = z.astype(np.float32)
     inside = z >= _F(-72)
     z = np.where(inside, z, _F(0))

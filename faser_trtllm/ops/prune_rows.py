@@ -1,8 +1,8 @@
-"""Early pruning's decision: how many of its first rows each request keeps after a segment boundary.
+"""Early pruning: how many of its first rows each request keeps after a segment boundary.
 
-At a boundary every running row but a request's last scores the draft's candidates for the next token with the target's
-own intermediate hidden row (FASER's Top-K signal, arXiv 2604.20503). Rows after a draft that is likely to be rejected
-are dropped; the row that would test it stays, so a wrong exit costs nothing but time.
+At a boundary, every running row except a request's last scores the draft's candidates for the next token with the
+target's own intermediate hidden row (FASER's Top-K signal, arXiv 2604.20503). Rows after a draft that is likely to be
+rejected are dropped. The row that verifies this draft stays, so a wrong exit only costs time.
 """
 
 from __future__ import annotations
@@ -15,28 +15,23 @@ from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int32Array
 
-MAX_PLACE = 8  # ranks after it count as it
+MAX_PLACE = 8  # larger ranks count as this
 
 
 @value
 class PruneBatch:
-    """The decoding requests of a pass at a segment boundary.
+    """The decoding requests of a pass at a segment boundary."""
 
-    starts, num_rows [num_requests] int32: each one's first row of the pass, and how many it has, 1 + its drafts.
-    candidates [num_drafts, num_candidates] int32: the draft model's, -1 for none; places [num_drafts] int32: of the
-    drafted token among them; both of all requests in turn. num_hidden: rows of the pass.
-    """
-
-    starts: Int32Array
-    num_rows: Int32Array
-    candidates: Int32Array
-    places: Int32Array
-    num_hidden: int
+    starts: Int32Array  # [num_requests]: each request's first row of the pass
+    num_rows: Int32Array  # [num_requests]: 1 + its drafts
+    candidates: Int32Array  # [num_drafts, num_candidates]: the draft model's, -1 for none, of all requests in turn
+    places: Int32Array  # [num_drafts]: the drafted token's place among the candidates
+    num_hidden: int  # rows of the pass
     rule: PruneRule
 
 
 class Boundary(Protocol):
-    """The part of an engine that pruning asks between two segments (engine/base.py)."""
+    """The methods of an engine that pruning calls between two segments (engine/base.py)."""
 
     def early_exit(self, rows: Int32Array, candidates: Int32Array) -> Float32Array: ...
 
@@ -44,7 +39,7 @@ class Boundary(Protocol):
 
 
 class HostPruning:
-    """Engine.prune for an engine whose scores are read by the host."""
+    """Engine.prune for an engine whose scores the host reads."""
 
     def prune(self: Boundary, batch: PruneBatch) -> Int32Array:
         rows = np.concatenate([np.arange(s, s + n - 1) for s, n in zip(batch.starts, batch.num_rows, strict=True)])
@@ -57,10 +52,11 @@ class HostPruning:
 
 
 def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
-    """scores [num_drafts, num_candidates] -> rows kept per request [num_requests] int32, 1 to num_rows[i].
+    """Return the rows kept per request int32 [num_requests], 1 to num_rows[i]; scores [num_drafts, num_candidates].
 
-    A draft's rank and gap among its candidates and the estimate from before the pass give its acceptance anew; the
-    product along the request is the worth of the row after it. Sums and products in float64, in the kernel's order.
+    A draft's rank and gap among its candidates, together with the estimate from before the pass, give its new
+    acceptance probability. The product along the request is the worth of the row after it. Sums and products are in
+    float64, in the kernel's order.
     """
     rule = batch.rule
     rank, gap = rank_and_gap(scores, batch.places)
@@ -83,7 +79,7 @@ def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
 
 
 def kept_rows(batch: PruneBatch, kept: Int32Array) -> Int32Array:
-    """The rows of the pass that stay, ascending."""
+    """Return the rows of the pass that stay, ascending."""
     stays = np.ones(batch.num_hidden, bool)
     counts = batch.num_rows - kept
     firsts = batch.starts + kept - (np.cumsum(counts) - counts)
@@ -92,7 +88,7 @@ def kept_rows(batch: PruneBatch, kept: Int32Array) -> Int32Array:
 
 
 def rank_and_gap(scores: Float32Array, places: Int32Array) -> tuple[Int32Array, Float32Array]:
-    """The drafted token's standing among its candidates: rank [num_drafts] int32 (0: none is better), gap fp32 >= 0.
+    """Return the drafted tokens' standing: rank int32 [num_drafts] (0: no candidate is better), and gap fp32 >= 0.
 
     scores [num_drafts, num_candidates]; places [num_drafts]: the drafted token's place among the candidates. The gap is
     the best score minus the drafted token's.

@@ -1,4 +1,4 @@
-"""Drawing draft tokens."""
+"""Draw draft tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token, gum
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.probs import RowStatus, edited_logits, next_token_probs_reference
 
-MAX_STORED_MARGIN = 1e4  # logits; the cap of Request.draft_margins
+MAX_STORED_MARGIN = 1e4  # logits; limit on Request.draft_margins
 
 Uniform = Callable[[int, int, Stream], float]
 
@@ -38,12 +38,11 @@ def sample_draft(
     *,
     pool: int | None = None,
 ) -> Int32Array:
-    """Draw one draft token per request from logits [num_requests, >= vocab_size] -> token ids [num_requests].
+    """Draw one draft token per request from logits [num_requests, >= vocab_size]; return token ids [num_requests].
 
-    slots, num_known [num_requests] int32. The token is written after the num_known[i] known tokens of the slot, and its
-    q is kept in draft_probs where the mode is sampled; -1 where the row has no valid distribution. If the slot has
-    memory for them, the margin and candidates of the draft are kept at its position (see core/request.py).
-    pool: a faser_pool handle.
+    slots, num_known [num_requests] int32. The token, -1 if the row has no valid distribution, is written after the
+    num_known[i] known tokens of the slot. In sampled mode, its q is kept in draft_probs. If the slot has memory for
+    them, the draft's margin and candidates are kept at its position (see core/request.py). pool: a faser_pool handle.
     """
     address, stride = logits_layout(logits, vocab_size)
     if not slots.size == num_known.size == logits.shape[0]:
@@ -117,7 +116,7 @@ def _top_margin(edited: Float32Array) -> float:
 
 
 def _best_other(edited: Float32Array, token: int) -> int:
-    """The best token that is not this one, -1 if there is none."""
+    """Return the best token that is not this one, -1 if there is none."""
     order = np.lexsort((np.arange(edited.size), -edited.astype(np.float64)))
     return next((int(v) for v in order if v != token and edited[v] > -np.inf), -1)
 
@@ -138,6 +137,6 @@ def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token:
 
 
 def draft_probs_row(entry: np.void, position: int, vocab_size: int, max_draft_len: int) -> Float32Array:
-    """The q [vocab_size] that the draft at this position was drawn from, in the slot's own memory."""
+    """Return the q [vocab_size] that the draft at this position was drawn from, in the slot's own memory."""
     row = position % max_draft_len
     return float32_at(int(entry["draft_probs"]) + row * vocab_size * 4, vocab_size)

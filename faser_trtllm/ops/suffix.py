@@ -1,7 +1,7 @@
-"""Drafts from a request's own text: what followed the longest suffix that occurred before.
+"""Draft from a request's own text: propose what followed the longest suffix that occurred before.
 
 plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985); the reference here searches. A
-prediction of the output comes before the text, as if it had been said already.
+prediction of the output comes before the text, as if it were part of it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from faser_trtllm.ops.arrays import (
 )
 from faser_trtllm.ops.draft_stop import sigmoid
 
-LENGTHS = (1, 2, 3, 4, 8, 16)  # of the match: the classes of a continuation begin there
-INITIAL_RATES = (0.3, 0.6, 0.7, 0.8, 0.87, 0.9)  # of continuations that come true, before anything is known
-PREDICTED_RATES = (0.6, 0.85, 0.9, 0.93, 0.95, 0.97)  # the same of what a prediction has
-INITIAL_TESTS = 8.0  # that these count as
-CELL_TESTS = 2000.0  # after which old tests weigh 1 / e
-OFFSET_PRECISION = 4.0  # of a request's log-odds offset, 0 at first
-OFFSET_INFO = 40.0  # of what is known of it, at most: a text changes
-LEAST_SURVIVAL = 0.1  # of a draft that is worth a row to anyone
+LENGTHS = (1, 2, 3, 4, 8, 16)  # smallest match length of each class of continuations
+INITIAL_RATES = (0.3, 0.6, 0.7, 0.8, 0.87, 0.9)  # prior probability by class that a continuation is right
+PREDICTED_RATES = (0.6, 0.85, 0.9, 0.93, 0.95, 0.97)  # the same for continuations from a prediction
+INITIAL_TESTS = 8.0  # weight of these priors, in tests
+CELL_TESTS = 2000.0  # tests after which old ones weigh 1 / e
+OFFSET_PRECISION = 4.0  # prior precision of a request's log-odds offset, whose prior mean is 0
+OFFSET_INFO = 40.0  # limit on the information about it, since a text changes
+LEAST_SURVIVAL = 0.1  # minimum survival of a draft
 MAX_LOG_ODDS = 13.8
 BEGIN, END = -2, -3  # tokens of no vocabulary, at the ends of a prediction and before the output
-INITIAL_MODEL_RATE, REQUEST_TESTS = 0.82, 8.0  # of the draft model, and what that counts as for a request
+INITIAL_MODEL_RATE, REQUEST_TESTS = 0.82, 8.0  # the draft model's prior rate, and its weight for a request, in tests
 MODEL_TESTS = 600.0
 
 
 class SuffixAutomata(Closing):
     """The native automata, one per slot, of at most max_tokens tokens each; close() frees them.
 
-    How likely a continuation comes true is learnt from every committed token, drafted or not: a rate per sampling mode,
-    class of match length and support (one occurrence, several that agree, several that do not, a prediction), and a
-    log-odds offset per request.
+    The probability that a continuation is right is learnt from every committed token, drafted or not: a rate per
+    sampling mode, class of match length and support (one occurrence, several that agree, several that do not, a
+    prediction), and a log-odds offset per request.
     """
 
     def __init__(self, max_batch_size: int, max_tokens: int) -> None:
@@ -58,17 +58,17 @@ class SuffixAutomata(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """Held now."""
+        """Bytes held now."""
         return int(native.library().faser_suffix_memory_bytes(self._handle))
 
     def reset(self, slot: int) -> None:
-        """The slot's request ends: its text is forgotten."""
+        """End the slot's request and forget its text."""
         native.check(native.library().faser_suffix_reset(self._handle, slot), "forgetting a text")
 
     def predict(self, slot: int, token_ids: Sequence[int], *, only_prediction: bool = False) -> None:
-        """The slot's request begins, and its output is expected to repeat these tokens, of which there is one at least.
+        """Begin the slot's request, whose output is expected to repeat these tokens, of which there is at least one.
 
-        only_prediction: nothing else is proposed.
+        only_prediction: propose nothing else.
         """
         ids = np.array(token_ids, np.int32)
         library, address = native.library(), address_of(ids, np.int32)
@@ -84,10 +84,11 @@ class SuffixAutomata(Closing):
         num_new_drafts: Int32Array,
         num_model: Int32Array,
     ) -> Int32Array:
-        """Drafts after num_drafts[i] pending ones -> how many [num_requests].
+        """Draft after num_drafts[i] pending drafts; return the number of new drafts [num_requests].
 
-        All [num_requests] int32, as in faser_suffix_draft: at most num_new_drafts[i], and where the draft model would
-        draft as well, before place num_model[i], only while the match is at least as sure as its drafts have been.
+        All arguments are [num_requests] int32, as in faser_suffix_draft. There are at most num_new_drafts[i] new
+        drafts. Where the draft model would draft as well, before place num_model[i], the match must be at least as sure
+        as its drafts have been.
         """
         found = np.zeros(slots.size, np.int32)
         at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts, num_new_drafts, num_model, found)
@@ -105,7 +106,7 @@ class SuffixAutomata(Closing):
 
 @dataclass(slots=True)
 class _Cell:
-    """A count of tests and of those passed, which forgets."""
+    """Counts of tests and of tests passed, in which old tests decay."""
 
     tests: float
     passed: float
@@ -125,25 +126,24 @@ class _Cell:
 class _Slot:
     prediction: list[int] = field(default_factory=list)  # BEGIN, its tokens, END; or empty
     only_prediction: bool = False
-    first: int = 0  # of the text: where what is searched begins, and ends
+    first: int = 0  # where the searched part of the text begins
     num_seen: int = 0
     offset: float = 0.0
     info: float = 0.0
-    before: tuple[int, int] | None = None  # the slot's counts of the model when the request began
+    before: tuple[int, int] | None = None  # the slot's counts of model drafts when the request began
     model_tested: int = 0
     model_passed: int = 0
 
 
 @dataclass(slots=True)
 class _Match:
-    """Of the longest suffix that was followed by something: its length, what followed most, how often, of how many, and
-    the place where it did so first."""
+    """The longest suffix that occurred before, and the token that followed it most often."""
 
-    length: int
+    length: int  # of the suffix
     token: int
-    count: int
-    total: int
-    place: int
+    count: int  # how often the token followed
+    total: int  # how often anything followed
+    place: int  # where the token followed first
 
 
 @dataclass
@@ -202,7 +202,7 @@ class SuffixReference:
 
     @staticmethod
     def _searched(slot: _Slot, text: Sequence[int], prompt_len: int) -> list[int]:
-        """The prediction, the prompt and the output, which begins as the prediction does."""
+        """Return the prediction, the prompt and the output, which begins as the prediction does."""
         own = list(text[slot.first :])
         if slot.prediction and slot.first < prompt_len <= len(text):
             own.insert(prompt_len - slot.first, BEGIN)
@@ -250,13 +250,13 @@ class SuffixReference:
 
 
 def longest_match(text: Sequence[int], known: int) -> _Match | None:
-    """Of all of `text`, among the first `known` tokens, where every occurrence is followed by another of them."""
+    """Find the longest suffix of `text` among the first `known` tokens, where a token follows every occurrence."""
     for length in range(min(len(text), known - 1), 0, -1):
         suffix = list(text[len(text) - length :])
         ends = [end for end in range(length, known) if list(text[end - length : end]) == suffix]
         if ends:
             followers = [text[end] for end in ends]
-            token = max(reversed(followers), key=followers.count)  # of equals the latest
+            token = max(reversed(followers), key=followers.count)  # ties: the latest
             return _Match(length, token, followers.count(token), len(followers), ends[followers.index(token)])
     return None
 

@@ -1,4 +1,4 @@
-"""Sums over tested drafts, made by the native library after rejection sampling: what acceptance is fitted from."""
+"""Sums over verified drafts, which acceptance is fitted from. The native library adds them up."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUM_BINS = 20
 
 
 class TestedSums:
-    """p is the model's estimate before a test, y 1 if the draft passed and 0 if not, m its margin, w = p (1 - p).
+    """Sums over drafts of p, the model's estimate, y, 1 if accepted and 0 if not, m, the margin, and w = p (1 - p).
 
     cells [NUM_MODES, max_draft_len, 7]: sums of 1, y, (y - p) m, y - p, w m m, w m, w by sampling mode and place. bins
-    [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. A draft after the first rejected one was not tested
+    [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. Drafts after the first rejected one are not tested
     (right censoring). Whoever reads the sums clears them.
     """
 
-    __test__ = False  # pytest would take it for a class of tests
+    __test__ = False  # not a class of tests for pytest
 
     def __init__(self, model: AcceptanceModel) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class TestedSums:
         num_accepted: Int32Array,
         outcome: Int32Array,
     ) -> None:
-        """num_tokens: committed before the test; num_accepted, outcome: as ops.accept.AcceptResult has them."""
+        """Add a batch. num_tokens: committed before verification; num_accepted, outcome: as in AcceptResult."""
         at_slots, *columns = int32_addresses(slots, num_tokens, num_accepted, outcome)
         status = native.library().faser_add_tests(
             ctypes.addressof(self._struct),
@@ -67,7 +67,7 @@ class TestedSums:
             mode = int(sampling[slot]["mode"])
             for place, m in enumerate(pending_margins(sampling, slot, tokens, num_tested)):
                 if is_certain(sampling[slot], tokens + place):
-                    continue  # whoever proposed it learns from what is committed
+                    continue  # its drafter learns from committed tokens
                 p = self._model.at(mode, place, m)
                 y = float(place < accepted)
                 error, w = y - p, p * (1.0 - p)

@@ -196,8 +196,7 @@ class CpuEngine(HostPruning, Closing):
         native.check(status, f"copying KV between {copies.shape[1]} pairs of blocks")
 
     def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """Return a copy of the hidden rows fp32 [num_rows, hidden_size] after the last segment; num_rows must match
-        that batch."""
+        """Return a copy of the last segment's hidden rows fp32 [num_rows, hidden_size], which must be all of them."""
         hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
         native.check(
             self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, native.address_of_buffer(hidden)),

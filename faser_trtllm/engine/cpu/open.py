@@ -26,8 +26,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
     @functools.cache
     def shares() -> tuple[CoreSet, CoreSet]:
-        """Return core sets for target and draft: one core for the draft, the others for the target. On a single core,
-        the operating system time-slices the two."""
+        """Return one core for the draft and the others for the target; both share the core if there is only one."""
         target_cores = stack.enter_context(CoreSet(None, max(1, core_set.num_threads - 1)))
         return target_cores, stack.enter_context(CoreSet(None, 1))
 

@@ -3,8 +3,8 @@
 The rows of a pass are context: the drafter only computes keys and values of every layer from the target's hidden rows
 at their positions. The logits of a request's last row need a pass of their own, over a block of rows that see the
 context and each other. It computes the logits of all draft places at once, and a step only moves to the next place, as
-on the CPU (plugins/cpu/engine/block.cpp). The keys and values of a block are in KV blocks of the engine's own, so the
-request's blocks hold context only.
+on the CPU (plugins/cpu/engine/block.cpp). Drafted blocks have KV blocks of their own, so the request's hold context
+only.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class BlockDecoder:
         max_draft_len: int,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: the target's. max_draft_len: limit on the places drafted. kv_dtype: type of the KV cache, by
-        default that of the weights."""
+        """hidden_rows: the target's. max_draft_len: limit on the places drafted. kv_dtype: by default that of the
+        weights."""
         self._ops, self._read, self.weights = place.ops, hidden_rows, weights
         block = weights.sizes["block"]
         self._block, self._size = block, block["block_size"]

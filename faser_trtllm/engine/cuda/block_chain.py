@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 class BlockChain:
-    """The logits of all places of the drafted blocks, one row each, and a last row of -inf, which ends a request's
-    drafting.
+    """Logits of all places of the drafted blocks, one row each, and a last row of -inf, which ends drafting.
 
     A Markov head adds logits that depend on the token before. A selector keeps the best tokens of a row and adds to
     each a score that depends on the token before.
@@ -40,7 +39,7 @@ class BlockChain:
         return self._logits.shape[0] - 1
 
     def fill(self, rows: Tensor) -> None:
-        """Compute the first rows' logits from rows [n, hidden] after the final norm. One product reads the LM head
+        """Compute the logits of the first rows from `rows` [n, hidden], after the final norm, reading the LM head
         once."""
         import torch
 
@@ -60,8 +59,7 @@ class BlockChain:
             self._states[:count].copy_(self._ops.linear(rows, self._weights.selector_proj))
 
     def take(self, rows: Tensor, before: Tensor, out: Tensor) -> None:
-        """Write the logits of `rows` int64 [n] to `out` fp32 [n, vocab_size]; before int32 [n]: the tokens before
-        them."""
+        """Write the logits of `rows` int64 [n] to `out` fp32 [n, vocab_size]; before int32 [n]: the previous tokens."""
         import torch
 
         weights = self._weights

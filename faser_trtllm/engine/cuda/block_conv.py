@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 class BlockConvolution:
-    """out_t = sum over taps of (base + delta_t) * x_(t - tap), starting at a block's first row; in fp32, rounded
-    once."""
+    """out_t = sum over taps of (base + delta_t) * x_(t - tap), from a block's first row on; in fp32, rounded once."""
 
     def __init__(self, ops: Ops, block_size: int, normed: Tensor, base: Tensor | None, delta: Tensor | None) -> None:
         """normed [rows, hidden]: whole blocks, as they enter the sublayer. base [2, taps, hidden] and delta [2 * taps *

@@ -47,8 +47,7 @@ class TorchDecoder:
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: where every pass keeps rows for a head. kv_dtype: type of the KV cache, by default that of the
-        weights."""
+        """hidden_rows: where every pass keeps rows for a head. kv_dtype: by default that of the weights."""
         self._ops, self._kv_dtype = place.ops, kv_dtype
         place.runtime.wait()  # other streams do not wait for the default stream, which may still copy weights
         with place.runtime.on(place.partition):
@@ -142,8 +141,7 @@ class TorchDecoder:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
     def _layer(self, index: int, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds) -> ScaledRows | None:
-        """Run a layer. scaled: `hidden` in e4m3 if the layer before has produced it; returns that of this layer, if
-        any."""
+        """Run a layer. scaled: `hidden` in e4m3, if the layer before produced it; returns this layer's, if any."""
         layer = self.weights.layers[index]
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
@@ -179,8 +177,7 @@ class TorchDecoder:
         self._spread_head(x, self.weights.output_ids, logits)
 
     def _spread_head(self, x: Tensor, ids: Tensor | None, logits: Tensor) -> None:
-        """Multiply by the LM head, whose outputs are the tokens `ids` (None: all, in order); other tokens' logits are
-        -inf."""
+        """Multiply by the LM head, whose outputs are the tokens `ids` (None: all); logits of other tokens are -inf."""
         import torch
 
         if ids is None:

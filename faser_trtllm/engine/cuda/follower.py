@@ -33,8 +33,7 @@ ORPHAN_TIMEOUT_S = 5.0  # time for running work to end after rank 0 has exited
 
 
 class Follower:
-    """Runs the calls that LeadingEngine sends: partitions by name, and None in place of the previous segment's
-    batch."""
+    """Runs the calls that LeadingEngine sends: partitions by name, and None for the previous segment's batch."""
 
     def __init__(self, engine: GpuEngine, partitions: Iterable[GpuPartition]) -> None:
         self._engine = engine

@@ -20,8 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class HiddenRows:
-    """tensor [KV tokens + 2, layers * hidden_size] in the target's dtype: a row per token, then one that dummies write
-    to, and one of zeros.
+    """tensor [KV tokens + 2, layers * hidden_size] of the target's dtype: rows of tokens, of dummies and of zeros.
 
     A row holds the target's hidden row before each listed layer, in their order; layer num_layers stands for the output
     of the last layer. The target's passes write the tensor and the head's read it; both find their rows when a batch is
@@ -38,8 +37,7 @@ class HiddenRows:
         num_blocks: int,
         tokens_per_block: int,
     ) -> None:
-        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares. num_blocks: with those
-        of branches."""
+        """layers: ascending. hidden_size, dtype: the target's. num_blocks: KV blocks, with those of branches."""
         import torch
 
         self._layers = tuple(layers)
@@ -50,8 +48,7 @@ class HiddenRows:
         self.tensor = torch.zeros(shape, dtype=dtype, device=runtime.device)
 
     def keep(self, layer: int, rows: Tensor, hidden: Tensor) -> None:
-        """Write hidden [n, hidden_size], the input of a layer, to `rows` int64 [n]. Does nothing for layers that are
-        not kept."""
+        """Write hidden [n, hidden_size], the input of a layer, to `rows` int64 [n], if the layer is kept."""
         if layer in self._layers:
             first = self._layers.index(layer) * self._hidden_size
             self.tensor[:, first : first + self._hidden_size].index_copy_(0, rows, hidden)

@@ -16,8 +16,7 @@ _SCALE_BYTES = 4
 
 
 def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -> int:
-    """Return the bytes of a rank's share of an engine file's weights on the device, without small tables such as
-    rope's."""
+    """Return the bytes of a rank's share of an engine file's weights, without small tables such as rope's."""
     with CudaFile.open(path) as file:
         total = 0
         for name, whole in tensor_shapes(file.model).items():
@@ -47,8 +46,8 @@ def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict
 
 
 def pair_bytes(path: Path, max_num_tokens: int) -> int:
-    """Return the bytes that a mixture's layer needs for its pairs of row and expert in a pass of this many rows; 0 for
-    a dense model."""
+    """Return the bytes of a mixture layer's pairs of row and expert in a pass of this many rows; 0 for a dense
+    model."""
     with CudaFile.open(path) as file:
         experts = file.model.get("experts")
         if experts is None:

@@ -1,7 +1,6 @@
 """A target's own MTP layer in device memory: an EAGLE-3 head wired differently (plugins/cpu/engine/draft_head.cpp).
 
-The normed hidden row and the normed embedding go through one projection. The rest is a decoder layer, whose output is
-used after its final norm.
+The normed hidden row and the normed embedding go through one projection and then a decoder layer with a final norm.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return, by matrix, the RMSNorm whose weights are multiplied into it: (x w) W = x (w W), rounded once. Only the
-    row's scale remains, which the reader of the product applies. A router reads normed rows, since its logits choose
-    experts."""
+    """Return, by matrix, the RMSNorm whose weights are multiplied into it: (x w) W = x (w W), rounded once. The reader
+    of the product applies the row's scale. A mixture keeps a norm for its router, whose logits choose experts."""
     if "block" in sizes:
         return {}
     return {"qkv": "input_norm"} | ({} if "experts" in sizes else {"gate_up": "post_norm"})
@@ -35,10 +34,10 @@ def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]; qkv and gate_up are fused along out and contain the norm before them (folded_norms), which
-    only a block drafter keeps separate. A mixture has gate_up and down [num_experts, out, in], a separate post_norm,
-    and a router [num_experts, in] with the shared expert's gate as a further row. None: the model has no such
-    tensor."""
+    """Matrices [out, in], with None for tensors that the model lacks; qkv and gate_up are fused along out and contain
+    the norm before them (folded_norms), which only a block drafter keeps separate. A mixture has gate_up and down
+    [num_experts, out, in], a separate post_norm, and a router [num_experts, in] with the shared expert's gate as a
+    further row."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -124,8 +123,7 @@ class DeviceWeights:
     ) -> DeviceWeights:
         """Copy a file's tensors to the device one by one, and quantise each matrix as soon as it is there.
 
-        shard: the rank whose part is read. dtype: to replace the file's, in tests. Raises ConfigError for matrices that
-        cannot be quantised.
+        shard: the rank's part. dtype: replaces the file's, in tests. ConfigError if a matrix cannot be quantised.
         """
         import torch
 

@@ -24,8 +24,7 @@ class PassInputs(Protocol):
     """The inputs of a decoder's passes besides weights, KV and hidden rows.
 
     positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests in the
-    decoder's order. row_of [num_rows]: the decoder's index of each row of the last uploaded batch; None: the orders are
-    the same.
+    decoder's order. row_of [num_rows]: the decoder's index of each row of the last uploaded batch; None: the same.
     """
 
     positions: Tensor

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Host-side bounds over the requests of a pass, which choose attention's tiles and splits. A Decoder has few of
-    them."""
+    """Host-side bounds over the requests of a pass, which choose attention's tiles and splits; a Decoder has few."""
 
     max_query_rows: int
     max_kv_len: int
@@ -73,7 +72,7 @@ class Decoder(Protocol):
 
     def write_logits(self, logits: Tensor) -> None:
         """After the last segment, fill `logits` fp32 [n, vocab_size] for the first n of batch.logit_rows. A block
-        drafter runs a pass of its own for this."""
+        drafter runs a pass of its own for them."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
         """Run a whole pass of one row per request after the last pass, with logits for each. A head continues from its
@@ -94,14 +93,12 @@ class Decoder(Protocol):
         """prune() is available: scores, decision and compaction as one compiled plan."""
 
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        """Compact hidden rows in place, after a segment that left `rows` rows, with dummies, and fill `kept` int32
-        [num_requests].
+        """Compact a segment's `rows` hidden rows, with dummies, in place, and fill `kept` int32 [num_requests].
 
         inputs: exit_rows, candidates, places, before, cu_drafts, starts and rule (ops/cuda/prune_rows.py).
         """
 
     def copy_kv(self, copies: Tensor) -> None:
-        """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and the hidden rows kept for a head. For engines with
-        branches."""
+        """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and hidden rows kept for a head; needs branches."""
 
     def close(self) -> None: ...

@@ -197,8 +197,8 @@ class GpuEngine(HostPruning, Closing):
             return self._boundary.prune(batch)
 
     def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
-        """Copy as CpuEngine.copy_kv, asynchronously, with at most max_num_branches copies. A head on another partition
-        sees them once the engines have moved."""
+        """Copy as CpuEngine.copy_kv, but asynchronously and at most max_num_branches copies. A head on another
+        partition sees them once the engines have moved."""
         spec, size, staging = self._spec, copies.size, self._copies
         blocks, first, end = copies[:2], copies[2], copies[3]
         if size > 4 * spec.max_num_branches or staging is None:
@@ -322,8 +322,7 @@ class GpuEngine(HostPruning, Closing):
             self._decoder.write_logits(self._logits[:rows])
 
     def _holds_logits(self, rows: int) -> bool:
-        """Return whether a pass computes the logits of all rows in its graph: small ones do, but not a block
-        drafter's."""
+        """Return whether a pass's graph computes the logits of all rows: small ones do, except a block drafter's."""
         return rows <= self._buckets.limit and not self._spec.block_size
 
     def _write_logits(self, rows: int) -> None:
@@ -361,8 +360,7 @@ class GpuEngine(HostPruning, Closing):
         return [Bounds(count, kv_len) for count in query_rows for kv_len in self._kv_lens(rows)]
 
     def _kv_lens(self, rows: int) -> tuple[int, ...]:
-        """Return the decoder's bounds on contexts, but only the last for small passes, which would need twice the
-        graphs."""
+        """Return the bounds on contexts; small passes only have the last, since more would double the graphs."""
         return self._decoder.kv_lens()[-1:] if rows <= self._buckets.limit else self._decoder.kv_lens()
 
     def _logit_bucket(self, num_logits: int) -> int:
@@ -382,6 +380,5 @@ class GpuEngine(HostPruning, Closing):
 
 
 def _largest_first(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the largest size and then the others, ascending: graphs share a pool, so they reuse what the largest
-    allocates."""
+    """Return the largest size, then the others ascending: graphs share a pool and reuse what the largest allocates."""
     return (*sizes[-1:], *sizes[:-1])

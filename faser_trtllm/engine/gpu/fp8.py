@@ -18,8 +18,7 @@ MIN_CAPABILITY = (8, 9)
 
 
 def scaled_linear(x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """Quantise x bf16 [n, in] to e4m3, multiply by weight [out, in] and add bias [out]; return new rows bf16 [n,
-    out]."""
+    """Return x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out]: new bf16 [n, out]."""
     return scaled_product(x if isinstance(x, ScaledRows) else quantize_rows(x), weight, bias)
 
 

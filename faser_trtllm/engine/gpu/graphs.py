@@ -61,8 +61,7 @@ class GraphStore:
 
     def capture_loop(self, key: Hashable, begin: Work, step: Work, going: Tensor) -> bool:
         """Capture `begin` and then `step`, repeated while `going` on the device is not 0; otherwise as capture().
-        Return False also if the driver refuses a loop, which is logged once and not counted as left out, since the
-        caller has a fallback."""
+        Return False also if the driver refuses loops, which is logged once and not counted as left out."""
         if self._refuses_loops or not self._has_budget():
             return False
         try:

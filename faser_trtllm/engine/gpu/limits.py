@@ -31,8 +31,7 @@ class GpuLimits:
 
     @classmethod
     def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool, num_branches: int = 0) -> GpuLimits:
-        """Return the limits that an executor needs. has_drafts: the engine drafts on the device. num_branches: per
-        request."""
+        """Return an executor's limits. has_drafts: the engine drafts on the device. num_branches: per request."""
         return cls(
             num_blocks=num_blocks,
             tokens_per_block=limits.tokens_per_block,
@@ -46,8 +45,8 @@ class GpuLimits:
         )
 
     def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
-        """Return the spec of a model with these sizes (vocab_size, num_layers, max_seq_len); raise ConfigError if it
-        cannot meet the limits."""
+        """Return the spec for a model's vocab_size, num_layers and max_seq_len; ConfigError if it cannot meet the
+        limits."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")

@@ -17,8 +17,7 @@ _GIB = 1 << 30
 def fit_blocks(
     request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int, buffers: Mapping[str, int] | None = None
 ) -> int:
-    """Return the KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of the free rest holds
-    fewer.
+    """Return the KV blocks of each engine: request.num_blocks, or as many as fit in kv_memory_fraction of the rest.
 
     weight_bytes: by role. buffers: bytes by name, in addition to weights, logits, draft probs and KV. Raises
     ConfigError if not even one request of max_seq_len fits or, without a fraction, not all blocks. Graphs and library

@@ -70,8 +70,7 @@ class CapturedGraph(Protocol):
 
 
 class GraphLoop:
-    """A CUDA graph of two captured ones: `begin`, then `step` in a conditional node that repeats while `going` is not
-    0.
+    """A CUDA graph of two captured ones: `begin`, then `step` in a node that repeats while `going` is not 0.
 
     All of it stays in the context of the stream that it was captured on. Not run on a GPU: tests run cuda-python's
     calls on the virtual GPU's driver.
@@ -85,8 +84,8 @@ class GraphLoop:
         step: Work,
         going: torch.Tensor,
     ) -> None:
-        """stream: returns the current stream. capture: captures on it. Raises FaserError, or RuntimeError if the driver
-        lacks a call."""
+        """stream: returns the current one. capture: captures on it. FaserError or RuntimeError if the driver lacks a
+        call."""
         from faser_trtllm.ops.cuda.compiler import compile_stem
 
         self._driver = driver = load_driver()

@@ -51,7 +51,7 @@ class InterpretedEngine(HostPruning, Closing):
         exit_layers: Sequence[int] = (),
         fp8: Fp8Layers | None = None,
     ) -> None:
-        """trt: load_tensorrt(). fp8: quantises the layers. Raises what build_segment raises; weights may be closed
+        """trt: load_tensorrt(). fp8: quantises the layers. Raises as build_segment. Weights may be closed
         afterwards."""
         self._trt = trt
         self._config = config

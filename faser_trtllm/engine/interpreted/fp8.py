@@ -20,8 +20,7 @@ Constants = tuple["torch.Tensor | None", ...]
 
 
 def quantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callable[..., torch.Tensor]:
-    """Turn x of a floating-point type and a scale into e4m3 of the same shape. Raises ValueError where TensorRT
-    refuses."""
+    """Turn x of a floating-point type and a scale into e4m3 of x's shape. Raises ValueError where TensorRT refuses."""
     scale = _scale(layer, constants)
     if scale.numel() != 1:
         raise ValueError(f"{layer.name}: activations have one scale, not {list(scale.shape)}")

@@ -47,8 +47,8 @@ class PlanDecoder:
         max_logit_rows: int,
         hidden_rows: HiddenRows | None = None,
     ) -> None:
-        """plans: closed with the decoder. max_logit_rows: limit per pass. hidden_rows: where every pass keeps rows for
-        a head."""
+        """plans: closed with the decoder. max_logit_rows: limit per pass. hidden_rows: where passes keep rows for a
+        head."""
         import torch
 
         self._file = file
@@ -207,8 +207,7 @@ class PlanDecoder:
         return tensors
 
     def _allocate(self) -> dict[str, Tensor]:
-        """Allocate caches, logits, and inputs and outputs of the early exit, zeroed, since masked reads must be
-        finite."""
+        """Allocate caches, logits and the early exit's tensors, zeroed, since masked reads must be finite."""
         import torch
 
         sizes = {

@@ -1,4 +1,4 @@
-"""Checks natively whether a drafter can have written what it says, since the counts index memory."""
+"""Check natively that a drafter's counts and tokens are valid, since the counts index memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def check_drafts(
     room: Int32Array,
     vocab_size: int,
 ) -> int | None:
-    """The first request whose num_new[i] drafts, at the positions from first[i] on, are more than room[i] or fewer than
-    none, or have tokens outside the vocabulary; None: all can be."""
+    """Return the first request whose num_new[i] drafts, at the positions from first[i] on, are negative in number or
+    more than room[i], or have tokens outside the vocabulary; None if all are valid."""
     at_slots, *columns = int32_addresses(slots, first, num_new, room)
     found: int = native.library().faser_check_drafts(
         slots.size, at_slots, sampling_address(sampling), *columns, vocab_size
@@ -34,7 +34,7 @@ def check_drafts_reference(
     """check_drafts in a plain loop."""
     columns = (column.tolist() for column in (slots, first, num_new, room))
     for index, (slot, begin, count, limit) in enumerate(zip(*columns, strict=True)):
-        if count == 0:  # also where more is pending than a step may keep
+        if count == 0:  # valid even if room is negative
             continue
         if not 0 < count <= limit:
             return index

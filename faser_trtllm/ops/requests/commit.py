@@ -1,4 +1,4 @@
-"""A step's tokens, committed natively: the requests' counts and tokens, and which an end id or their limit ends."""
+"""Commit a step's tokens natively: update the requests' counts and tokens, and find the requests that have ended."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ NUM_BOUNDS = 3  # faser_block_bounds
 
 @value
 class Committed:
-    """For each request how many tokens are output (an end id and what follows it are not), and GOES_ON, STOP (at an end
-    id) or LENGTH (there may be no more). due: whose KV blocks have to be looked at, bits BLOCK_FULL and BLOCK_SPARE.
-    token_ids: what is output, of all requests in turn."""
+    """The committed tokens of each request."""
 
-    token_ids: tuple[int, ...]
-    num_output: list[int]
-    ends: list[int]
-    due: list[int]
+    token_ids: tuple[int, ...]  # the output, of all requests in turn
+    num_output: list[int]  # tokens output; an end id and all after it are not
+    ends: list[int]  # GOES_ON, STOP (at an end id) or LENGTH (there may be no more)
+    due: list[int]  # requests whose KV blocks must be updated: bits BLOCK_FULL and BLOCK_SPARE
 
 
 class Committer:
     """Commits to a table, with buffers that are allocated once."""
 
     def __init__(self, table: RequestTable, bounds: Int32Array) -> None:
-        """bounds [max_batch_size, NUM_BOUNDS] int32: as KVCache.bounds."""
-        self._bounds = bounds  # kept for its address
+        """bounds int32 [max_batch_size, NUM_BOUNDS]: KVCache.bounds."""
+        self._bounds = bounds  # keep alive for its address
         self._addresses = (
             address_of(table.counts, np.int32),
             address_of(table.times_s, np.float64),
@@ -57,10 +55,9 @@ class Committer:
         self._output_addresses = [address_of(row, np.int32) for row in self._outputs]
 
     def commit(self, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float) -> Committed:
-        """A request whose rows do not reach its last token commits none. Drafts after an end id are not counted, and
-        the end id not as accepted. InvalidArgumentError, with no change, for more tokens than there are or a slot
-        without a request.
-        """
+        """Commit the step's tokens. A request whose rows do not reach its last token commits none. Drafts after an end
+        id are not counted, and the end id is not counted as accepted. Raises InvalidArgumentError, with no change, for
+        more tokens than there are or a slot without a request."""
         n, token_ids, num_pruned = len(rows), result.token_ids, result.num_pruned
         if token_ids.size > self._token_ids.size:
             self._token_ids = np.zeros(token_ids.size, np.int32)

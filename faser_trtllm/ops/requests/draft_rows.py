@@ -1,4 +1,4 @@
-"""The rows of a draft model's first pass: what it has not seen of the requests that have a part in it."""
+"""The rows of a draft model's first pass: tokens that it has not run, of the requests that take part."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from faser_trtllm.core.plan import ScheduledRequests
 
 
 class DraftRows(NamedTuple):
-    """The requests that have rows, a column each [num] int32. requests: indices into the step's. Rows are those of the
-    tokens [first, end), of which the last num_logit_rows have logits: 1 for a request that drafts, num_new tokens after
-    num_pending drafts that follow num_tokens committed ones."""
+    """The requests that have rows, with a column [num] int32 for each value."""
 
-    requests: Int32Array
+    requests: Int32Array  # indices into the step's requests
     slots: Int32Array
-    first: Int32Array
+    first: Int32Array  # rows are those of the tokens [first, end)
     end: Int32Array
-    num_logit_rows: Int32Array
-    num_tokens: Int32Array
-    num_pending: Int32Array
-    num_new: Int32Array
+    num_logit_rows: Int32Array  # of the last rows: 1 for a request that drafts
+    num_tokens: Int32Array  # committed
+    num_pending: Int32Array  # drafts after the committed tokens
+    num_new: Int32Array  # drafts to make after the pending ones
 
 
 def draft_rows_reference(rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, kind: int) -> DraftRows:
-    """RowFiller.fill_draft in a plain loop, but for the batch."""
+    """RowFiller.fill_draft in a plain loop, without the batch."""
     found: list[tuple[int, ...]] = []
     progress = rows.num_tokens, rows.num_computed, rows.num_draft_computed, num_pending
     columns = (rows.slots, *progress, rows.counts[DRAFTERS], rows.num_new_tokens, rows.max_model_drafts)
@@ -37,7 +35,7 @@ def draft_rows_reference(rows: ScheduledRequests, num_pending: Int32Array, max_n
         if not drafters & (1 << native.BY_MODEL):
             continue
         num_new, end = 0, target
-        if target == known - 1:  # it decodes
+        if target == known - 1:  # the request decodes
             num_new = wanted - pending
             if num_new <= 0 or (kind == native.DRAFT_BLOCK and pending):
                 continue

@@ -1,5 +1,4 @@
-"""Reads what a segment boundary asks about pending drafts: the draft model's candidates, and where the drafts are among
-them."""
+"""Read the pending drafts' candidates, and the drafts' places among them, for a segment boundary."""
 
 from __future__ import annotations
 
@@ -13,9 +12,11 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_addresses, 
 def exit_drafts(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
 ) -> tuple[Int32Array, Int32Array]:
-    """The first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn -> candidates [sum of
-    num_drafts, NUM_CANDIDATES] and places [sum of num_drafts], 0 for a draft that is not there.
-    InvalidArgumentError for a slot with drafts but no candidates."""
+    """Read the first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn.
+
+    Returns candidates [sum of num_drafts, NUM_CANDIDATES] and places [sum of num_drafts], 0 for a draft that is not
+    among them. Raises InvalidArgumentError for a slot with drafts but no candidates.
+    """
     at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
     total = int(num_drafts.sum())
     candidates, places = np.zeros((total, NUM_CANDIDATES), np.int32), np.zeros(total, np.int32)

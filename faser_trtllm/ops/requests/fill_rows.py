@@ -1,4 +1,4 @@
-"""The rows of a pass, copied natively from the tokens of the requests in the sampling table."""
+"""Build the rows of a pass natively from the tokens of the requests in the sampling table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RowFiller:
     def fill(
         self, sampling: SamplingArray, slots: Int32Array, first: Int32Array, end: Int32Array, num_logit_rows: Int32Array
     ) -> RaggedBatch:
-        """Rows for the tokens [first[i], end[i]) of the request in slots[i]; its last num_logit_rows[i] produce logits.
+        """Return rows of the tokens [first[i], end[i]) in slots[i]; the last num_logit_rows[i] have logits.
 
-        Arrays [num_requests] int32. sampling: SamplingTable.array. InvalidArgumentError for rows that do not fit, a
-        request without rows, or a slot without a request.
+        Arrays [num_requests] int32. sampling: SamplingTable.array. Raises InvalidArgumentError for rows that do not
+        fit, a request without rows, or a slot without a request.
         """
         n = slots.size
         if n > self._max_num_requests:
@@ -46,13 +46,13 @@ class RowFiller:
     def fill_draft(
         self, sampling: SamplingArray, rows: ScheduledRequests, num_pending: Int32Array, kind: int
     ) -> tuple[DraftRows, RaggedBatch]:
-        """The rows of a draft model's first pass, tokens that it has not seen, and which requests have them.
+        """Return the rows of a draft model's first pass: tokens that it has not run, and their requests.
 
-        num_pending [num_requests] int32: with the drafts that other drafters made in this step. kind:
-        EngineSpec.draft_kind. A request drafts once it decodes; one whose rows do not all fit gets those that do, and
-        drafts later. Prompts are followed, by heads and block drafters as far as the target has come: a head's rows
-        need the target's hidden row of the position before, a block drafter's of their own, and both end with the last
-        committed token. A block drafter drafts for requests without pending drafts.
+        num_pending int32 [num_requests]: with the drafts that other drafters made in this step. kind:
+        EngineSpec.draft_kind. A request drafts once it decodes; if not all of its rows fit, it gets those that do and
+        drafts later. The draft model also runs prompts. Heads and block drafters run them as far as the target has: a
+        head's rows need the target's hidden row of the position before, a block drafter's that of their own, and both
+        end with the last committed token. A block drafter drafts for requests without pending drafts.
         """
         n = len(rows)
         out = np.empty((len(DraftRows._fields), n), np.int32)

@@ -1,8 +1,8 @@
-"""Tokens that are worth a row next to the drafts: at a place whose draft may be rejected, the draft model's runner-up,
-which may be what the target says there.
+"""Choose tokens that are worth a row besides the drafts: where a draft may be rejected, the draft model's runner-up,
+which the target may choose instead.
 
-A chain of drafts with such branches is a token tree. Its test needs no rule of its own: where the chain's test ends
-with the token of a branch, that token is committed already, and the branch's row is the row after it, run early.
+A chain of drafts with such branches is a token tree. It needs no verification rule of its own: if the chain's
+verification ends with a branch's token, that token is committed, and the branch's row is the row after it, run early.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from faser_trtllm.ops.arrays import (
 )
 from faser_trtllm.ops.draft_stop import sigmoid
 
-SHARE = (0.6, 0.43, 0.29)  # kShare: of rejections those that the runner-up recovers, by sampling mode
-PRIOR = ((1.7, -0.6), (1.3, -0.7), (0.7, -0.1))  # slope and intercept, by sampling mode, where none are learnt
+SHARE = (0.6, 0.43, 0.29)  # by sampling mode, the share of rejections that the runner-up recovers (kShare)
+PRIOR = ((1.7, -0.6), (1.3, -0.7), (0.7, -0.1))  # slope and intercept by sampling mode, if none are fitted
 
 
 def prior_acceptance(max_draft_len: int) -> AcceptanceModel:
-    """For policies that learn nothing: between those of the demo's draft model and of its EAGLE-3 head, which are
-    alike."""
+    """Return the model of policies that learn nothing: between those of the demo's draft model and EAGLE-3 head."""
     model = AcceptanceModel(max_draft_len)
     for mode in range(NUM_MODES):
         model.slope[mode], model.intercept[mode] = PRIOR[mode]
@@ -37,10 +36,10 @@ def prior_acceptance(max_draft_len: int) -> AcceptanceModel:
 
 
 class BranchPicker:
-    """Writes to buffers that are allocated once."""
+    """Picks branches into buffers that are allocated once."""
 
     def __init__(self, max_branches: int, max_num: int) -> None:
-        """max_branches: of a request; max_num: of a batch."""
+        """max_branches: per request. max_num: per batch."""
         self._max_branches, self._max_num = max_branches, max_num
         self._found = np.zeros((3, max(1, max_num)), np.int32)
         self._addresses = [address_of(row, np.int32) for row in self._found]
@@ -56,13 +55,13 @@ class BranchPicker:
         min_worth: float | None,
         room: int,
     ) -> Int32Array:
-        """The most worthy branches of each request, `room` in all at most -> in the order of requests and places [3,
-        num_branches] int32: the request, the place of the row whose draft the token might replace (0: the row of the
-        last committed token), and the token.
+        """Return the most valuable branches, at most `room`, in the order of requests and places: int32 [3,
+        num_branches] of the request, the place of the row whose draft the token might replace (0: the row of the last
+        committed token), and the token.
 
         num_tokens, num_pending, num_verified [num_requests] int32: committed tokens, drafts after them, and how many of
-        these have rows; num_verified is lowered in place where branches take rows. min_worth: of a branch, whose row
-        comes on top; None: it takes the row of the request's last draft, if that is less likely to be reached.
+        these have rows; num_verified is lowered in place where branches take rows. min_worth: of a branch with an
+        additional row; None: it takes the row of the request's last draft, if that is less likely to be reached.
         """
         at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, num_verified)
         num = native.library().faser_pick_branches(

@@ -1,4 +1,4 @@
-"""The counts of the requests that hold slots, a row per slot, so that a step reads and writes all of them at once."""
+"""The counts of the requests that hold slots, one row per slot, so that a step reads and writes all of them at once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TEXTS_DTYPE = np.dtype(native.FaserTexts)
 
 
 class RequestTable:
-    """counts [max_batch_size, NUM_COUNTS] int32, its columns as core/request.py names them; texts [max_batch_size]
-    (TEXTS_DTYPE): where the tokens, the end ids and, of a request with a prediction, its draft sources are, 0 in an
-    empty slot; times_s [max_batch_size, 2]: as Request.times_s. None of them moves."""
+    """counts int32 [max_batch_size, NUM_COUNTS], with the columns that core/request.py names; times_s [max_batch_size,
+    2] as Request.times_s; texts [max_batch_size] (TEXTS_DTYPE): addresses of the tokens, the end ids and, for a request
+    with a prediction, its draft sources, 0 in an empty slot. None of them moves."""
 
     def __init__(self, max_batch_size: int) -> None:
         self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)
         self.times_s: Float64Array = np.zeros((max_batch_size, 2))
         self.texts: SamplingArray = np.zeros(max_batch_size, TEXTS_DTYPE)
-        self._end_ids: list[Int32Array | None] = [None] * max_batch_size  # kept for their addresses
+        self._end_ids: list[Int32Array | None] = [None] * max_batch_size  # keep alive for their addresses
 
     def enter(self, slot: int, request: Request) -> None:
-        """The request counts in the slot's row from now on; its tokens must not be replaced until it leaves."""
+        """Let the request count in the slot's row from now on; its tokens must not be replaced until it leaves."""
         request.slot = slot
         request.keep_counts_in(self.counts[slot].data, self.times_s[slot].data)
         end_ids = self._end_ids[slot] = np.array(request.params.end_ids, np.int32)
@@ -34,7 +34,7 @@ class RequestTable:
         text["draft_sources"] = address_of(request.draft_sources, np.int8) if len(request.params.prediction) else 0
 
     def leave(self, request: Request) -> None:
-        """The request has a row of its own again."""
+        """Give the request a row of its own again."""
         slot, request.slot = request.slot, -1
         request.keep_counts_in(*new_counts())
         self.texts[slot] = np.zeros((), TEXTS_DTYPE)

@@ -1,4 +1,4 @@
-"""Drafts tested on a device, counted in their slots by who proposed them; the native test does that by itself."""
+"""Count drafts that a device has verified in their slots, by their source, as native rejection sampling does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int8_
 def count_tests(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_accepted: Int32Array, outcome: Int32Array
 ) -> None:
-    """Arrays [n] int32. num_tokens: committed before the test; num_accepted, outcome: as ops.accept.AcceptResult."""
+    """Count drafts; arrays [n] int32. num_tokens: committed before; num_accepted, outcome: as in AcceptResult."""
     status = native.library().faser_count_tests(
         slots.size,
         address_of(slots, np.int32),

@@ -1,4 +1,4 @@
-"""The inputs of a pass for an engine with memory of its own, from a batch: filled natively for one upload."""
+"""Fill the inputs of a pass natively from a batch, as one upload for an engine with memory of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "fir
 
 
 class PassLimits(native.FaserPassLimits):
-    """The limits of a batch, and where its sections are: starts [7] of SECTIONS, that of first_branch -1 for an
-    engine without branches. max_num_requests: branches included; num_blocks: KV blocks, those of branches too."""
+    """The limits of a batch, and the offsets of its sections: starts [7] of SECTIONS, with -1 for first_branch in an
+    engine without branches. max_num_requests and num_blocks include branches."""
 
     def __init__(self, starts: Sequence[int], **fields: int) -> None:
         """fields: all of FaserPassLimits."""
@@ -29,9 +29,8 @@ class PassLimits(native.FaserPassLimits):
 def fill_inputs(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None:
     """Write the sections of a batch to `out`, at limits.starts: cu_q_lens [max_num_requests + 1], kv_lens
     [max_num_requests], token_ids, positions and logit_rows [max_num_rows], first_branch [max_num_requests + 1], and of
-    block_table [max_num_requests, max_blocks_per_seq] the requests' rows as far as the batch reaches. What no row uses
-    is 0, cu_q_lens and first_branch go on with their last value. InvalidArgumentError for a batch that cannot be.
-    """
+    block_table [max_num_requests, max_blocks_per_seq] the requests' rows as far as the batch reaches. Unused entries
+    are 0, but cu_q_lens and first_branch repeat their last value. Raises InvalidArgumentError for an invalid batch."""
     parents = batch.branch_parents
     num_branches = 0 if parents is None else parents.size
     status = native.library().faser_fill_inputs(
@@ -82,8 +81,8 @@ def fill_inputs_reference(batch: RaggedBatch, limits: PassLimits, out: Int32Arra
 
 
 def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
-    """Raise InvalidArgumentError for a batch that the limits rule out: kernels skip invalid blocks, so that a wrong id
-    would silently give wrong results."""
+    """Raise InvalidArgumentError for a batch that the limits rule out. Kernels skip invalid blocks, so a wrong id would
+    silently give wrong results."""
     check_size(batch, limits.max_num_rows, limits.max_num_requests)
     if batch.num_requests and (batch.slots.min() < 0 or batch.slots.max() >= batch.block_table.shape[0]):
         raise InvalidArgumentError(f"slots are not all within 0 to {batch.block_table.shape[0] - 1}")
@@ -117,7 +116,7 @@ def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
 
 
 def check_size(batch: RaggedBatch, max_num_rows: int, max_num_requests: int) -> None:
-    """InvalidArgumentError for a batch of more rows or requests."""
+    """Raise InvalidArgumentError for a batch of more rows or requests."""
     if batch.num_rows > max_num_rows or batch.num_requests > max_num_requests:
         raise InvalidArgumentError(
             f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
@@ -126,13 +125,13 @@ def check_size(batch: RaggedBatch, max_num_rows: int, max_num_requests: int) -> 
 
 
 def check_tokens(batch: RaggedBatch, vocab_size: int) -> None:
-    """InvalidArgumentError for a token that does not exist."""
+    """Raise InvalidArgumentError for a token that does not exist."""
     if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= vocab_size):
         raise InvalidArgumentError(f"token_ids are not all within 0 to {vocab_size - 1}")
 
 
 def check_positions(batch: RaggedBatch, max_seq_len: int) -> None:
-    """InvalidArgumentError unless each request's rows are consecutive and below max_seq_len."""
+    """Raise InvalidArgumentError unless each request's rows are consecutive and below max_seq_len."""
     counts = np.diff(batch.cu_rows)
     if counts.size and counts.min() < 1:
         raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")

@@ -1,6 +1,6 @@
-"""Sampling entries of a batch with what they point to, as one block for an engine with memory of its own.
+"""Pack the sampling entries of a batch, and the arrays that they point to, into one block for an engine's own memory.
 
-Packed per call from the host's table, so that there is no second copy of a request's state to keep up to date.
+They are packed from the host's table in every call, so that a request's state has no second copy.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Packed(NamedTuple):
-    """size: int32 values of the block. is_edited: logits of some request are edited after its known tokens."""
+    """The result of packing."""
 
-    size: int
-    is_edited: bool
+    size: int  # of the block, in int32 values
+    is_edited: bool  # some request edits its logits after its known tokens
 
 
 class DraftProbsAddress(NamedTuple):
-    """Where the engine keeps the distributions of unseeded drafts: of slot 0, and the bytes from slot to slot."""
+    """Where the engine keeps the distributions of unseeded drafts."""
 
-    address: int
-    slot_bytes: int
+    address: int  # of slot 0
+    slot_bytes: int  # from one slot to the next
 
 
 def needs_history(entries: Any) -> BoolArray:
-    """Which entries [n] have penalties or bad words, so that the next token depends on the tokens before it."""
+    """Return which entries [n] have penalties or bad words, so that the next token depends on the tokens before it."""
     found: BoolArray = (entries["repetition_penalty"] != 1) | (entries["presence_penalty"] != 0)
     found |= (entries["frequency_penalty"] != 0) | (entries["num_bad_words"] > 0)
     return found
 
 
 def has_edits(entries: Any, num_known: Int32Array) -> BoolArray:
-    """Which entries [n] edit logits before temperature after num_known [n] tokens; masks of guides not counted."""
+    """Return which entries [n] edit logits before temperature after num_known [n] tokens, apart from guides' masks."""
     found: BoolArray = (entries["num_end_ids"] > 0) & (num_known - entries["prompt_len"] < entries["min_tokens"])
     found |= needs_history(entries) | (entries["num_bias"] > 0)
     return found
 
 
 class SamplingPacker:
-    """Packs what the slots of a batch need.
+    """Packs the entries of a batch's slots.
 
-    Of a request's tokens only the pending drafts are packed, unless its distribution needs the history. Kernels index
-    tokens and sources by position, so their addresses are those of position 0, wherever the packed piece starts.
+    Only a request's pending drafts are packed, unless its distribution needs the history. Kernels index tokens and
+    sources by position, so their addresses are those of position 0, wherever the packed part starts.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -96,12 +96,12 @@ class SamplingPacker:
         branch_tokens: Sequence[int] = (),
         draft_probs: DraftProbsAddress | None = None,
     ) -> Packed:
-        """Write the entries [n] and then what they point to; `out` will be at `base` on the device. Arrays [n], int32.
+        """Write the entries [n] and then the arrays they point to; `out` will be at `base` on the device.
 
-        num_rows: for rejection sampling of so many rows, num_drafts pending drafts after num_tokens tokens: their masks
-        and sources are packed as well, and of a request with 0 rows only an entry with nothing in it. branch_tokens: of
-        the last so many entries, the token in the place of the slot's own last one. The block is not complete if its
-        size exceeds out's. InvalidArgumentError for a slot without tokens or a guided request without masks.
+        num_rows: pack for rejection sampling of this many rows, with masks and sources, and an empty entry for a
+        request with 0 rows; num_drafts drafts are pending after num_tokens tokens. branch_tokens: the last entries'
+        tokens, each in place of its slot's last token. The block is incomplete if its size exceeds out's. Raises
+        InvalidArgumentError for a slot without tokens or a guided request without masks.
         """
         branches = np.array(branch_tokens, np.int32) if branch_tokens else None
         at_probs, slot_bytes = draft_probs or (0, 0)
@@ -139,7 +139,7 @@ def pack_sampling_reference(
     branch_tokens: Sequence[int] = (),
     draft_probs: DraftProbsAddress | None = None,
 ) -> tuple[Int32Array, bool]:
-    """SamplingPacker.pack in plain loops -> the block, and whether there are edits."""
+    """SamplingPacker.pack in plain loops; return the block, and whether there are edits."""
     entries = sampling[slots]
     takes_part = np.ones(slots.size, bool) if num_rows is None else num_rows > 0
     is_edited = bool((has_edits(entries, num_tokens) & takes_part).any())
@@ -186,7 +186,7 @@ def pack_sampling_reference(
             if own["masks"]:
                 rows, num_kept, num_words = int(num_rows[i]), int(own["num_mask_rows"]), -(-vocab_size // 32)
                 kept = int32_at(int(own["masks"]), num_kept * num_words).reshape(num_kept, num_words)
-                # The mask of position p is where p % rows finds it.
+                # The mask of position p is at p % rows.
                 positions = known + (np.arange(rows) - known) % rows
                 entry["masks"], entry["num_mask_rows"] = add(kept[positions % num_kept].reshape(-1)), rows
                 is_edited = True

@@ -26,8 +26,8 @@ class RankGroup(Closing):
     """The group of all ranks, of which a process has one at a time. Use a `with` block."""
 
     def __init__(self, shard: Shard, directory: Path, backend: str, device: torch.device) -> None:
-        """Wait for the other ranks. directory: shared by all ranks, empty at first. backend: "nccl" for tensors on a
-        GPU, or "gloo"."""
+        """Wait for the other ranks. directory: shared by all, empty at first. backend: "nccl" for GPU tensors, or
+        "gloo"."""
         import torch.distributed as dist
 
         self.shard = shard
@@ -45,8 +45,7 @@ class RankGroup(Closing):
         self._host_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, part: Tensor, out: Tensor) -> None:
-        """Write every rank's part [rows, width] to out [rows, size * width], in rank order by columns; both are
-        contiguous."""
+        """Write every rank's part [rows, width], contiguous, to its columns of out [rows, size * width]."""
         import torch
         import torch.distributed as dist
 

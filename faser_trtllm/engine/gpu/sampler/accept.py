@@ -177,8 +177,7 @@ class GpuRejectionSampler:
         self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device) if num_bytes else None
 
     def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
-        """Return the results of n requests, on the device and on the host. The views are kept: most steps have as many
-        requests as the last one."""
+        """Return the results of n requests, on the device and on the host; the views are kept for the next step."""
         if self._result_views is None or self._result_views[0] != n:
             on_device, on_host = (
                 AcceptResult.over(flat, n, self._max_draft_len) for flat in (self._result, self._host_result.numpy())

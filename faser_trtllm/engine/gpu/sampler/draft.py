@@ -211,7 +211,7 @@ class DraftLoop:
         wanted: Int32Array,
         max_draft_len: int,
     ) -> None:
-        """Raise InvalidArgumentError for an invalid call; run: the number of tokens that each request's rows must
+        """Raise InvalidArgumentError for an invalid call; run: the number of tokens that a request's rows must
         reach."""
         if self._spec.block_size and num_drafts[active].any():
             raise InvalidArgumentError("a block drafter drafts for requests without pending drafts; verify those first")

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class DeviceDraftProbs:
     """DraftProbs (sampling/draft_probs.py) that the draft engine writes and the rejection sampler reads.
 
-    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. device_address: its address in an upload of sampling
-    entries.
+    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. device_address: its address, for sampling entries.
     """
 
     def __init__(

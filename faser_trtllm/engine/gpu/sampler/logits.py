@@ -19,8 +19,7 @@ class LogitsSource(Protocol):
 class DeviceLogits:
     """Logits [num_rows, vocab_size] fp32 of an engine's last pass; valid until its next call.
 
-    tensor: on the device. source: None for a copy of some rows. Indexing copies all rows to the host and waits; few
-    requests need that.
+    tensor: on the device. source: None for a copy of some rows. Indexing copies all rows to the host and waits.
     """
 
     def __init__(self, tensor: Tensor, source: LogitsSource | None = None) -> None:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class PendingSteps:
-    """The steps of one draft call. Requests with fewer pending drafts join later, so that all end with the last
-    step."""
+    """The steps of one draft call. Requests with fewer pending drafts join later, so that all end together."""
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int) -> None:
         self._shape = (max_draft_len, 3, -(-max_batch_size // 4) * 4)
