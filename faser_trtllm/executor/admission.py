@@ -1,6 +1,6 @@
-"""The check of a request before the executor takes it: the only place that validates prompts and sampling values.
+"""The check of a request before the executor takes it, which alone validates prompts and sampling values.
 
-Knows token ids and engine limits; serving/ handles text and tensors.
+It knows token ids and engine limits; serving/ handles text and tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check_request(
 ) -> None:
     """Raise InvalidArgumentError, in one sentence, if the prompt or a sampling parameter is out of range.
 
-    drafters: the server's; without any the parameter means nothing, as num_draft_tokens then does.
+    drafters: the server's; without any, params.drafters has no effect, like num_draft_tokens.
     """
     params.validate(vocab_size)
     for name in (params.drafters or ()) if drafters else ():
@@ -42,7 +42,7 @@ def check_request(
 
 
 def check_prompt_length(num_tokens: int, max_seq_len: int) -> None:
-    """Raise InvalidArgumentError if the engine has no room for a prompt and a token of output."""
+    """Raise InvalidArgumentError if the engine has no room for a prompt and one token of output."""
     if num_tokens >= max_seq_len:
         raise InvalidArgumentError(
             f"has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
@@ -55,13 +55,12 @@ def check_prompt_length(num_tokens: int, max_seq_len: int) -> None:
 
 @dataclass(frozen=True)
 class Admission:
-    """Makes the requests of an executor. drafters: names of the server's. keep_candidates, keep_runners_up,
-    is_synthetic: as Request has them. draft_window: of its draft model."""
+    """Makes the requests of an executor; see Request for the last four fields."""
 
     vocab_size: int
     max_seq_len: int
     max_draft_len: int
-    drafters: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()  # names of the server's drafters
     keep_candidates: bool = False
     keep_runners_up: bool = False
     is_synthetic: bool = False
@@ -77,7 +76,7 @@ class Admission:
         priority: float,
         deadline_s: float | None,
     ) -> Request:
-        """Raises as check_request."""
+        """Check and make a request; raises as check_request does."""
         limits = {"vocab_size": self.vocab_size, "max_seq_len": self.max_seq_len}
         check_request(prompt_token_ids, params, **limits, drafters=self.drafters)
         only_model = {"model"}.issuperset(params.drafters or self.drafters) and not len(params.prediction)

@@ -1,4 +1,4 @@
-"""Batching implementations by name: a scheduler and the KV cache manager it allocates from."""
+"""Batching implementations by name: a scheduler, and the KV cache manager that it allocates from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.scheduler import Scheduler
 
 Batching = Callable[[EngineSpec, SchedulerLimits, Policy, Clock], tuple[KVCache, Scheduler]]
-"""Opens the KV cache for engines of a spec, and the scheduler over it."""
+"""Opens the KV cache for engines of a spec, and a scheduler that uses it."""
 
 _BATCHINGS = {
     SchedulerKind.NATIVE: "faser_trtllm.executor.batching:native_batching",
@@ -25,14 +25,14 @@ _BATCHINGS = {
 
 
 def make_batching(config: ExecutorConfig) -> Batching:
-    """Import what config.scheduler names, before engines are opened; ConfigError if it is not available or lacks what
-    the configuration asks for."""
+    """Import the scheduler that config names, before engines are opened; raise ConfigError if it is not available or
+    does not support the configuration."""
     batching: Batching = resolve_name(_BATCHINGS[config.scheduler])(config)
     return batching
 
 
 def native_batching(config: ExecutorConfig) -> Batching:
-    """The project's own scheduler and KV cache."""
+    """Return the project's own scheduler and KV cache."""
     chunking = config.scheduler_config.context_chunking_policy
     if chunking is not ContextChunkingPolicy.FIRST_COME_FIRST_SERVED:
         raise ConfigError(

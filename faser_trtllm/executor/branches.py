@@ -1,15 +1,15 @@
-"""Token trees: rows next to a request's chain of drafts, for what the target may say instead of a draft.
+"""Token trees: rows next to a request's chain of drafts, for tokens that the target may choose instead of a draft.
 
-A branch is one token in the place of a draft. Where the chain's test ends with just that token, the branch's row is the
-row after it, run one step early, and yields one token more. So nothing but the time of a row hangs on a branch: the
-test is the chain's own, in every sampling mode, and the text is what it would have been.
+A branch is one token in place of a draft. If rejection sampling ends the chain with just that token, the branch's row
+is the row after it, run one step early, and yields one more token. A branch therefore affects only time: rejection
+sampling looks at the chain alone, in every sampling mode, and the output stays the same.
 
-Which rows a pass has may depend on anything, so a branch may also take the row of a draft that is less likely to be
-reached: the draft stays pending. Without a rule with prices it does, and a pass has as many rows as without branches.
+A pass may choose its rows freely, so a branch may also take the row of a draft that is less likely to be reached; the
+draft stays pending. Without a rule with prices it always does, and a pass has as many rows as without branches.
 
-A branch has a slot and a KV block of its own, after those of the requests. Its row of the block table is its request's
-up to the block that holds its place; of that block it gets what was there before the pass, and in the pass the KV of
-the chain before it. So its row attends to the same values in the same order as a row of the chain would.
+A branch has its own slot and KV block, after those of the requests. Its row of the block table is its request's up to
+the block of its position. Into its own block are copied the KV from before the pass and, in the pass, the chain's KV
+before it. So its row attends to the same values in the same order as a row of the chain would.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from faser_trtllm.sampling.rejection import BranchTokens
 from faser_trtllm.sampling.table import SamplingTable
 
 CopyKv = Callable[[npt.NDArray[np.int32]], None]
-"""Copies KV between blocks of the target: [4, n] int32, as CpuEngine.copy_kv has it, before what it runs next."""
+"""Copies KV between blocks of the target before its next work: [4, n] int32, see CpuEngine.copy_kv."""
 
-COST_ROWS = 2.0  # what a branch costs, in rows: its own, and about another for copies and host work
-SLOPE_ROWS = 8  # over which a row's cost is averaged, since passes cost by stairs
+COST_ROWS = 2.0  # cost of a branch in rows: its own row, and about one more for copies and host work
+SLOPE_ROWS = 8  # rows over which a row's cost is averaged, since the cost of passes is a step function
 
 
 class BranchRows:
-    """Adds branches to a pass, and takes what they yield."""
+    """Adds branches to a pass, and copies the KV of those that yield a token."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class BranchRows:
         num_branches: int,
         max_draft_len: int,
     ) -> None:
-        """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: the last rows are written here.
-        num_branches: of a request at most."""
+        """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: its last rows are written here.
+        num_branches: maximum per request."""
         self._spec = spec
         self._copy_kv = copy_kv
         self._sampling = sampling
@@ -65,11 +65,12 @@ class BranchRows:
         num_verified: Int32Array,
         verification: VerificationLengths | None,
     ) -> BranchTokens | None:
-        """num_pending, num_verified [num_requests]: pending drafts, and those that have rows, which is lowered in place
-        where branches take these. verification: a rule with prices picks those that pay, next to the drafts' rows.
+        """Choose the branches of a pass, or None.
 
-        Guided requests, and those that keep rows, get none. Nor do requests that run their tokens again after they were
-        preempted: their drafts are still pending, but have no KV blocks yet."""
+        num_pending, num_verified [num_requests]: pending drafts, and those that have rows. num_verified is lowered in
+        place where branches take their rows. verification: a rule with prices adds the branches that pay.
+        Guided requests and those that keep rows get none. Neither do requests that run their tokens again after
+        preemption: their drafts are still pending, but have no KV blocks yet."""
         n, guided = rows.num_decoding, self._sampling.guided.slots
         may_branch = [not request.keeps_rows and request.slot not in guided for request in rows.requests[:n]]
         asked = num_pending[:n] * (np.array(may_branch, bool) & (rows.num_drafts[:n] > 0))
@@ -84,7 +85,7 @@ class BranchRows:
         return BranchTokens(*found) if found.size else None
 
     def add(self, batch: RaggedBatch, rows: ScheduledRequests, branches: BranchTokens) -> RaggedBatch:
-        """The batch with a row per branch, whose slots and blocks are made ready."""
+        """Return the batch with one row per branch, and prepare the branches' slots and blocks."""
         table, spec, parents = self._block_table, self._spec, branches.requests
         n, size = parents.size, self._spec.tokens_per_block
         positions = rows.num_tokens[parents] + branches.places
@@ -113,7 +114,7 @@ class BranchRows:
         )
 
     def copy_followed(self, rows: ScheduledRequests, branches: BranchTokens, followed: npt.NDArray[np.intp]) -> None:
-        """Copy the KV of the branches that gave a token to their requests' blocks."""
+        """Copy the KV of the branches that yielded a token to their requests' blocks."""
         if not followed.size:
             return
         requests = branches.requests[followed]

@@ -1,4 +1,4 @@
-"""The drafting of a step: before its verification, or at the same time on a thread of its own."""
+"""The drafting of a step, before its verification or at the same time on its own thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drafting:
 class DraftWorker:
     """Drafts in the calling thread (serial) or in its own thread, concurrently with verification.
 
-    enter_mode is called before a step whose mode differs from the last one's, while neither engine runs: it moves the
+    enter_mode is called before a step with another mode than the last one, while neither engine runs. It moves the
     engines to the partitions of the mode.
     """
 
@@ -56,7 +56,7 @@ class DraftWorker:
         self._thread: threading.Thread | None = None
 
     def draft(self, plan: SchedulerOutput) -> Drafting:
-        """Start (in serial mode: run) the drafting of a plan."""
+        """Start (in serial mode, run) the drafting of a plan."""
         if plan.mode is not self._mode:
             self._enter_mode(plan.mode)
             self._mode = plan.mode

@@ -1,6 +1,6 @@
 """The service loop: schedule, draft, verify, update, for all requests in flight.
 
-One thread runs step(); any thread may submit and cancel. The executor knows token ids, not text and not sockets.
+One thread runs step(); any thread may submit and cancel. The executor knows token ids, not text or sockets.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from faser_trtllm.scheduler.update import cut_output
 log = logging.getLogger(__name__)
 
 Sink = Callable[[RequestOutput], bool | OutputEnd]
-"""Receives the new tokens of a request on the executor's thread, at most once per step. Returning True, or what counts
-of them, ends the request with FinishReason.STOP (a stop word was found); it is not called again."""
+"""Gets the new tokens of a request on the executor's thread, at most once per step. If it returns True, or the counts
+up to the end of the output, the request ends with FinishReason.STOP (a stop word was found) without further calls."""
 
 
 class Executor(Closing):
@@ -56,8 +56,8 @@ class Executor(Closing):
         gauges: Callable[[], Mapping[str, float]] = dict,
         prepare_draft: Callable[[Path], Callable[[], None]] | None = None,
     ) -> None:
-        """drafters: those that draft_worker runs, told when requests leave. gauges: of stats(). prepare_draft: as
-        OpenedEngines has it."""
+        """drafters: the drafters of draft_worker, notified when a request leaves. gauges: for stats(). prepare_draft:
+        see OpenedEngines."""
         self.vocab_size = admission.vocab_size
         self.max_seq_len = admission.max_seq_len
         self.max_draft_len = admission.max_draft_len
@@ -80,8 +80,8 @@ class Executor(Closing):
         self._slots: dict[str, int] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._live: dict[str, str] = {}  # submitted and not yet ended, and their clients; guarded by _wake
-        self._num_of_client: Counter[str] = Counter()  # of _live
+        self._live: dict[str, str] = {}  # clients of requests that have not ended; guarded by _wake
+        self._num_of_client: Counter[str] = Counter()  # requests in _live by client
         self._draining = False
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -90,7 +90,7 @@ class Executor(Closing):
         self._moved_s = 0.0  # time.monotonic() when a step last began or ended, or work arrived at an idle executor
 
     def step(self) -> bool:
-        """One pass over everything in flight; False when there is nothing to do."""
+        """Run one pass over everything in flight; return False if there is nothing to do."""
         self._read_inbox()
         if not self._scheduler.has_work():
             self._before_pass()
@@ -169,11 +169,11 @@ class Executor(Closing):
                 self._wake.notify()
 
     def replace_draft(self, engine_dir: Path) -> Future[None]:
-        """Let the draft of another directory, or of this one built again, take the place of the draft model or head.
+        """Replace the draft model or head by that of another directory, or of this one if it was built again.
 
-        It is opened by the calling thread, which raises ConfigError or EngineFileError for one that cannot, and put in
-        place between two steps; then the result is there. Requests go on: their pending drafts are tested with the
-        laws that they were drawn from. The new draft catches up with the tokens of each request before it drafts.
+        The calling thread opens it and raises ConfigError or EngineFileError if it cannot be used. It takes effect
+        between two steps; then the result is set. Running requests continue: their pending drafts are verified with the
+        distributions that they were drawn from. The new draft model runs each request's tokens before it drafts for it.
         """
         if self._prepare_draft is None:
             raise ConfigError("these engines' draft cannot be replaced while they run; start the server again")
@@ -199,7 +199,7 @@ class Executor(Closing):
         self._thread.start()
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the running ones; True if all ended within timeout_s."""
+        """Refuse new requests and wait for the running ones; return True if all ended within timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         with self._wake:
             self._draining = True
@@ -211,7 +211,7 @@ class Executor(Closing):
         return True
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start; gauges of the queue, the cache and the speculation guard."""
+        """Return counters since the start, and gauges of the queue, the cache and the speculation guard."""
         sources = {}
         for drafter in self._drafters:
             tested, passed = self._sampling.tests(drafter.spec.source)
@@ -220,7 +220,7 @@ class Executor(Closing):
         return self._stats.as_dict() | self._scheduler.gauges() | dict(self._gauges()) | sources
 
     def progress(self) -> Progress:
-        """Tells whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
+        """Return whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
         age_s = time.monotonic() - self._moved_s
         return Progress(self._num_steps, bool(self._live), age_s, self._slow_steps.slow_s)
 
@@ -229,8 +229,8 @@ class Executor(Closing):
         self._watchers.append(watcher)
 
     def before_pass(self, call: Callable[[], None]) -> None:
-        """Let `call` follow the calls of sinks: once per step, before the passes of the next one, during which this
-        thread needs no Python, or at once if there is no next one. Use it before start()."""
+        """Let `call` be called after the sinks: once per step, before the passes of the next one, during which this
+        thread does not need the GIL, or at once if there is no next one. Use it before start()."""
         self._before_pass = call
 
     def watch_cache(self, listener: BlockListener) -> bool:
@@ -238,7 +238,7 @@ class Executor(Closing):
         return self._scheduler.watch_cache(listener)
 
     def check_integrity(self) -> None:
-        """Audit slots, blocks and bindings, between two steps; raises AssertionError."""
+        """Check slots, blocks and bindings between two steps; raise AssertionError if they are inconsistent."""
         self._scheduler.check_integrity()
         running = {r.request_id: r.slot for r in self._scheduler.running}
         assert self._slots == running, "the sampling table has entries of requests that do not run"
@@ -311,7 +311,7 @@ class Executor(Closing):
             self._sampling.forget(request)
 
     def _deliver(self, plan: SchedulerOutput, outputs: list[RequestOutput]) -> dict[int, int]:
-        """-> by index of the request, how many tokens are part of an output that ends (VerifyResult.up_to)."""
+        """Send outputs; return, by index of each request that ends, how many tokens its output has (see up_to)."""
         for request in plan.finished:
             self._send(RequestOutput(request, (), request.finish_reason))
         places, rows = {}, plan.scheduled
@@ -322,7 +322,7 @@ class Executor(Closing):
         return places
 
     def _send(self, output: RequestOutput) -> int | None:
-        """-> how many tokens of the pass count, if it yielded further ones: up to an end id, or as the sink says."""
+        """Send an output; return how many of the pass's tokens count if it ended early, by an end id or by its sink."""
         request = output.request
         place = len(output.new_token_ids) + 1 if output.finish_reason is FinishReason.STOP else None
         sink = self._sinks.get(request.request_id)

@@ -1,4 +1,4 @@
-"""Opens an engine directory: partition, engines, cache, scheduler and policy, combined into an executor."""
+"""Functions that open an engine directory: partition, engines, cache, scheduler and policy make an executor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from faser_trtllm.scheduler.limits import SchedulerLimits
 log = logging.getLogger(__name__)
 
 MAX_LOGIT_ROWS = 64
-"""Logits of a pass unless drafts need more: prompts with log probs are cut, so that logits do not fill the memory."""
+"""Rows with logits per pass, unless drafts need more. Prompts with log probs are split so that logits fit in memory."""
 
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
@@ -61,7 +61,7 @@ EngineWrapper = Callable[[Engine, str], Engine]
 
 @dataclass(frozen=True)
 class Simulation:
-    """The wrappers of engines and of the draft worker in a simulation (simulation/), and its policy's costs."""
+    """The wrappers of engines and draft worker in a simulation (simulation/), and the costs of its policy."""
 
     wrap_engine: EngineWrapper
     make_worker: WorkerMaker
@@ -83,8 +83,8 @@ def open_executor(
     wrap_policy: wraps the policy, to watch its decisions and outcomes.
     simulation: take times from a cost table.
     interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
-    wrap_engine: wraps both engines (a simulation has its own).
-    draft_timeout_ms: continue without drafts if drafting fails or takes longer (executor/guard.py); None: raise.
+    wrap_engine: wraps both engines, unless there is a simulation, which has its own.
+    draft_timeout_ms: go on without drafts if drafting fails or takes longer (executor/guard.py); None: raise.
 
     Raises ConfigError if the configuration exceeds the limits of the engines or a GPU is missing, and EngineFileError
     if the directory is not usable.
@@ -152,10 +152,10 @@ def open_executor(
 
 
 def refuse_overlap(mode: Mode) -> None:
-    """The enter_mode of engines without partitions for overlap: two passes on one core set's threads would hang."""
+    """Refuse overlapped modes for engines without partitions: two passes on one core set's threads would hang."""
     if mode is not Mode.SERIAL:
         raise ConfigError(
-            f"mode is {mode.value}, and nothing moves target and draft apart for it; give assemble() their opener's "
+            f"mode is {mode.value}, but nothing moves target and draft apart for it; give assemble() their opener's "
             "enter_mode, or speculate with mode=serial"
         )
 
@@ -181,19 +181,19 @@ def assemble(
     gauges: Mapping[str, float] | None = None,
     draft_window: int | None = None,
 ) -> Executor:
-    """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
+    """Make an executor of open engines, which share block ids, so both need as many blocks of the same size.
 
-    enter_mode: moves the engines when the mode changes (engine/opening.py has `stay` for engines that need not move);
-    without it, overlapping modes raise ConfigError. sampler: for the target's logits, of the same max_draft_len; None:
-    they are in the host's memory, and the calling thread samples alone.
-    draft_timeout_ms: as in open_executor.
-    wrap_drafter: wraps every drafter, for faults on purpose.
+    enter_mode: moves the engines when the mode changes (`stay` of engine/opening.py if they need not move); without it,
+        overlapped modes raise ConfigError.
+    sampler: for the target's logits and the same max_draft_len; None: for logits in host memory, on the calling thread.
+    draft_timeout_ms: see open_executor.
+    wrap_drafter: wraps every drafter, for deliberate faults.
     copy_kv: of a target that was opened with branches.
-    prepare_draft: as OpenedEngines has it.
-    gauges: of Executor.stats(), which do not change.
-    draft_window: tokens within which the draft model drafts, None: max_seq_len.
+    prepare_draft: see OpenedEngines.
+    gauges: constant gauges of Executor.stats().
+    draft_window: longest context that the draft model drafts for; None: max_seq_len.
 
-    Raises ConfigError for drafters that cannot be there.
+    Raises ConfigError if the settings do not allow token trees.
     """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
@@ -211,7 +211,7 @@ def assemble(
         max_logit_rows=min(
             spec.max_logit_rows or spec.max_num_tokens, max(MAX_LOGIT_ROWS, spec.max_batch_size * (1 + max_draft_len))
         ),
-        # Of a draft model, the last draft if all were accepted; heads and block drafters run all accepted drafts again.
+        # A draft model runs the last draft if all were accepted; heads and block drafters run all accepted ones again.
         max_draft_rows=2 + max_draft_len if draft is not None and draft.spec.reads_target else 2,
     )
     resources = resources or ExitStack()
@@ -245,7 +245,7 @@ def assemble(
     drafters = [wrap_drafter(drafter) for drafter in drafters]
     cascade = Cascade(drafters, sampling, spec.vocab_size, clock, draft_window)
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
-    worker = make_worker(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
+    worker = make_worker(stage, stay if draft is None else enter_mode)  # a target alone shares its cores with no draft
     worker.register(resources)
     is_synthetic = config.synthetic_acceptance is not None
     if config.synthetic_acceptance is not None:
@@ -263,7 +263,7 @@ def assemble(
         max_draft_len,
         drafters=tuple(drafter.spec.name for drafter in drafters if searches or drafter.spec.has_kv),
         keep_candidates=len(spec.segments) > 2,  # early exit compares with them
-        keep_runners_up=branches is not None,  # branches are of them
+        keep_runners_up=branches is not None,  # the branches' tokens
         is_synthetic=is_synthetic,
         draft_window=draft_window,
     )

@@ -1,6 +1,6 @@
-"""Where drafting breaks or brings nothing, requests go on without it, with the same text.
+"""A guard that turns speculation off while drafting fails or no draft is accepted; the output stays the same.
 
-The service puts a guard around policy and drafter; commands that measure or check do not, so that they show the error.
+The service puts it around policy and drafter; commands that measure or check do not, so that they show the error.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from faser_trtllm.policy.base import Decision, PlanStats, Policy, StepView
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 2.0  # without speculation after the first failure, doubled after each further one; longer than the second
-# between two publications of the metrics, so that the gauge shows it
+BACKOFF_S = 2.0  # time without speculation after the first failure, doubled after each further one; longer than the
+# interval between two publications of the metrics, so that the gauge shows it
 BACKOFF_MAX_S = 300.0
-FRUITLESS_STEPS = 1000  # in a row without one accepted draft
-EMPTY_STEPS = 16  # in a row without one draft: the draft model's logits are NaN or infinite
+FRUITLESS_STEPS = 1000  # consecutive steps without an accepted draft
+EMPTY_STEPS = 16  # consecutive steps without a draft: the draft model's logits are NaN or infinite
 
 
 class DisabledReason(str, enum.Enum):
-    """Why speculation is off for a while: the label of the metric faser_spec_disabled."""
+    """Reason why speculation is off for a while, a label of the metric faser_spec_disabled."""
 
     DRAFT_ERROR = "draft_error"
     DRAFT_OOM = "draft_oom"
@@ -37,14 +37,14 @@ class DisabledReason(str, enum.Enum):
 
 
 class SpeculationGuard(StepWatcher):
-    """Counts what goes wrong and says whether to speculate now: off for a back-off, then tried again.
+    """Counts failures and decides whether to speculate: after a failure not for a back-off time, then again.
 
-    A failure is taken to be none of the drafted tokens' doing, so that dropping the drafts of a failed call is exact.
-    What a call writes before it fails is ignored: the draft's KV counts as far as it did before.
+    A failure is assumed not to depend on the drafted tokens, so dropping the drafts of a failed call is exact. What a
+    call writes before it fails is ignored: the length of valid draft KV stays what it was.
     """
 
     def __init__(self, clock: Clock, draft_timeout_ms: float) -> None:
-        """draft_timeout_ms: of a call that drafts without prompts to catch up on."""
+        """draft_timeout_ms: limit for a call that drafts without catching up on prompts."""
         self._clock = clock
         self._draft_timeout_ms = draft_timeout_ms
         self._reason: DisabledReason | None = None
@@ -59,20 +59,20 @@ class SpeculationGuard(StepWatcher):
         return self._reason is not None
 
     def is_off_now(self) -> bool:
-        """The same before a step; ends a back-off that is over."""
+        """Return True if speculation is off in the next step; end a back-off that is over."""
         if self._reason is not None and self._clock.now_s() >= self._retry_at_s:
             log.warning("speculation is tried again after %s", self._reason.value)
             self._reason = None
         return self._reason is not None
 
     def gauges(self) -> dict[str, float]:
-        """Tells by reason whether speculation is off for it now, and how often it went off; any thread."""
+        """Return, for each reason, whether speculation is off for it now and how often it was. Thread-safe."""
         off = self._reason if self._clock.now_s() < self._retry_at_s else None
         values = {f"spec_disabled_{reason.value}": float(reason is off) for reason in DisabledReason}
         return values | {f"num_spec_fallbacks_{reason.value}": self._num_disabled[reason] for reason in DisabledReason}
 
     def drafted(self, plan: SchedulerOutput, drafts: DraftResult) -> None:
-        """A draft call came back."""
+        """Note a draft call that returned."""
         if not drafts.num_asked:
             return
         is_steady = drafts.num_rows <= 2 * len(plan.scheduled)
@@ -89,14 +89,14 @@ class SpeculationGuard(StepWatcher):
                 self._disable(DisabledReason.DRAFT_NAN, f"{EMPTY_STEPS} draft calls in a row gave no draft")
 
     def failed(self, error: Exception) -> None:
-        """A draft call raised."""
+        """Note a draft call that raised an exception."""
         # torch's error has this name; torch is not imported for it.
         is_oom = isinstance(error, MemoryError | OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError"
         reason = DisabledReason.DRAFT_OOM if is_oom else DisabledReason.DRAFT_ERROR
         self._disable(reason, f"a draft call failed with {type(error).__name__}: {error}")
 
     def step(self, record: StepRecord) -> None:
-        """A step is over; it was fruitless if it drafted and accepted nothing."""
+        """Note a step that is over; it was fruitless if it drafted and accepted nothing."""
         if self._reason is not None:
             return
         if record.num_accepted:
@@ -126,7 +126,7 @@ class GuardedDrafter:
         self._guard = guard
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
-        if plan.is_drafting and self._guard.is_off_now():  # a plan that was made before it was may still hold
+        if plan.is_drafting and self._guard.is_off_now():  # the plan may have been made before it was off
             return nothing_drafted(plan)
         try:
             drafts = self._stage.draft(plan)
@@ -138,7 +138,7 @@ class GuardedDrafter:
 
 
 class GuardedPolicy:
-    """A policy that wants no drafts while the guard is off; it then learns nothing either."""
+    """A policy that wants no drafts, and learns nothing, while the guard is off."""
 
     def __init__(self, inner: Policy, guard: SpeculationGuard) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Log probabilities and logits that requests ask to keep of a pass's rows."""
+"""Log probabilities and logits of a pass's rows that requests ask to keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = KeptRows()
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A request that keeps rows; the tokens come from the rows of logits that begin with first_row."""
+    """A request that keeps rows; its tokens come from the rows of logits from first_row on."""
 
     index: int
     request: Request
@@ -32,16 +32,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ContextRows:
-    """Rows of logits of a pass that are wanted for the log probs of the prompt's tokens after them, and those that are
-    sampled, which must be contiguous."""
+    """Logit rows needed for prompt log probs, and the rows for rejection sampling, which must be contiguous."""
 
     asking: Sequence[Kept]
     sampled_rows: Sequence[int]
 
     @classmethod
     def split(cls, rows: ScheduledRequests, num_verified: Int32Array, num_context: Mapping[int, int]) -> ContextRows:
-        """num_context: by index, rows of logits before those that are sampled, of which the first num_sampled requests
-        have 1 + num_verified[index]."""
+        """num_context: by index, number of logit rows before those for sampling. The first num_sampled requests have
+        1 + num_verified[index] of the latter."""
         asking: list[Kept] = []
         sampled_rows: list[int] = []
         end = 0
@@ -57,7 +56,7 @@ class ContextRows:
         return cls(asking, sampled_rows)
 
     def keep(self, logits: Any, sampler: RejectionSampler) -> dict[int, KeptRows]:
-        """-> log probs of the prompts' tokens, by index."""
+        """Return log probs of prompt tokens, by index."""
         entry = np.zeros(1, SAMPLING_DTYPE)
         entry["mode"] = SEEDED
         for name in ("temperature", "top_p", "repetition_penalty"):
@@ -78,7 +77,7 @@ def keep_rows(
     sampler: RejectionSampler,
     context: Mapping[int, KeptRows],
 ) -> dict[int, KeptRows]:
-    """-> what is kept by index, of contexts included. logits [num_rows, >= vocab_size], as the sampler takes them."""
+    """Return what requests keep by index, including `context`. logits: [num_rows, >= vocab_size], as sampled."""
     asking = [one for one in keeping if one.request.params.return_log_probs]
     log_probs = _log_probs(asking, _entries(asking, sampling), logits, sampler)
     found = dict(context)
@@ -95,12 +94,12 @@ def keep_rows(
 
 
 def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
-    """The slots' entries with the distributions that the requests mean, one for each token."""
+    """Return sampling entries whose distributions are those to report, one per token."""
     counts = [len(one.token_ids) for one in asking]
     entries = np.repeat(sampling[[one.request.slot for one in asking]], counts)
     keeps_filters = np.repeat([one.request.params.normalize_log_probs for one in asking], counts).astype(bool)
     temperatures = np.repeat([one.request.params.log_prob_temperature for one in asking], counts)
-    entries["mode"][~keeps_filters] = SEEDED  # any but greedy, whose distribution is all at the argmax
+    entries["mode"][~keeps_filters] = SEEDED  # not greedy, whose distribution has only the argmax
     entries["temperature"][~keeps_filters] = temperatures[~keeps_filters]
     for name, off in NO_FILTERS.items():
         entries[name][~keeps_filters] = off
@@ -110,7 +109,7 @@ def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
 def _log_probs(
     asking: Sequence[Kept], entries: SamplingArray, logits: Any, sampler: RejectionSampler
 ) -> dict[int, LogProbs]:
-    """-> log probs by index, of requests that have tokens. entries: one for each token."""
+    """Return log probs by index, for requests with tokens. entries: one per token."""
     counts = [len(one.token_ids) for one in asking]
     if not any(counts):
         return {}

@@ -1,7 +1,7 @@
-"""Early pruning inside a verification pass: rows dropped between two segments.
+"""Early pruning in a verification pass: rows are dropped between two segments.
 
-The engine scores and drops (ops/prune_rows.py says which rows); what is dropped stays pending, so a wrong exit costs
-nothing but time.
+The engine scores and drops rows as ops/prune_rows.py decides. Dropped drafts stay pending, so a wrong exit costs only
+time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Pruner:
     def forward(
         self, plan: SchedulerOutput, batch: RaggedBatch, num_verified: Int32Array
     ) -> tuple[npt.NDArray[np.float32], Int32Array | None]:
-        """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per request
-        [num_requests], None where none could be.
+        """Return the logits [num_logit_rows, >= vocab_size] of rows that ran to the end, and the number of rows dropped
+        per request [num_requests], None if none could be.
 
         num_verified [num_requests]: drafts whose rows the pass starts with; lowered in place.
         """

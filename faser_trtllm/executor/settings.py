@@ -1,4 +1,4 @@
-"""The settings of an executor that follow from a configuration and an engine directory, before engines are open."""
+"""Settings of an executor that follow from a configuration and an engine directory, before engines are open."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from faser_trtllm.policy.registry import make_policy
 
 log = logging.getLogger(__name__)
 
-WITHOUT_COSTS = ("off", "fixed", "schedule:")  # how policies begin that need no cost table
-DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
+WITHOUT_COSTS = ("off", "fixed", "schedule:")  # prefixes of policies that need no cost table
+DEFAULT_KV_BYTES = 4 << 30  # on the CPU, where memory is taken only as it fills
 
 
 def choose_limits(engines: EngineDir, config: ExecutorConfig) -> tuple[BuildConfig, int]:
-    """The limits to open engines with, and the KV blocks, at most: a GPU's memory may hold fewer.
+    """Return the limits to open engines with, and the maximum number of KV blocks, of which a GPU may hold fewer.
 
-    ConfigError for what the engines were not built for, and for a scheduler that is not available.
+    Raises ConfigError for limits beyond those the engines were built for, and if the scheduler is not available.
     """
     make_batching(config)
     built = engines.build_config
@@ -47,7 +47,7 @@ def choose_limits(engines: EngineDir, config: ExecutorConfig) -> tuple[BuildConf
 
 
 def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
-    """Raise the ConfigErrors of open_executor that take no open engines, before another process opens them."""
+    """Raise those ConfigErrors of open_executor that need no open engines, before another process opens them."""
     limits, num_blocks = choose_limits(engines, config)
     CoreSet(config.cores, config.num_threads).close()
     check_request(
@@ -70,19 +70,19 @@ def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
 
 
 def may_branch(config: ExecutorConfig, has_model: bool) -> bool:
-    """Return True if token trees go with the other settings. has_model: a draft model drafts."""
+    """Return True if the other settings allow token trees. has_model: a draft model drafts."""
     return has_model and config.scheduler is SchedulerKind.NATIVE and config.synthetic_acceptance is None
 
 
 def no_branches(num_branches: int) -> ConfigError:
     return ConfigError(
-        f"num_branches is {num_branches}, which takes cpu or cuda engines with a draft model, the native scheduler and "
+        f"num_branches is {num_branches}, which needs cpu or cuda engines with a draft model, the native scheduler and "
         "no synthetic acceptance; set it to 0"
     )
 
 
 def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:
-    """The configuration's, or what the engines have: the draft model, else the suffix automaton, which needs none."""
+    """Return the configured drafters, or by default the draft model, or the suffix drafter without one."""
     if config.drafters is None:
         return (DrafterName.MODEL,) if engines.has_draft else (DrafterName.SUFFIX,)
     if DrafterName.MODEL in config.drafters and not engines.has_draft:
@@ -102,17 +102,17 @@ def choose_policy(
     *,
     drafters: Collection[DrafterName] = (DrafterName.MODEL,),
 ) -> Policy:
-    """Parse a policy, with the directory's cost table if it needs one.
+    """Make a policy from its spelling, with the directory's cost table if it needs one.
 
-    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for an invalid policy,
-    or one whose table is missing or was measured elsewhere.
+    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError if the spelling is
+    invalid, or if its table is missing or was measured elsewhere.
     """
     costs = choose_costs(engine_dir, speculation, num_threads)
     return policy_of(speculation, max_draft_len, max_batch_size, costs, drafters)
 
 
 def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTable | None:
-    """The directory's cost table for this machine, None for what goes without; that "auto" has none is logged."""
+    """Return the directory's cost table for this machine, None if none is needed, or if "auto" finds none (logged)."""
     if speculation.startswith(WITHOUT_COSTS):
         return None
     try:
@@ -125,7 +125,7 @@ def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTa
 
 
 def cost_gauges(costs: CostTable | None) -> dict[str, float]:
-    """Gauges of Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
+    """Return gauges for Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
     return {} if costs is None else {f"doubtful_costs_{kind}": 1.0 for kind in costs.doubtful_kinds}
 
 
@@ -136,7 +136,7 @@ def policy_of(
     costs: CostTable | None,
     drafters: Collection[DrafterName],
 ) -> Policy:
-    """The policy of a spelling over costs from choose_costs(); ConfigError for an invalid one."""
+    """Make a policy with costs from choose_costs(); raise ConfigError if the spelling is invalid."""
     if speculation == "auto":
         speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
     return make_policy(speculation, max_draft_len, costs, max_batch_size, drafters)

@@ -1,4 +1,4 @@
-"""Tracks the duration of an executor's slowest steps, so that a slow model is not mistaken for a hang."""
+"""The duration of an executor's slowest steps, so that a slow model is not mistaken for a hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MIN_STEPS = 2  # a hang that ended counts as one slow step
 
 
 class SlowSteps:
-    """Written only by the executor's thread, readable from any."""
+    """Tracks step durations. Written only by the executor's thread, readable from any."""
 
     def __init__(self) -> None:
         self._histogram = Histogram(_BOUNDS_S)

@@ -16,7 +16,7 @@ LATENCY_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # of TensorRT-LLM's nv_llm_*_token_len
+LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # as TensorRT-LLM's nv_llm_*_token_len
 
 HISTOGRAMS = {
     "queue_time_s": LATENCY_BUCKETS_S,
@@ -27,7 +27,7 @@ HISTOGRAMS = {
     "input_token_len": LENGTH_BUCKETS,
     "output_token_len": LENGTH_BUCKETS,
 }
-"""Name of a histogram -> upper bounds of its buckets; one more bucket takes larger values."""
+"""Upper bounds of each histogram's buckets; one more bucket takes larger values."""
 
 _COUNTS = (
     "num_steps",
@@ -61,15 +61,12 @@ _TIMES = ("schedule_ms", "draft_ms", "free_draft_ms", "verify_ms", "update_ms")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Shows whether an executor makes progress: it hangs if it has work and its last step began or ended long ago.
-
-    age_s: seconds since then, or since work arrived at the idle executor. slow_step_s: SlowSteps.slow_s.
-    """
+    """Shows whether an executor makes progress: it hangs if it has work and its last step began or ended long ago."""
 
     num_steps: int = 0
     has_work: bool = False
-    age_s: float = 0.0
-    slow_step_s: float = 0.0
+    age_s: float = 0.0  # since the last step began or ended, or work arrived at the idle executor
+    slow_step_s: float = 0.0  # SlowSteps.slow_s
 
     @property
     def stalled_s(self) -> float:
@@ -78,17 +75,17 @@ class Progress:
 
 
 class StepWatcher:
-    """Notified on the executor's thread; must neither block nor raise."""
+    """A listener called on the executor's thread; it must neither block nor raise."""
 
     def step(self, record: StepRecord) -> None:
-        """A step has ended and its tokens were delivered."""
+        """Handle a step that has ended and whose tokens were delivered."""
 
     def finished(self, request: Request) -> None:
-        """A request ended; if a step ended it, step() is called afterwards."""
+        """Handle the end of a request; if a step ended it, step() is called afterwards."""
 
 
 class Histogram:
-    """Count and sum of values per bucket."""
+    """Count and sum of values in each bucket."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -114,7 +111,7 @@ class ExecutorStats(StepWatcher):
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
         self._last_token_s: dict[Request, float] = {}
         self._ended: list[Request] = []  # since the last step
-        self._steady: Sequence[Request] = ()  # a held plan's: all of them had their last token at _steady_s
+        self._steady: Sequence[Request] = ()  # requests of a held plan, whose last tokens all came at _steady_s
         self._steady_s = 0.0
         self._last: StepRecord | None = None
 
@@ -168,7 +165,7 @@ class ExecutorStats(StepWatcher):
                 histograms["time_per_output_token_s"].observe(per_token_s)
 
     def as_dict(self) -> dict[str, float]:
-        """Counts, and the batch of the last step.
+        """Return the counts, and the batch of the last step.
 
         Keys with several values are name[index], by draft position, number of verified drafts or histogram bucket (and
         name_sum[index], the sum of the bucket's values).

@@ -1,4 +1,4 @@
-"""A Chrome/Perfetto trace of the executor's steps: parts, rows, pruned rows and modes over time."""
+"""A Chrome/Perfetto trace of the executor's steps: their parts, rows, pruned rows and modes over time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _TRACKS = {"schedule": 0, "draft": 1, "verify": 2, "update": 3}
 
 
 def check_trace_file(path: Path, name: str = "trace_file") -> None:
-    """Raise ConfigError if no trace can be written to the file of this setting; creates it if it is not there."""
+    """Create the trace file if it is missing; raise ConfigError, naming the setting, if it cannot be written."""
     try:
         path.open("ab").close()
-    except (OSError, ValueError) as error:  # of a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have this name
         raise ConfigError(
-            f"{name} is {path}, which cannot be written: {reason_of(error)}; name a file in a folder that is "
-            "there and may be written"
+            f"{name} is {path}, which cannot be written: {reason_of(error)}; name a file in an existing, writable "
+            "folder"
         ) from error
 
 
 class TraceWriter(Closing, StepWatcher):
     """Writes the JSON array form of the Trace Event Format, step by step; a cut-off file still loads.
 
-    A trace that is there is kept as NAME.1, in place of an older one of that name: after a crash it is that of the
-    crash. Once a write fails, on a full disk for one, the trace ends with a line in the log, and the steps go on.
+    An existing trace is kept as NAME.1, replacing an older one: after a crash, it is the trace of the crash. If a write
+    fails, for example on a full disk, the trace ends with a line in the log, and the steps go on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class TraceWriter(Closing, StepWatcher):
             self._file = None
 
     def _write(self, text: str) -> None:
-        """Write at once, since a process that is killed writes nothing that waits."""
+        """Write at once, since buffered text is lost if the process is killed."""
         if self._file is None:
             return
         try:
@@ -91,7 +91,7 @@ class TraceWriter(Closing, StepWatcher):
     def _give_up(self, error: OSError) -> None:
         log.warning("the trace %s ends here, it cannot be written: %s", self._path, reason_of(error))
         if self._file is not None:
-            with contextlib.suppress(OSError):  # of what could not be written
+            with contextlib.suppress(OSError):  # from text that could not be written
                 self._file.close()
             self._file = None
 

@@ -43,8 +43,8 @@ class Verifier:
         sampler: RejectionSampler,
         branches: BranchRows | None = None,
     ) -> None:
-        """sampler: for the logits of `engine`. branches: adds them where drafts are verified after they were made, in a
-        pass that is not pruned."""
+        """sampler: for the logits of `engine`. branches: adds branches to passes that verify drafts made before them
+        and are not pruned."""
         spec = engine.spec
         self._sampling = sampling
         self._clock = clock
@@ -57,8 +57,8 @@ class Verifier:
         self._sampler = sampler
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
-        """Run the pass and sample. Unless the mode is serial, the pass runs while drafting goes on: it verifies what
-        was pending before, and the sampler already sees what was drafted meanwhile."""
+        """Run the pass and sample. Unless the mode is serial, the pass runs while drafting goes on: it verifies drafts
+        that were pending before, and the sampler also sees those drafted meanwhile."""
         started_s, rows = self._clock.now_s(), plan.scheduled
         is_serial = plan.mode is Mode.SERIAL
         pending = rows.num_pending + drafting.result().num_new_drafts if is_serial else rows.num_pending
@@ -107,7 +107,7 @@ class Verifier:
         )
 
     def _lengths(self, plan: SchedulerOutput, pending: Int32Array) -> Int32Array:
-        """Drafts to verify [num_requests], of the pending ones."""
+        """Return how many of the pending drafts to verify, [num_requests]."""
         rows, rule = plan.scheduled, plan.decision.verification
         lengths: Int32Array = np.minimum(pending, rows.max_verified)
         if rule is not None and any(lengths.tolist()):
@@ -117,8 +117,7 @@ class Verifier:
         return lengths
 
     def _fill(self, rows: ScheduledRequests, num_verified: Int32Array) -> tuple[RaggedBatch, dict[int, int]]:
-        """-> the batch, and by index how many rows of logits come before a request's own for the log probs of its
-        prompt."""
+        """Return the batch, and by index how many logit rows for prompt log probs precede a request's own."""
         n = rows.num_running
         num_logits, num_context = num_verified + 1, {}
         if rows.num_decoding < len(rows):
@@ -157,7 +156,7 @@ class Verifier:
         return found
 
     def _ended(self, rows: ScheduledRequests, found: AcceptResult) -> dict[int, Ended]:
-        """-> the requests of which a row failed, by index."""
+        """Return the requests that end because one of their rows failed, by index."""
         ended = {}
         for index in np.flatnonzero(found.outcome == FAILED).tolist():
             request, guided = rows.requests[index], self._sampling.guided
@@ -182,7 +181,7 @@ class Verifier:
         logits: Any,
         context: dict[int, KeptRows],
     ) -> dict[int, KeptRows]:
-        """-> what requests keep, by index."""
+        """Return what requests keep, by index."""
         requests = rows.requests[: rows.num_sampled]
         if True not in [request.keeps_rows for request in requests]:
             return context
@@ -196,7 +195,7 @@ class Verifier:
 
 
 def _may_branch(plan: SchedulerOutput) -> bool:
-    """Not if rows of the pass may be dropped, or are those of a prompt that have logits."""
+    """Return False if rows of the pass may be dropped, or if it has logits of prompt rows."""
     exits = plan.decision.exits
     if exits and exits.boundaries:
         return False

@@ -1,4 +1,4 @@
-"""Compiles guides from their specs, within limits of time and memory, and caches them."""
+"""Compiler of guides, with limits of time and memory and a cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPILE_TIMEOUT_S = 2.0
 MAX_COMPILED_BYTES = 512 << 20
 _NICENESS = 5  # of the process that compiles slow guides
-_MIN_GUIDE_BYTES = 1 << 20  # measurements of small guides are too coarse, since the allocator rounds
+_MIN_GUIDE_BYTES = 1 << 20  # since the allocator rounds, small guides cannot be measured more precisely
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class _Opened:
 class GuideCompiler:
     """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily.
 
-    All guides that are cached or that a request still holds take at most MAX_COMPILED_BYTES, as measured by the probe.
+    All guides that are cached or held by a request take at most MAX_COMPILED_BYTES, as measured by the probe.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """vocab_size: entries of the logits, to which masks are applied. timeout_s: CPU time of a compilation."""
+        """vocab_size: number of logits that masks apply to. timeout_s: CPU time of a compilation."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""An llguidance grammar as a Guide: masks over the model's vocabulary."""
+"""Guides as llguidance grammars, with masks over the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
-# Unbounded, a small model may write nothing else; 32 leaves room for deep indentation. It may be missing anyway: a
-# pattern that allows the empty text takes the library through far more ways to read a token.
+# Without a limit, a small model may write nothing else; 32 leaves room for deep indentation. The white space itself is
+# optional in the grammar: with a pattern that allows the empty text, the library considers far more readings of a
+# token.
 WHITE_SPACE = r"[ \t\r\n]{1,32}"
 _MAX_REASON_CHARS = 200
 
@@ -73,7 +74,7 @@ class GrammarState:
 
 
 def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """llguidance's tokenizer. definition: the text of tokenizer.json. Raises InvalidArgumentError if not installed."""
+    """Open llguidance's tokenizer from the text of tokenizer.json; raise InvalidArgumentError if that fails."""
     try:
         from llguidance import LLTokenizer
     except ImportError as error:
@@ -87,7 +88,7 @@ def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int
 
 
 def source_of(spec: GuideSpec) -> str:
-    """The grammar in llguidance's format; raises ValueError or RecursionError for some invalid grammars."""
+    """Return the grammar in llguidance's format; raises ValueError or RecursionError for some invalid grammars."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -100,14 +101,14 @@ def source_of(spec: GuideSpec) -> str:
 
 
 def _json_defaults(schema: str) -> JsonCompileOptions | None:
-    own = json.loads(schema)  # whose errors count columns of the schema, not of the text that the library puts it in
+    own = json.loads(schema)  # errors of this call count columns in the schema, not in the library's wrapper of it
     says = own.get("x-guidance") if isinstance(own, dict) else None
-    # The library lets a pattern win over the schema's own whitespace_flexible.
+    # In the library, a pattern has precedence over the schema's own whitespace_flexible.
     return None if isinstance(says, dict) and "whitespace_flexible" in says else {"whitespace_pattern": WHITE_SPACE}
 
 
 def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """The matcher and the grammar's error, "" for none. Releases the GIL; may take long."""
+    """Return the matcher and the grammar's error, "" if none. Releases the GIL; may take long."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
@@ -115,7 +116,7 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]
 
 
 def first_token_error(matcher: LLMatcher) -> str:
-    """Why no first token can be computed within the limits, "" if it can; may run up to those limits."""
+    """Return why no first token can be computed within the limits, "" if one can; may run up to those limits."""
     matcher.compute_bitmask()
     return _reason(matcher) if matcher.is_error() else ""
 
@@ -126,15 +127,15 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def shortened(reason: str) -> str:
-    """The library's error message as part of a sentence: its first line, without a full stop."""
+    """Shorten the library's error message to part of a sentence: its first line, without a full stop."""
     lines = [line.strip() for line in reason.strip().splitlines()]
-    details = [line for line in lines if line.startswith("error:")]  # a regex error draws the regex first
+    details = [line for line in lines if line.startswith("error:")]  # a regex error shows the regex first
     first = "; ".join([lines[0].split("(in regex)")[0].strip(), *details]) if lines else "no reason given"
     return first[:_MAX_REASON_CHARS].rstrip(".:; ")
 
 
 def _limits() -> LLParserLimits:
-    """Lower than the library's defaults, because all requests wait while a mask is computed."""
+    """Return limits below the library's defaults, because all requests wait while a mask is computed."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -1,9 +1,9 @@
-"""Compiles guides under limits of time and memory, in processes that may end.
+"""Compiles guides under limits of time and memory, in processes that can be ended.
 
 llguidance cannot be interrupted, its limits do not bound the time of a compilation, and a deep grammar overflows its
-stack. So a server process opens the tokenizer once and forks a child for each guide. A guide that takes too long or too
-much memory, or crashes, ends only its child. A guide that passes is compiled again in the engine process, at a known
-cost. The child also computes the first mask, because with very many alternatives that takes longest.
+stack. So a server process opens the tokenizer once and forks a child for each guide. A guide that takes too much time
+or memory, or crashes, ends only its child. A guide that passes is compiled again in the engine process, at a known
+cost. The child also computes the first mask, which takes longest with very many alternatives.
 
 The server's standard input is a socket. It gets the tokenizer, then a descriptor for each guide: the child's own
 socket, for one question and one answer. Frames: length of the body (4 bytes, little endian), then JSON.
@@ -34,14 +34,14 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """A guide that compiles. source: in llguidance's format. num_bytes: memory of the guide with its first mask."""
+    """A guide that compiles."""
 
-    source: str
-    num_bytes: int
+    source: str  # in llguidance's format
+    num_bytes: int  # memory of the guide with its first mask
 
 
 class Probe:
-    """The processes that try guides; started on demand and again after a crash. Thread-safe."""
+    """The processes that compile guides, started on demand and again after a crash. Thread-safe."""
 
     def __init__(self, definition: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer = {"definition": definition, "vocab_size": vocab_size, "eos_token_ids": eos_token_ids}
@@ -50,10 +50,10 @@ class Probe:
         self._control: socket.socket | None = None
 
     def check(self, spec: GuideSpec, budget_s: float, niceness: int = 0) -> Probed | None:
-        """Compile a guide in a child; None if it takes more than budget_s or MAX_MEMORY_BYTES.
+        """Compile a guide in a child; return None if it takes more than budget_s or MAX_MEMORY_BYTES.
 
-        Raises InvalidArgumentError if the guide is invalid. budget_s: CPU time, so that it does not depend on what else
-        runs. niceness: increment for os.nice().
+        Raises InvalidArgumentError if the guide is invalid. budget_s: CPU time, so that other load does not matter.
+        niceness: increment for os.nice().
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -174,7 +174,7 @@ def _memory_bytes() -> tuple[int, int]:
 
 
 def _answer(tokenizer: Any, spec: GuideSpec, held: int) -> dict[str, Any]:
-    """Compile the guide and its first mask. held: private bytes of this process before."""
+    """Compile the guide and its first mask. held: private bytes of this process before that."""
     try:
         source = source_of(spec)
         matcher, error = compile_source(tokenizer, source)

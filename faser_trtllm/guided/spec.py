@@ -1,4 +1,4 @@
-"""The specification of a guide: what a client may require of the output."""
+"""The specification of a guide, which a client's output must match."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 @dataclass(frozen=True, slots=True)
 class GuideSpec:
-    """guide_type: one of GUIDE_TYPES. guide: the schema, regex or grammar; "" for json: any object or array."""
+    """What a client asked for."""
 
-    guide_type: str
-    guide: str = ""
+    guide_type: str  # one of GUIDE_TYPES
+    guide: str = ""  # the schema, regex or grammar; "" for the type json: any object or array
 
 
 def guide_spec(guide_type: str | None, guide: str | None) -> GuideSpec | None:
-    """The spec from TensorRT-LLM's two inputs, None if neither is given; raises InvalidArgumentError.
+    """Make a spec from TensorRT-LLM's two inputs, None if neither is given; raise InvalidArgumentError if invalid.
 
-    Empty strings count as "not given", because its clients send them.
+    Empty strings count as not given, because TensorRT-LLM's clients send them.
     """
     if not guide_type:
         if guide:

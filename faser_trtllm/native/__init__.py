@@ -1,4 +1,4 @@
-"""The native library (faser_cpu.h) through ctypes: loaded once; its structures and signatures are in this package."""
+"""The native library (faser_cpu.h), loaded once through ctypes, with its structures and signatures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
     "FaserTestSums",
     "FaserTexts",
     "FillMasks",
-]  # of structures; what is defined below is public as well
+]  # of the structures; the names defined below are public too
 
 ABI_VERSION = 24
 
@@ -78,8 +78,8 @@ DRAFT_BLOCK = 2
 
 BY_MODEL = 0
 BY_SUFFIX = 1
-BY_PREDICTION = 2  # counted with the suffix automaton's
-SOURCES = {"model": BY_MODEL, "suffix": BY_SUFFIX}  # by the drafters' names
+BY_PREDICTION = 2  # counted as BY_SUFFIX
+SOURCES = {"model": BY_MODEL, "suffix": BY_SUFFIX}  # by names of drafters
 
 _LIBRARY = Path(__file__).parent.parent / "_native" / "libfaser_cpu.so"
 
@@ -93,7 +93,7 @@ _STATUS_SENTENCES = {
 
 
 def address_of_buffer(buffer: Any) -> int:
-    """The address of a numpy array's first element, four times as fast as numpy's own accessor.
+    """Return the address of a numpy array's first element, four times as fast as numpy's own accessor.
 
     The fast path needs a writable, C-contiguous, non-empty array; others take the slow one.
     """
@@ -105,13 +105,13 @@ def address_of_buffer(buffer: Any) -> int:
 
 
 def address_of_function(function: Any) -> int:
-    """The address of a FillMasks, for a structure's field; the function must be kept alive."""
+    """Return the address of a FillMasks for a field of a structure; the function must be kept alive."""
     return ctypes.cast(function, c_void_p).value or 0
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library with signatures declared; FaserError if it is missing or has another version."""
+    """Return the library with its signatures declared; raise FaserError if it is missing or has another version."""
     if not _LIBRARY.exists():
         raise FaserError("native library not found, run ./build.sh setup")
     try:
@@ -133,13 +133,13 @@ def library() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set this process runs: amxbf16, avx512bf16, avx2 or portable."""
+    """Return the instruction set that this process uses: amxbf16, avx512bf16, avx2 or portable."""
     name: bytes = library().faser_isa()
     return name.decode()
 
 
 def check(status: int, what: str) -> None:
-    """Raise for a negative faser_status: InvalidArgumentError, or OutOfMemoryError."""
+    """Raise InvalidArgumentError or OutOfMemoryError for a negative faser_status."""
     if status >= FASER_OK:
         return
     sentence = f"{what} failed: {_STATUS_SENTENCES.get(status, f'status {status}')}"

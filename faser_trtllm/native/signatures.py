@@ -1,4 +1,4 @@
-"""The functions of faser_cpu.h: name, result and arguments. Addresses of arrays are integers or c_void_p."""
+"""The functions of faser_cpu.h: name, result and arguments. Array addresses are integers or c_void_p."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class FaserLayer(Structure):
 
 
 class FaserHead(Structure):
-    """struct faser_head: what an EAGLE-3 head or an MTP layer has next to a decoder's layers."""
+    """struct faser_head: the parts of an EAGLE-3 head or an MTP layer that a decoder lacks."""
 
     _fields_ = [
         ("fc", c_void_p),
@@ -60,7 +60,7 @@ class FaserHead(Structure):
 
 
 class FaserMedusa(Structure):
-    """struct faser_medusa: Medusa heads, in the place of a decoder's layers."""
+    """struct faser_medusa: Medusa heads, which replace a decoder's layers."""
 
     _fields_ = [
         ("residual", c_void_p),
@@ -80,7 +80,7 @@ class FaserConv(Structure):
 
 
 class FaserBlock(Structure):
-    """struct faser_block: what a block drafter has next to a decoder's layers."""
+    """struct faser_block: the parts of a block drafter that a decoder lacks."""
 
     _fields_ = [
         ("fc", c_void_p),
@@ -109,7 +109,7 @@ class FaserBlock(Structure):
 
 
 class FaserExperts(Structure):
-    """struct faser_experts: a mixture's sizes."""
+    """struct faser_experts: sizes of a mixture of experts."""
 
     _fields_ = [
         ("num_experts", c_int32),
@@ -215,7 +215,7 @@ FillMasks = ctypes.CFUNCTYPE(None, c_int32, POINTER(c_int32), POINTER(c_int32))
 
 
 class FaserDraftStop(Structure):
-    """struct faser_draft_stop: when drafting stops early."""
+    """struct faser_draft_stop: when drafting ends early."""
 
     _fields_ = [
         ("slope", c_void_p),
@@ -229,7 +229,7 @@ class FaserDraftStop(Structure):
 
 
 class FaserSlotCosts(Structure):
-    """struct faser_slot_costs: what slots of a pass cost."""
+    """struct faser_slot_costs: costs of a pass's slots."""
 
     _fields_ = [
         ("verify_ms", c_void_p),
@@ -244,7 +244,7 @@ class FaserSlotCosts(Structure):
 
 
 class FaserAcceptance(Structure):
-    """struct faser_acceptance: how likely drafts are accepted."""
+    """struct faser_acceptance: acceptance probabilities of drafts."""
 
     _fields_ = [
         ("slope", c_void_p),
@@ -255,19 +255,19 @@ class FaserAcceptance(Structure):
 
 
 class FaserTestSums(Structure):
-    """struct faser_test_sums: sums over tested drafts."""
+    """struct faser_test_sums: sums over verified drafts."""
 
     _fields_ = [("cells", c_void_p), ("bins", c_void_p), ("num_bins", c_int32)]
 
 
 class FaserTexts(Structure):
-    """struct faser_texts: where a slot's tokens and end ids are, and who drafted."""
+    """struct faser_texts: addresses of a slot's tokens, end ids and draft sources."""
 
     _fields_ = [("tokens", c_void_p), ("end_ids", c_void_p), ("num_end_ids", c_int64), ("draft_sources", c_void_p)]
 
 
 class FaserPassLimits(Structure):
-    """struct faser_pass_limits: of an engine with memory of its own."""
+    """struct faser_pass_limits: limits of an engine with its own memory."""
 
     _fields_ = [
         ("vocab_size", c_int32),

@@ -51,7 +51,7 @@ def test_lanes_overlap_only_where_the_opener_says_how(tmp_path: Path, mode: Mode
             executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=6), collector.sink("a"))
             if not apart and mode is not Mode.SERIAL:
                 with pytest.raises(
-                    ConfigError, match=f"mode is {mode.value}, and nothing moves target and draft apart"
+                    ConfigError, match=f"mode is {mode.value}, but nothing moves target and draft apart"
                 ):
                     drain(executor)
             else:

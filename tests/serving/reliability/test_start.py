@@ -178,11 +178,11 @@ def test_an_unknown_key_of_the_configuration_gets_a_suggestion(tmp_path):
         ("gpu_partitions: streams", "gpu_partitions is streams, "),
         (
             "{num_branches: 2, synthetic_acceptance: 1.0}",
-            "num_branches is 2, which takes cpu or cuda engines with a draft",
+            "num_branches is 2, which needs cpu or cuda engines with a draft",
         ),
         (
             "{num_branches: 2, drafters: suffix}",
-            "num_branches is 2, which takes cpu or cuda engines with a draft model",
+            "num_branches is 2, which needs cpu or cuda engines with a draft model",
         ),
         (
             "scheduler_config: {context_chunking_policy: EQUAL_PROGRESS}",
