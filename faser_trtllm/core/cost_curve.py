@@ -190,11 +190,11 @@ def fit_curve(
     rest_ms = ms - (per_expert_ms or 0.0) * experts
     target = np.concatenate([rest_ms / ms, np.zeros(len(ridges))])
     found = nnls(np.vstack([design / scale / ms[:, None], ridge]), target)
-    stairs, found_slopes = np.split(found / scale, [rows.size])
+    base, found_slopes = np.split(found / scale, [rows.size])
     per_request, per_row_context, per_request_context, per_context, *per_expert = found_slopes.tolist()
     return CostCurve(
         tuple(map(int, rows)),
-        tuple(np.cumsum(stairs).tolist()),
+        tuple(np.cumsum(base).tolist()),
         per_request,
         per_row_context,
         per_request_context,

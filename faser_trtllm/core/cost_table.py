@@ -52,7 +52,7 @@ class CostTable:
     curves: Mapping[str, CostCurve]  # by "kind@partition"
     interference: tuple[Interference, ...] = ()
     exits: tuple[ExitModel, ...] = ()
-    overhead_ms: float = 0.0  # of a step, besides drafting and the pass
+    overhead_ms: float = 0.0  # of a step, in addition to drafting and the pass
     errors: Mapping[str, CurveError] = field(default_factory=dict)  # by "kind@partition", left-out curves included
     source: str = MEASURED  # or MODELLED from anchors, for simulations only; held_out is then on public measurements
     anchors: str = ""  # what a modelled table was computed from, in words

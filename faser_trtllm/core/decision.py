@@ -39,7 +39,7 @@ class StepView:
 
 @value
 class DraftStop:
-    """When drafting ends early, decided inside the one draft call.
+    """A rule that ends drafting early, applied inside the one draft call.
 
     A draft at position j (0 is the first pending one) with margin m (Request.draft_margins), of a request with
     SamplingMode s, is estimated to be accepted with probability sigmoid(slope[s, j] * m + intercept[s, j]). Survival is

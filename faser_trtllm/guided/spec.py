@@ -13,7 +13,7 @@ GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 @dataclass(frozen=True, slots=True)
 class GuideSpec:
-    """What a client asked for."""
+    """A guide that a client asked for."""
 
     guide_type: str  # one of GUIDE_TYPES
     guide: str = ""  # the schema, regex or grammar; "" for the type json: any object or array

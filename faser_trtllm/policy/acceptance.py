@@ -179,12 +179,12 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
     going_on = np.maximum(all_passed, 0.0) * later
     num_modes, num_places = rates.shape
     survival = _chances(rates)
-    behind = (survival - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
-    behind = np.clip(behind, MIN_RATE, survival)
+    after_failure = (survival - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
+    after_failure = np.clip(after_failure, MIN_RATE, survival)
     # After a failure, drafts get better and not worse; where none was verified, they are like those at later positions.
-    ratios = np.maximum.accumulate(np.minimum(behind[:, 1:] / behind[:, :-1], later), axis=1)
+    ratios = np.maximum.accumulate(np.minimum(after_failure[:, 1:] / after_failure[:, :-1], later), axis=1)
     ratios = np.where(tests < PRIOR_TESTS, later, ratios)
-    ratios[:, 0] = behind[:, 1]
+    ratios[:, 0] = after_failure[:, 1]
     ratios = np.concatenate([ratios, np.broadcast_to(later, (num_modes, SERIES_TERMS - num_places))], axis=1)
     steps = _chances(ratios) @ _step_starts(num_places)
     tokens = steps[:, :1] / steps

@@ -56,21 +56,21 @@ class StepCosts:
     off_host_ms: float  # host time of a step without drafting
     experts: ExpertCosts | None = None
 
-    def off_beside(self, prompts: Mapping[int, float]) -> float:
+    def off_with_prompts(self, prompts: Mapping[int, float]) -> float:
         """Return off_ms averaged over steps; prompts: by number of prompt rows, the share of steps that run them."""
         extra = sum(share * float(self._next_to(rows)[0]) for rows, share in prompts.items())
         share = sum(prompts.values())
         return (1.0 - share) * self.off_ms + share * self.off_host_ms + extra
 
-    def beside(self, prompts: Mapping[int, float]) -> Float64Array:
+    def with_prompts(self, prompts: Mapping[int, float]) -> Float64Array:
         """Return verify averaged over passes; prompts: by number of prompt rows, the share of passes that run them."""
         mean = (1.0 - sum(prompts.values())) * self.verify
         for num_rows, share in prompts.items():
             mean += share * self._next_to(num_rows)
         return mean
 
-    def experts_beside(self, prompts: Mapping[int, float]) -> Float64Array | None:
-        """Return the part of beside() that experts take, or None without experts."""
+    def experts_with_prompts(self, prompts: Mapping[int, float]) -> Float64Array | None:
+        """Return the part of with_prompts() that experts take, or None without experts."""
         experts = self.experts
         if experts is None:
             return None

@@ -114,8 +114,8 @@ class PricePolicy:
         limits = np.array([request.draft_limit for request in decoding], np.int32)
         least_prompts, most_prompts = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
         costs = self._costs.step(n, self._context_len, max(most_prompts, default=0))
-        beside = costs.beside(least_prompts)
-        off_goodput = n / costs.off_beside(least_prompts)
+        with_prompts = costs.with_prompts(least_prompts)
+        off_goodput = n / costs.off_with_prompts(least_prompts)
         steps_ms = costs.off_ms * self._costs.slowness
         self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
         if view.num_context_rows or view.num_joining:  # the batch changes in the next step
@@ -131,7 +131,7 @@ class PricePolicy:
         tokens = np.full(costs.verify.size, n + survivals.sum())
         tokens[: survivals.size + 1] = n + np.concatenate([[0.0], np.cumsum(survivals)])
         drafting = (tokens - n) / (tokens[-1] - n)
-        verify = beside + drafting * (costs.beside(self._prompts.shares(tokens[-1])) - beside)
+        verify = with_prompts + drafting * (costs.with_prompts(self._prompts.shares(tokens[-1])) - with_prompts)
         displaced_ms = prompt_row_worth(decoding) / off_goodput * _beyond(view.num_free_rows, verify.size)
         verify = verify + displaced_ms
         slot_costs = _slot_costs(costs, verify, n)
@@ -165,7 +165,7 @@ class PricePolicy:
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._running) if self._running in OVERLAPPED else self._mode or Mode.SERIAL
         shares = self._prompts.shares(tokens[slots])
-        smooth, experts = costs.beside(shares) + displaced_ms, costs.experts_beside(shares)
+        smooth, experts = costs.with_prompts(shares) + displaced_ms, costs.experts_with_prompts(shares)
         stop = None
         if self._is_block:
             modes = [request.sampling_mode for request in decoding]

@@ -176,9 +176,9 @@ def test_a_step_without_drafts_takes_as_long_beside_prompts_as_alone():
 
 def test_steps_beside_prompts_are_averaged_by_their_shares():
     costs = MeasuredCosts(cost_table(), 4).step(4, 4, 64)
-    mixed = costs.beside({32: 0.5, 64: 0.25})
+    mixed = costs.with_prompts({32: 0.5, 64: 0.25})
     expected = 0.25 * costs.rows[4:21] + 0.5 * costs.rows[36:53] + 0.25 * costs.rows[68:85]
     assert mixed == pytest.approx(expected)
-    off_ms = costs.off_beside({32: 0.5})
+    off_ms = costs.off_with_prompts({32: 0.5})
     assert off_ms == pytest.approx(0.5 * costs.off_ms + 0.5 * (float(costs.rows[36]) + costs.off_host_ms))
-    assert costs.off_beside({}) == costs.off_ms
+    assert costs.off_with_prompts({}) == costs.off_ms

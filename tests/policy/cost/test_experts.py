@@ -90,17 +90,17 @@ def test_slots_cost_what_their_rows_are_expected_to_read():
 
 def test_next_to_a_prompt_a_row_is_cheaper_than_alone():
     costs = MeasuredCosts(mixture_table(), 8).step(4, 64, 64)
-    beside = costs.beside({64: 1.0})
+    with_prompts = costs.with_prompts({64: 1.0})
     expected = costs.rows[68:101] + PER_EXPERT_MS * np.array(
         [TABLE.distinct([*rows, 64]) for rows in (spread(n, 4) for n in range(4, 37))]
     )
     whole = np.arange(0, 33, 4)  # of a step's slots, those that all requests have as many of
-    assert beside[whole] == pytest.approx(expected[whole])
-    assert costs.off_beside({64: 1.0}) == pytest.approx(costs.off_host_ms + beside[0])
+    assert with_prompts[whole] == pytest.approx(expected[whole])
+    assert costs.off_with_prompts({64: 1.0}) == pytest.approx(costs.off_host_ms + with_prompts[0])
     dense = MeasuredCosts(cost_table(), 8).step(4, 64, 64)
     experts_alone = np.diff(costs.verify) - np.diff(dense.verify)
-    experts_beside = np.diff(beside) - np.diff(dense.beside({64: 1.0}))
-    assert (experts_beside < 0.8 * experts_alone).all()
+    experts_there = np.diff(with_prompts) - np.diff(dense.with_prompts({64: 1.0}))
+    assert (experts_there < 0.8 * experts_alone).all()
 
 
 def spread(rows, requests):
@@ -144,7 +144,7 @@ def test_the_time_left_at_a_boundary_counts_the_experts_of_the_rows_that_stay():
 def test_drafting_goes_on_at_what_the_rows_of_a_place_cost():
     """The mean of all rows of a plan would end it where later rows, which are the cheapest, still pay."""
     costs, estimator = MeasuredCosts(mixture_table(), 8).step(4, 64), AcceptanceEstimator(8)
-    experts, lengths = costs.experts_beside({}), [5, 5, 5, 3]
+    experts, lengths = costs.experts_with_prompts({}), [5, 5, 5, 3]
     assert costs.verify - experts == pytest.approx(costs.rows[4:37])
     row_price = draft_stop(lengths, 1.0, costs.verify, costs, estimator, 4, experts).row_price
     dense_ms = (costs.rows[22] - costs.rows[4]) / 18
@@ -156,12 +156,12 @@ def test_drafting_goes_on_at_what_the_rows_of_a_place_cost():
     assert row_price[3] == pytest.approx(0.75 * at_four + 0.25 * beyond_ms)
 
 
-def test_experts_beside_prompts_are_averaged_by_their_shares():
+def test_experts_next_to_prompts_are_averaged_by_their_shares():
     costs = MeasuredCosts(mixture_table(), 8).step(4, 64, 64)
     shares = {32: 0.5, 64: 0.25}
     dense = MeasuredCosts(cost_table(), 8).step(4, 64, 64)
-    assert costs.beside(shares) - costs.experts_beside(shares) == pytest.approx(dense.beside(shares))
-    assert dense.experts_beside(shares) is None
+    assert costs.with_prompts(shares) - costs.experts_with_prompts(shares) == pytest.approx(dense.with_prompts(shares))
+    assert dense.experts_with_prompts(shares) is None
 
 
 def with_exit(per_expert_ms, routing=TABLE):
