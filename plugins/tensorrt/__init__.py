@@ -1,7 +1,7 @@
 """Our CUDA kernels as TensorRT quick-deploy plugins, compiled ahead of time: no Python runs at inference.
 
-register() makes them known to a TensorRT module; a network then calls trt.plugin.op.faser.<name>. README.md lists
-inputs, outputs and limits. Validated without a GPU; no engine with a plugin has been built or run yet.
+register() adds them to a TensorRT module; a network then calls trt.plugin.op.faser.<name>. README.md lists inputs,
+outputs and limits. Validated without a GPU; no engine with a plugin has been built or run yet.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _registered: dict[Any, KernelCode] = {}
 
 
 def register(trt: Any, arch: str | None = None, kind: str = "cubin") -> tuple[str, ...]:
-    """Register the plugins with a tensorrt module (10.13 or newer) -> their ids.
+    """Register the plugins with a tensorrt module (10.13 or newer) and return their ids.
 
     arch: target architecture of the kernels, like "sm_90"; None: device 0's. kind: "cubin" for that architecture only,
-    or "ptx", which newer GPUs can also run, but only drivers that are as new as nvcc. Kernels are compiled when an
-    engine that uses them is built. Repeated registration has no effect. ConfigError if the module lacks plugin support,
-    or the plugins are registered for another target.
+    or "ptx", which newer GPUs also run, but only with drivers as new as nvcc. Kernels are compiled when an engine that
+    uses them is built. Repeated registration has no effect. Raises ConfigError if the module lacks plugin support, or
+    the plugins are registered for another target.
     """
     if arch is None:
         from faser_trtllm.ops.cuda.driver import device_arch

@@ -1,4 +1,4 @@
-"""The plugin faser::append_kv: rope for new rows, and writing their keys and values to a paged cache."""
+"""The plugin faser::append_kv: applies rope to new rows, and writes their keys and values to a paged cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ PLUGIN_ID = "faser::append_kv"
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
     def describe(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache):  # type: ignore[no-untyped-def]
@@ -33,8 +32,7 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
         _, num_kv_heads, _, head_dim = k_cache.shape_expr
         num_heads = qkv.shape_expr[1] // head_dim - num_kv_heads * 2
         q_rotated = trtp.from_shape_expr((qkv.shape_expr[0], num_heads, head_dim), dtype=qkv.dtype)
-        # Not aliased(), which lets TensorRT copy the cache. Both are bound to one address, and only new rows are
-        # written.
+        # Not aliased(), which lets TensorRT copy the cache. Both have one address, and only new rows are written.
         return q_rotated, k_cache.like(), v_cache.like()
 
     def implement(  # type: ignore[no-untyped-def]

@@ -12,7 +12,6 @@ PLUGIN_ID = "faser::compact_rows"
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32 = trt.DataType.INT32
 
     def describe(hidden, positions, rows, cu_q_lens, kv_lens, max_seq_len):  # type: ignore[no-untyped-def]

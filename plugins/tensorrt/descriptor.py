@@ -23,8 +23,7 @@ def register_plugin(
 ) -> None:
     """Register a plugin's functions with tensorrt.plugin; all parameters except the attributes are tensors.
 
-    TensorRT reads types from annotation objects, which are attached here, since tensorrt is not imported when our
-    modules are.
+    TensorRT reads types from annotation objects, which are attached here, since our modules do not import tensorrt.
     """
     attributes = attributes or {}
     describe.__annotations__ = {
@@ -38,7 +37,7 @@ def register_plugin(
 
 
 def launch_params(trtp: Any, grid: Sequence[Any], num_threads: int) -> Any:
-    """trtp.KernelLaunchParams of a grid (x, y, z), each an int or a symbolic expression."""
+    """Return trtp.KernelLaunchParams of a grid (x, y, z), each an int or a symbolic expression."""
     params = trtp.KernelLaunchParams()
     params.grid_x, params.grid_y, params.grid_z = grid
     params.block_x = num_threads
@@ -46,7 +45,7 @@ def launch_params(trtp: Any, grid: Sequence[Any], num_threads: int) -> Any:
 
 
 def scalars(trtp: Any, values: Sequence[Any]) -> Any:
-    """trtp.SymIntExprs of a kernel's int32 arguments, which come between its inputs and outputs."""
+    """Return trtp.SymIntExprs of a kernel's int32 arguments, which come between its inputs and outputs."""
     arguments = trtp.SymIntExprs(len(values))
     for i, value in enumerate(values):
         arguments[i] = trtp.SymInt32(value)
@@ -54,14 +53,14 @@ def scalars(trtp: Any, values: Sequence[Any]) -> Any:
 
 
 def constant(name: str, size: Any) -> int:
-    """A dimension as a number; InvalidArgumentError if it is dynamic."""
+    """Return a dimension as a number; raise InvalidArgumentError if it is dynamic."""
     if size.is_fake or not size.is_constant:
         raise InvalidArgumentError(f"{name} is dynamic; the plugins need it fixed when the network is built")
     return int(size.constant_value())
 
 
 def type_name(trt: Any, name: str, dtype: Any) -> str:
-    """The kernels' name for a tensor's type: "bf16" or "fp16"; InvalidArgumentError for others."""
+    """Return the kernels' name for a tensor's type, "bf16" or "fp16"; raise InvalidArgumentError for others."""
     names = {trt.DataType.BF16: "bf16", trt.DataType.HALF: "fp16"}
     if dtype not in names:
         raise InvalidArgumentError(f"{name} has type {dtype}; the plugins have kernels for BF16 and HALF")
@@ -69,7 +68,7 @@ def type_name(trt: Any, name: str, dtype: Any) -> str:
 
 
 def expect(plugin_id: str, **tensors: tuple[Any, Any, int]) -> None:
-    """InvalidArgumentError, naming the input, unless each (descriptor, dtype, number of dimensions) agrees."""
+    """Raise InvalidArgumentError, naming the input, unless each (descriptor, dtype, number of dimensions) agrees."""
     for name, (desc, dtype, ndim) in tensors.items():
         if desc.dtype != dtype:
             raise InvalidArgumentError(f"{name} of {plugin_id} has type {desc.dtype}; it must be {dtype}")

@@ -14,7 +14,6 @@ PLUGIN_ID = "faser::early_exit"
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
     def describe(hidden, rows, final_norm, lm_head, candidates, drafted_place, rms_norm_eps):  # type: ignore[no-untyped-def]

@@ -12,7 +12,6 @@ PLUGIN_ID = "faser::prune_rows"
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
     def describe(scores, places, before, cu_drafts, starts, rule, positions):  # type: ignore[no-untyped-def]

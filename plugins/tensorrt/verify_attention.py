@@ -1,7 +1,7 @@
 """The plugin faser::verify_attention: attention of ragged rows over a paged cache.
 
-With the attribute split_tokens, rows with long contexts are left as partial results in the second output, and
-faser::verify_attention_combine has to follow; with 0 nothing is split.
+If the attribute split_tokens is not 0, rows with long contexts are left as partial results in the second output, and
+faser::verify_attention_combine has to follow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ TILE_ROWS = {0: 64, 1: 64, 2: 16}
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
     def workspace_values(q: Any, k_cache: Any, block_table: Any, split_tokens: int) -> Any:
-        """verify_attention.choose_max_slots, symbolically, times what a slot holds."""
+        """Return verify_attention.choose_max_slots, symbolically, times the values of a slot."""
         longest = block_table.shape_expr[1] * k_cache.shape_expr[2]
         chunks = (longest + (split_tokens - 1)) // split_tokens
         values = q.shape_expr[0] * chunks * q.shape_expr[1] * (q.shape_expr[2] + 1)
@@ -50,7 +49,7 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
         return q.like(), trtp.from_shape_expr((values,), dtype=fp32)
 
     def autotune(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens, outputs):  # type: ignore[no-untyped-def]
-        # TensorRT would time tiles on arbitrary cu_q_lens, which may leave them nothing to do: the profile decides.
+        # TensorRT would time tiles on arbitrary cu_q_lens, which may leave no work, so decide by the profile.
         num_rows, batch_size = (x.shape.opt[0] if x.shape.is_dynamic else x.shape[0] for x in (q, kv_lens))
         packed_rows = -(-num_rows // batch_size) * (q.shape[1] // k_cache.shape[1])
         values = type_name(trt, "q", q.dtype).upper()

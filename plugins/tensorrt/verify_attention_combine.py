@@ -1,4 +1,4 @@
-"""The plugin faser::verify_attention_combine: what faser::verify_attention left in chunks becomes rows."""
+"""The plugin faser::verify_attention_combine: combines the chunks that faser::verify_attention left into rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _ATTRIBUTES = {"num_kv_heads": int, "tokens_per_block": int, "max_blocks_per_seq
 
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
-    """Register the descriptor with tensorrt.plugin."""
     i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
     def describe(  # type: ignore[no-untyped-def]

@@ -1,10 +1,11 @@
 """Rejection sampling on the device.
 
-A row of a small vocabulary is one block's, a launch for all rows; larger ones are cut into parts of PART_ENTRIES, a
-block each, in up to five launches (Stages), of which the later ones only look at rows that need them: greedy rows,
-seeded ones without filters and drafts that pass their test are read once. top_k and top_p need no sort. Then one thread
-per request walks its rows. All features of ops.accept are supported; penalties, bias, bad words and min_tokens need
-`edited_logits`. Sums are over integers, so results do not depend on threads or parts. plugins/cuda/README.md has times.
+With a small vocabulary, one launch processes all rows, one block per row. Larger rows are cut into parts of
+PART_ENTRIES, one block each, in up to five launches (Stages). The later launches only process rows that need them:
+greedy rows, seeded rows without filters and drafts that pass their test are read once. top_k and top_p need no sort.
+Then one thread per request goes through its rows. All features of ops.accept are supported; penalties, bias, bad words
+and min_tokens need `edited_logits`. Sums are over integers, so results do not depend on threads or parts.
+plugins/cuda/README.md has times.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ STEM = "accept"
 NUM_ROW_THREADS = 512
 NUM_REQUEST_THREADS = 128
 MAX_VOCAB_SIZE = 1 << 24
-PART_ENTRIES = 8192  # of plugins/cuda/sampling/parts.cuh, as the next two
+PART_ENTRIES = 8192  # this and the next two are those of plugins/cuda/sampling/parts.cuh
 _ROW_BYTES, _PART_BYTES, _HEADER_BYTES = 10432, 144, 64
-MAX_STAGE_BLOCKS = 528  # of the later stages, whose blocks take parts until there are none
-ROW_REFUSED = 3  # a row_status: counts, a slot or a draft that would have indexed memory wrongly, or no edited_logits
+MAX_STAGE_BLOCKS = 528  # of the later stages, whose blocks process parts until there are none left
+ROW_REFUSED = 3  # a row_status: a count, slot or draft would have indexed memory wrongly, or edited_logits is missing
 
 
 class Stages(enum.Enum):
-    """The launches that rows of several blocks take. ONE: for greedy rows, and seeded ones without filters. DRAWS: for
-    all rows without top_k and top_p. ALL: for all rows."""
+    """The launches that rows of several blocks need. ONE: greedy rows, and seeded ones without filters. DRAWS: all rows
+    without top_k and top_p. ALL: all rows."""
 
     ONE = ("scan",)
     DRAWS = ("scan", "weigh", "draw")
@@ -91,7 +92,7 @@ def launch_stages(
     part_entries: int,
     arguments: tuple[Argument, ...],
 ) -> None:
-    """Launch stages by the names of their kernels, the one over all rows first."""
+    """Launch stages by the names of their kernels; the first one runs over all rows."""
     num_parts, packed = -(-vocab_size // part_entries), PackedArguments(arguments)
     grid = (num_parts, num_rows, 1)
     for name in names:
@@ -116,16 +117,15 @@ def accept(
     stages: Stages = Stages.ALL,
     part_entries: int = PART_ENTRIES,
 ) -> None:
-    """ops.accept on device tensors, written to the tensors of `result`.
+    """Run ops.accept on device tensors, into the tensors of `result`; asynchronous.
 
     sampling uint8 [num_slots, 160]: entries of SAMPLING_DTYPE whose pointers are the device's. slots, num_tokens,
     num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
-    or fp16 with contiguous rows; rows beyond cu_logit_rows are ignored. Scratch: verdicts int32
-    [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
-    min_tokens; workspace uint8 [workspace_bytes() of at least num_rows], needed where vocab_size is above part_entries
-    (which tests change). stages: at least stages_of() the entries. Where ops.accept raises, here the request ends with
-    outcome FAILED and row_status ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's
-    num_tokens are 0. Asynchronous.
+    or fp16 with contiguous rows; rows beyond cu_logit_rows are ignored. Scratch: verdicts int32 [num_rows, 3];
+    edited_logits fp32 [num_rows, vocab_size], needed if a slot has penalties, bias, bad words or min_tokens; workspace
+    uint8 [workspace_bytes() of at least num_rows], needed if vocab_size is above part_entries (which tests change).
+    stages: at least stages_of() the entries. Where ops.accept raises, the request ends with outcome FAILED and
+    row_status ROW_REFUSED (3) instead, and keeps its tokens before that row. Tokens beyond num_tokens are 0.
     """
     dtype = type_name("logits", logits, "fp32", "bf16", "fp16")
     if not 1 <= vocab_size <= min(MAX_VOCAB_SIZE, logits.shape[1]):

@@ -30,48 +30,47 @@ _ROW_MULTIPLE = 8  # entries that a thread loads at once
 
 @dataclass(frozen=True, slots=True)
 class AppendShape(PagedShape):
-    """max_seq_len: positions that the rope knows."""
+    """The sizes of a launch. max_seq_len: positions in rope's tables."""
 
     max_seq_len: int
 
 
 class Rope(NamedTuple):
-    """Where rows stand: cos, sin fp32 [max_seq_len, head_dim / 2]; positions int32 [num_rows]."""
+    """Rope's tables and the positions of the rows."""
 
-    cos: Tensor
+    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], as sin
     sin: Tensor
-    positions: Tensor
+    positions: Tensor  # int32 [num_rows]
 
 
 @dataclass(frozen=True, slots=True)
 class QkvNorm:
     """The arguments that turn a product of rows that were not normalised into their queries, keys and values.
 
-    hidden [num_rows, hidden_size]: the rows that were multiplied; qkv is divided by the root mean square of each. Then
-    bias [qkv's width] is added, and the heads of q and k are normed with q_norm and k_norm [head_dim]; None: the model
-    has none. All of q_rotated's type; hidden_size a multiple of 8.
+    qkv is divided by the root mean square of each row of `hidden`, `bias` is added, and the heads of q and k are normed
+    with q_norm and k_norm. All tensors have q_rotated's type; None: the model has no such tensor.
     """
 
-    hidden: Tensor
+    hidden: Tensor  # [num_rows, hidden_size], the rows that were multiplied; hidden_size is a multiple of 8
     eps: float
-    bias: Tensor | None = None
-    q_norm: Tensor | None = None
+    bias: Tensor | None = None  # [qkv's width]
+    q_norm: Tensor | None = None  # [head_dim], as k_norm
     k_norm: Tensor | None = None
 
 
 def kernel_name(shape: AppendShape, is_normed: bool = False) -> str:
-    """The entry point for a shape's types. is_normed: of the kernel that takes a QkvNorm."""
+    """Return the entry point for a shape's types. is_normed: of the kernel that takes a QkvNorm."""
     return f"append_kv_normed_{shape.types}" if is_normed else f"append_kv_{shape.types}"
 
 
 def grid(shape: AppendShape) -> Dim3:
-    """Blocks of kernel_name(): rows, parts of a row."""
+    """Return the blocks of kernel_name(): rows, parts of a row."""
     threads = (shape.num_heads + 2 * shape.num_kv_heads) * (shape.head_dim // (2 * _PAIRS_PER_THREAD))
     return (shape.num_rows, -(-threads // NUM_THREADS), 1)
 
 
 def scalars(shape: AppendShape, k_scale: float = 1.0, v_scale: float = 1.0) -> list[int]:
-    """The int32 arguments between the inputs and the outputs, floats as their bits."""
+    """Return the int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.num_blocks]
     sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.max_seq_len]
     return [*sizes, bits_of(k_scale), bits_of(v_scale)]
@@ -89,9 +88,9 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """append_kv_reference by the kernel; asynchronous.
+    """Run append_kv_reference by the kernel, asynchronously.
 
-    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
+    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(qkv, rope, kv, q_rotated, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
@@ -129,13 +128,13 @@ def append_kv_reference(
 
     qkv [num_rows, (num_heads + 2 num_kv_heads) * head_dim] bf16 or fp16; q_rotated [num_rows, num_heads, head_dim] of
     qkv's type. A cache of e4m3 saturates at 448. Nothing is written for a row outside all requests, for a position
-    outside [0, kv_len) or [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest
-    position in range.
+    outside [0, kv_len) or [0, max_seq_len), or in a block that does not exist; the query is then rotated with the
+    nearest position in range.
 
-    norm: qkv is a product of rows that were not normalised, in fp32 where q_rotated is fp16, since it may leave that
-    type's range; see QkvNorm. first_branch int32 [batch_size + 1], with a norm only: the branches of request i are the
-    requests first_branch[i] to first_branch[i + 1], one row each; the rows of i that lie before a branch in the same
-    block are written to the branch's block, too.
+    norm (see QkvNorm): qkv is a product of rows that were not normalised, in fp32 if q_rotated is fp16, whose range it
+    may leave. first_branch int32 [batch_size + 1], with a norm only: the branches of request i are the requests
+    first_branch[i] to first_branch[i + 1], one row each; the rows of i before a branch in the same block are written to
+    the branch's block, too.
     """
     import torch
 
@@ -154,7 +153,7 @@ def append_kv_reference(
     keys = rotated[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
     values = heads[:, shape.num_heads + shape.num_kv_heads :]
     if shape.kv_dtype == "e4m3":
-        # The reciprocal in fp32, as in the kernel.
+        # fp32, as in the kernel.
         k_inverse, v_inverse = torch.tensor([k_scale, v_scale], dtype=torch.float32).reciprocal().tolist()
         keys = (keys * k_inverse).clamp(-E4M3_MAX, E4M3_MAX)
         values = (values * v_inverse).clamp(-E4M3_MAX, E4M3_MAX)
@@ -177,7 +176,7 @@ def append_kv_reference(
 def branches_before(
     first_branch: Tensor | None, request: int, position: int, kv_lens: list[int], tokens_per_block: int
 ) -> list[int]:
-    """The request's branches after a position of it in the same block, as append_kv_reference has them."""
+    """Return the request's branches after one of its positions in the same block, as in append_kv_reference."""
     if first_branch is None:
         return []
     begin, end = (min(max(int(place), 0), len(kv_lens)) for place in first_branch[request : request + 2])
@@ -189,7 +188,7 @@ def branches_before(
 
 
 def normed_qkv(qkv: Tensor, num_heads: int, num_kv_heads: int, norm: QkvNorm) -> Tensor:
-    """qkv [num_rows, width] fp32 or fp64 as `norm` says, new and in its type."""
+    """Return new qkv [num_rows, width] in its type, fp32 or fp64, after `norm`."""
     import torch
 
     found = qkv * inverse_rms(norm.hidden.to(qkv.dtype), norm.eps)
@@ -205,12 +204,12 @@ def normed_qkv(qkv: Tensor, num_heads: int, num_kv_heads: int, norm: QkvNorm) ->
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / the root mean square over the last dimension [..., 1]."""
+    """Return 1 / the root mean square over the last dimension [..., 1]."""
     return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def shape_of(qkv: Tensor, rope: Rope, kv: PagedKv, q_rotated: Tensor, *, is_normed: bool = False) -> AppendShape:
-    """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
+    """Return the sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
     if q_rotated.dim() != 3 or kv.k_cache.dim() != 4 or rope.cos.dim() != 2:
         raise InvalidArgumentError(
             f"q_rotated has {q_rotated.dim()}, k_cache {kv.k_cache.dim()} and cos {rope.cos.dim()} dimensions; "

@@ -20,17 +20,13 @@ NUM_THREADS = 128
 
 
 class CompactedRows(NamedTuple):
-    """The inputs of the next segment.
+    """The inputs of the next segment."""
 
-    hidden [num_kept, hidden_size]; positions, request_ids int32 [num_kept]; cu_q_lens int32 [num_requests + 1]; kv_lens
-    int32 [num_requests].
-    """
-
-    hidden: Any
-    positions: Any
-    request_ids: Any
-    cu_q_lens: Any
-    kv_lens: Any
+    hidden: Any  # [num_kept, hidden_size]
+    positions: Any  # int32 [num_kept]
+    request_ids: Any  # int32 [num_kept]
+    cu_q_lens: Any  # int32 [num_requests + 1]
+    kv_lens: Any  # int32 [num_requests]
 
 
 def compact_rows(
@@ -78,7 +74,7 @@ def compact_rows_reference(
     kv_lens: Int32Array,
     max_seq_len: int,
 ) -> CompactedRows:
-    """compact_rows in numpy; InvalidArgumentError unless the rows other than dummies exist and ascend."""
+    """compact_rows in numpy; raises InvalidArgumentError unless the rows other than dummies exist and ascend."""
     listed = rows[rows >= 0]
     kept_hidden = np.zeros((rows.size, hidden.shape[1]), hidden.dtype)
     kept_hidden[: listed.size] = hidden_reference(hidden, listed)

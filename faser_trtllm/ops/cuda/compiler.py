@@ -43,13 +43,12 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The report of ptxas on one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared
-    memory."""
+    """The resources of one kernel, as ptxas reports them."""
 
     kernel: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
+    registers: int  # per thread
+    spill_bytes: int  # stores and loads
+    shared_bytes: int  # of shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Limits:
     shared_bytes: int
 
     def broken_by(self, used: Resources) -> list[str]:
-        """One phrase per limit exceeded."""
+        """Return one phrase per limit exceeded."""
         return [
             f"{field} {getattr(used, field)} > {getattr(self, field)}"
             for field in ("registers", "spill_bytes", "shared_bytes")
@@ -72,18 +71,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled stem. kind is "cubin" or "ptx"; resources is empty for PTX, which is not assembled."""
+    """A compiled stem."""
 
     stem: str
     arch: str
-    kind: str
+    kind: str  # "cubin" or "ptx"
     path: Path
-    resources: tuple[Resources, ...]
+    resources: tuple[Resources, ...]  # empty for PTX, which is not assembled
 
 
 def source_dir() -> Path:
-    """The folder of the .cu files: next to the package in a checkout, inside it when installed; ConfigError if
-    neither."""
+    """Return the folder of the .cu files: next to the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parents[2]
     for path in (package.parent / "plugins" / "cuda", package / "plugins" / "cuda"):
         if path.is_dir():
@@ -92,7 +90,7 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """build/cuda in a checkout, else a folder in the user's cache."""
+    """Return build/cuda in a checkout, else a folder in the user's cache."""
     root = source_dir().parents[1]
     if (root / "pyproject.toml").is_file():
         return root / "build" / "cuda"
@@ -100,19 +98,19 @@ def cache_dir() -> Path:
 
 
 def stems() -> tuple[str, ...]:
-    """Names of all kernels' files, sorted."""
+    """Return the names of all kernels' files, sorted."""
     return tuple(sorted(path.stem for path in source_dir().rglob("*.cu")))
 
 
 def source_of(stem: str, folder: Path | None = None) -> Path:
-    """The file of a stem, which may be in a folder of plugins/cuda, or of another folder."""
+    """Return the file of a stem in plugins/cuda or another folder, or in one of its folders."""
     root = folder or source_dir()
     return next(root.rglob(f"{stem}.cu"), root / f"{stem}.cu")
 
 
 @functools.cache
 def find_nvcc() -> Path:
-    """nvcc from the pip wheels, else $CUDA_HOME, else PATH; ConfigError unless it is 12.8 or newer."""
+    """Return nvcc from the pip wheels, else $CUDA_HOME, else PATH; raise ConfigError unless it is 12.8 or newer."""
     candidates = [root / "bin" / "nvcc" for root in _wheel_roots()]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(Path(home) / "bin" / "nvcc")
@@ -130,9 +128,9 @@ def find_nvcc() -> Path:
 
 
 def include_dirs() -> tuple[Path, ...]:
-    """Folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling the kernels with a host compiler."""
+    """Return the folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling kernels with a host compiler."""
     nvcc = find_nvcc()
-    # Ask nvcc, since the file found may be a wrapper in another place.
+    # Ask nvcc, since the file found may be a wrapper elsewhere.
     done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
     match = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
     if match is None:
@@ -145,8 +143,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
     """Compile plugins/cuda/<stem>.cu for one architecture (sm_80 ...), or take it from the cache.
 
     kind "ptx" gives text for compute_<arch>. defines restrict what a file instantiates (see the top of each file).
-    Raises ConfigError for an unknown stem or kind or a missing nvcc, FaserError with the compiler's output if
-    compilation fails.
+    Raises ConfigError for an unknown stem or kind or a missing nvcc, FaserError with the compiler's output if it fails.
     """
     if stem not in stems():
         raise ConfigError(f"stem {stem!r} is unknown; plugins/cuda has {', '.join(stems())}")
@@ -168,7 +165,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
 def compile_all(
     names: Iterable[str], architectures: Iterable[str], jobs: int = 2, defines: Mapping[str, int | str] | None = None
 ) -> list[Compiled]:
-    """Cubins of every stem for every architecture, `jobs` at a time, in the order of the arguments."""
+    """Return cubins of every stem for every architecture in the arguments' order, compiled `jobs` at a time."""
     architectures = tuple(architectures)
     wanted = [(stem, arch) for stem in names for arch in architectures]
     with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
@@ -176,7 +173,7 @@ def compile_all(
 
 
 def check_driver(version: int) -> None:
-    """ConfigError unless a driver of this version (cuDriverGetVersion: 12080 for CUDA 12.8) runs what nvcc makes.
+    """Raise ConfigError unless a driver of this version (cuDriverGetVersion: 12080 for CUDA 12.8) runs nvcc's output.
 
     A driver runs cubins of all toolkits of its own major version and of older ones.
     """
@@ -189,7 +186,7 @@ def check_driver(version: int) -> None:
 
 
 def parse_resources(log: str) -> list[Resources]:
-    """Resources of each kernel, parsed from `ptxas -v`."""
+    """Return the resources of each kernel from the output of `ptxas -v`."""
     found: list[Resources] = []
     kernel, spills = "", 0
     for line in log.splitlines():
@@ -204,10 +201,10 @@ def parse_resources(log: str) -> list[Resources]:
 
 
 def limits_of(stem: str) -> list[Limits]:
-    """The limits stated in a file, in order.
+    """Return the limits stated in a file, in order.
 
     A line "// limits: registers <= N, spill_bytes <= N, shared_bytes <= N" applies to all its kernels, "// limits of
-            // PATTERN: ..." to those whose name matches.
+    PATTERN: ..." to those whose name matches.
     """
     text = source_of(stem).read_text()
     return [
@@ -217,7 +214,7 @@ def limits_of(stem: str) -> list[Limits]:
 
 
 def broken_limits(compiled: Compiled) -> list[str]:
-    """One sentence per kernel of a cubin that uses more than its file allows or has no stated limit."""
+    """Return one sentence per kernel of a cubin that uses more than its file allows or has no stated limit."""
     stated = limits_of(compiled.stem)
     broken = []
     for used in compiled.resources:
@@ -253,7 +250,7 @@ def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """A file and the files it includes, which are named from source_dir() on, in a fixed order."""
+    """Return a file and the files it includes, which are named relative to source_dir(), in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop().read_text()):

@@ -1,4 +1,4 @@
-"""copy_kv: tokens from blocks of a paged cache to others, in all layers at once."""
+"""copy_kv: copy tokens between blocks of a paged cache, in all layers at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_THREADS = 128
 
 
 def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
-    """copy_kv_reference by the kernel; asynchronous. Rows of the cache must be a multiple of 16 bytes."""
+    """Run copy_kv_reference by the kernel, asynchronously. Rows of the cache must be a multiple of 16 bytes."""
     num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
     if row_bytes % ALIGNMENT:
         raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes, it must be a multiple of {ALIGNMENT}")
@@ -32,10 +32,9 @@ def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
 def copy_kv_reference(copies: Tensor, cache: Tensor) -> None:
     """Copy tokens between blocks, in torch on any device.
 
-    copies int32 [4, n]: from block, to block, and the offsets in them, from the first to after the last. cache
-    [num_planes, num_blocks, num_heads, tokens_per_block, head_dim], of any type and contiguous: a plane is a layer's
-    keys or values. Nothing is copied where a block or an offset does not exist. No token may be written by one copy and
-    read or written by another.
+    copies int32 [4, n] of source block, target block, first offset and end offset. cache [num_planes, num_blocks,
+    num_heads, tokens_per_block, head_dim], of any type and contiguous: a plane is a layer's keys or values. Copies with
+    a block or an offset out of range do nothing. A copy must not write a token that another reads or writes.
     """
     _, num_blocks, _, tokens_per_block, _ = _shape_of(cache)
     for source, target, first, end in copies.t().tolist():
@@ -44,7 +43,7 @@ def copy_kv_reference(copies: Tensor, cache: Tensor) -> None:
 
 
 def _shape_of(cache: Tensor) -> tuple[int, int, int, int, int]:
-    """Sizes of a cache, the last in bytes."""
+    """Return the sizes of a cache, the last in bytes."""
     if cache.dim() != 5 or not cache.is_contiguous():
         raise InvalidArgumentError(
             f"the cache has shape {list(cache.shape)} and strides {cache.stride()}; it must be contiguous and have 5 "

@@ -22,7 +22,7 @@ Dim3 = tuple[int, int, int]
 
 
 class PackedArguments(tuple[Argument, ...]):
-    """Arguments of a launch that is repeated. address: of their pointers, as cuLaunchKernel takes it."""
+    """Arguments of a launch that is repeated. address: that of their pointers, as cuLaunchKernel takes it."""
 
     pointers: ctypes.Array[ctypes.c_void_p]
     address: int
@@ -35,21 +35,21 @@ class PackedArguments(tuple[Argument, ...]):
 
 
 class Launcher(Protocol):
-    """The launches that an op needs."""
+    """The interface that ops launch kernels through."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument]) -> None:
-        """Run a kernel: input pointers, int32 scalars, output pointers; asynchronous on the launcher's stream."""
+        """Launch a kernel asynchronously, with input pointers, int32 scalars and output pointers in this order."""
 
 
 class StreamLauncher(Protocol):
-    """A loaded cubin or another runner of the same kernels; alone, a Launcher on the default stream."""
+    """A loaded cubin or another runner of the same kernels; by itself, a Launcher on the default stream."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """Launcher.launch on `stream`."""
+        """Launch as Launcher.launch, on `stream`."""
 
 
 class OnStream:
-    """A Launcher on the stream that is current at each launch. stream: returns it as a number."""
+    """A Launcher on the stream that is current at each launch, which `stream` returns as a number."""
 
     def __init__(self, launcher: StreamLauncher, stream: Callable[[], int]) -> None:
         self.launcher = launcher
@@ -60,8 +60,8 @@ class OnStream:
 
 
 class Module(Closing):
-    """A cubin, loaded for every context: a kernel runs in that of the stream it is launched on, as cuLaunchKernel says
-    of a CUkernel, so green contexts need no copies.
+    """A cubin, loaded for every context: a CUkernel runs in the context of the stream that it is launched on, so green
+    contexts need no copies.
 
     A `with` block, or close(), unloads it. Raises ConfigError if cuda-python or a driver is missing, otherwise
     FaserError with the driver's error name.
@@ -82,7 +82,7 @@ class Module(Closing):
             call_driver(self._driver, self._driver.cuLibraryUnload, library)
 
     def function(self, kernel: str) -> Any:
-        """A kernel as cuLaunchKernel takes it, looked up once."""
+        """Return a kernel as cuLaunchKernel takes it, looked up once."""
         if self._library is None:
             raise FaserError(f"kernel {kernel} cannot be launched: its module is closed")
         if kernel not in self._functions:
@@ -100,12 +100,12 @@ class Module(Closing):
         packed = arguments if isinstance(arguments, PackedArguments) else PackedArguments(arguments)
         driver = self._driver
         (status,) = driver.cuLaunchKernel(function, *grid, *block, 0, driver.CUstream(stream), packed.address, 0)
-        if status:  # call_driver() takes a tenth of a launch
+        if status:  # checked here, since call_driver() would add a tenth to a launch
             raise _failure("cuLaunchKernel", status, kernel)
 
 
 def device_arch(ordinal: int = 0) -> str:
-    """A device's architecture, like "sm_90"; ConfigError without a driver."""
+    """Return a device's architecture, like "sm_90"; raise ConfigError without a driver."""
     driver = load_driver()
     device = call_driver(driver, driver.cuDeviceGet, ordinal)
     attributes = driver.CUdevice_attribute
@@ -120,13 +120,13 @@ def device_arch(ordinal: int = 0) -> str:
 
 
 def driver_version() -> int:
-    """The version of CUDA that the driver is for: 12080 for 12.8. ConfigError without a driver."""
+    """Return the CUDA version that the driver is for, 12080 for 12.8; raise ConfigError without a driver."""
     driver = load_driver()
     return int(call_driver(driver, driver.cuDriverGetVersion))
 
 
 def device_name(ordinal: int = 0) -> str:
-    """A device's name, like "NVIDIA H100 80GB HBM3"; ConfigError without a driver."""
+    """Return a device's name, like "NVIDIA H100 80GB HBM3"; raise ConfigError without a driver."""
     driver = load_driver()
     device = call_driver(driver, driver.cuDeviceGet, ordinal)
     name: bytes = call_driver(driver, driver.cuDeviceGetName, 256, device)
@@ -134,7 +134,7 @@ def device_name(ordinal: int = 0) -> str:
 
 
 def num_sms(ordinal: int = 0) -> int:
-    """How many streaming multiprocessors a device has; ConfigError without a driver."""
+    """Return a device's number of streaming multiprocessors; raise ConfigError without a driver."""
     driver = load_driver()
     device = call_driver(driver, driver.cuDeviceGet, ordinal)
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -142,20 +142,20 @@ def num_sms(ordinal: int = 0) -> int:
 
 
 def num_devices() -> int:
-    """GPUs that this process sees; ConfigError without a driver."""
+    """Return the number of GPUs that this process sees; raise ConfigError without a driver."""
     driver = load_driver()
     return int(call_driver(driver, driver.cuDeviceGetCount))
 
 
 def free_bytes() -> int:
-    """Free memory of the current context's device; ConfigError without a driver."""
+    """Return the free memory of the current context's device; raise ConfigError without a driver."""
     driver = load_driver()
     ensure_context(driver)
     return int(call_driver(driver, driver.cuMemGetInfo)[0])
 
 
 def load_driver() -> Any:
-    """cuda-python's driver bindings, initialised; ConfigError if they or a driver are missing."""
+    """Return cuda-python's driver bindings, initialised; raise ConfigError if they or a driver are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -179,7 +179,7 @@ def ensure_context(driver: Any) -> None:
 
 
 def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
-    """The results of a driver call without its status: None, a value, or a tuple.
+    """Return the results of a driver call without its status: None, a value, or a tuple.
 
     Raises FaserError with the driver's error name and `what` the call was for.
     """
@@ -194,11 +194,11 @@ def _failure(name: str, status: Any, what: str) -> FaserError:
 
 
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A zeroed tensor in memory that is freed with the last tensor or array that shows it: copies from and to it must
-    have ended by then. Raises FaserError of the driver, as where there is no such memory left.
+    """Return a zeroed tensor in page-locked memory, which is freed with the last tensor or array that views it; copies
+    from and to it must have ended by then. Raises FaserError of the driver, for example if no such memory is left.
 
-    torch's own, when it is freed, records an event on every stream that copied it, and aborts the process if the driver
-    refuses, as a device that has failed does.
+    torch's own page-locked memory records an event on every stream that copied it when it is freed, and aborts the
+    process if the driver refuses, as it does after the device has failed.
     """
     import torch
 
@@ -209,11 +209,11 @@ def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     address = int(call_driver(driver, driver.cuMemHostAlloc, num_bytes, 0))
     ctypes.memset(address, 0, num_bytes)
     memory = (ctypes.c_uint8 * num_bytes).from_address(address)
-    weakref.finalize(memory, _free, driver, address).atexit = False  # a process that ends gives all of it back
+    weakref.finalize(memory, _free, driver, address).atexit = False  # the system frees it when the process ends
     return torch.frombuffer(memory, dtype=dtype)[:num_items].view(shape)
 
 
 def _free(driver: Any, address: int) -> None:
-    with contextlib.suppress(FaserError):  # a device that has failed refuses, which others have said
+    with contextlib.suppress(FaserError):  # a failed device refuses, which has been reported elsewhere
         ensure_context(driver)
         call_driver(driver, driver.cuMemFreeHost, address)

@@ -1,7 +1,6 @@
 """Early exit on the device: score a few candidate tokens from the hidden rows between two segments.
 
-The kernels read each candidate's LM head row once: num_rows * num_candidates * hidden_size weights, which bounds their
-time.
+The kernels read each candidate's LM head row once: num_rows * num_candidates * hidden_size weights bound the time.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ def early_exit(
     rank: Any,
     gap: Any,
 ) -> None:
-    """Score candidates and rank the drafted one; writes scores, rank and gap.
+    """Score candidates and rank the drafted one; writes scores, rank and gap, which early_exit_reference defines.
 
     hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16
     or torch.float16, all of one dtype. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows,
     num_candidates], num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place
-    among them. scores fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. early_exit_reference
-    defines them.
-    Contiguous device tensors; asynchronous.
+    among them. scores fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. Contiguous device
+    tensors; asynchronous.
     """
     dtype = type_name("hidden", hidden, "bf16", "fp16")
     num_rows, num_candidates = candidates.shape
@@ -78,10 +76,10 @@ def early_exit_reference(
     drafted_place: Int32Array,
     rms_norm_eps: float,
 ) -> tuple[Float32Array, Int32Array, Float32Array]:
-    """early_exit in numpy -> scores, rank, gap.
+    """early_exit in numpy; returns scores, rank, gap.
 
-    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0:
-    the best score minus the drafted one's, inf if the drafted one has no score, 0 if no candidate has one. An invalid
+    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0: the
+    best score minus the drafted one's, inf if the drafted one has no score, 0 if no candidate has one. An invalid
     drafted_place counts as a candidate without a score.
     """
     exists = (rows >= 0) & (rows < hidden.shape[0])

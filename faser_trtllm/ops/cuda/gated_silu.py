@@ -1,4 +1,4 @@
-"""gated_silu: the activation between an MLP's two products, of rows whose RMSNorm is applied after the first one."""
+"""gated_silu: the activation between an MLP's two products, for rows whose RMSNorm is applied after the first one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def launch(
     eps: float,
     out: Tensor,
 ) -> None:
-    """gated_silu_reference by the kernel, into out [num_rows, inner]; asynchronous.
+    """Run gated_silu_reference by the kernel into out [num_rows, inner], asynchronously.
 
     inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
-    InvalidArgumentError where no kernel fits.
+    InvalidArgumentError if no kernel fits.
     """
     (num_rows, inner), dtype = out.shape, type_name("out", out, "bf16", "fp16")
     arguments = _arguments(gate_up, hidden, bias, eps, "out", out, dtype)
@@ -50,7 +50,7 @@ def launch_scaled(
     eps: float,
     out: ScaledRows,
 ) -> None:
-    """quantize_rows of what launch() writes in bf16, which is not kept; inner at most MAX_SCALED_COLUMNS."""
+    """Write launch()'s result, bf16, only in e4m3, as quantize_rows does; inner is at most MAX_SCALED_COLUMNS."""
     num_rows, inner = out.values.shape
     if inner > MAX_SCALED_COLUMNS:
         raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantised by one block")
@@ -81,10 +81,10 @@ def _arguments(
 
 
 def gated_silu_reference(gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
-    """silu(gate) * up, of gate_up / rms(hidden) + bias, computed in fp32 (fp64 for a gate_up of fp64).
+    """Compute silu(gate) * up of gate_up / rms(hidden) + bias, in fp32 (fp64 for a gate_up of fp64).
 
     gate_up [num_rows, 2 * inner]: the product of hidden [num_rows, hidden_size], which was not normalised; of out's
-    type, bf16 or fp16, but fp32 where that is fp16, since it may leave that type's range. bias [2 * inner] or None.
+    type, bf16 or fp16, but fp32 for fp16, whose range it may leave. bias [2 * inner] or None.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Launches that are checked and packed once for all tensors of the same shapes: layers launch them over and over."""
+"""A cache of launches, which are checked and packed once per shape of tensors and then repeated in every layer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 class LaunchCache:
-    """launch(): an op's launches, which are made by its own function the first time; from then on they are repeated
-    with other addresses. Nothing is dropped, since passes have few shapes. Not thread-safe."""
+    """Repeats an op's launches with other addresses once its own function has made them. Keeps all of them, since
+    passes have few shapes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, _Recorder] = {}
@@ -33,11 +33,10 @@ class LaunchCache:
         launcher: OnStream,
         op: Callable[[Launcher], None],
     ) -> None:
-        """op(launcher), or what it launched for this key before, with the addresses of these tensors.
+        """Run op(launcher), or repeat its launches for this key with the addresses of these tensors.
 
-        key: whatever op's launches depend on next to addresses: shapes, types, which tensors are None. tensors: all
-        whose addresses op launches with, contiguous and aligned alike whenever the key is the same. What op raises is
-        raised, and nothing is kept.
+        key: everything that op's launches depend on except addresses: shapes, types, which tensors are None. tensors:
+        all whose addresses op passes on, contiguous and aligned alike for equal keys. If op raises, nothing is kept.
         """
         recorded = self._held.get(key)
         if recorded is None:
@@ -51,7 +50,7 @@ class LaunchCache:
 
 
 class _Recorder:
-    """A launcher that launches nothing. Its launches' pointers are in `addresses`, in the order of the tensors."""
+    """A launcher that records launches. Their pointers are in `addresses`, in the order of the tensors."""
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         self.launches: list[tuple[str, Dim3, Dim3, PackedArguments]] = []

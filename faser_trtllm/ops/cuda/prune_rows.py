@@ -1,7 +1,4 @@
-"""Early pruning's decision on the device: rows kept per request, and the list of rows that stay, in one launch.
-
-Bound by a launch's own time.
-"""
+"""Early pruning's decision on the device: rows kept per request, and rows that stay, within a launch's own time."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ def prune_rows(
     kept: Any,
     rows: Any,
 ) -> None:
-    """ops.prune_rows.prune_rows_reference by the kernel; writes kept and rows.
+    """Run ops.prune_rows.prune_rows_reference by the kernel; writes kept and rows.
 
     scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests +
-    1]: the requests' ranges of them; starts int32 [num_requests]: the first hidden row of each, of num_hidden; rule
-    fp32 [5]: PruneRule.weights(). kept int32 [num_requests]; rows int32 [at least num_hidden]: the rows that stay,
+    1]: the requests' ranges of drafts; starts int32 [num_requests]: the first of each request's num_hidden hidden rows;
+    rule fp32 [5]: PruneRule.weights(). kept int32 [num_requests]; rows int32 [at least num_hidden]: the rows that stay,
     ascending, then -1, as compact_rows takes them. Contiguous device tensors; asynchronous.
     """
     num_drafts, num_candidates = scores.shape

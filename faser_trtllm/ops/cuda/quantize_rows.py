@@ -21,41 +21,36 @@ ALIGNMENT = 16
 
 NUM_THREADS = 256
 
-# The bits of a float32: 8 of exponent over 23 of mantissa. e4m3's largest number, 448, is 1.75 x 2^8, so a number whose
-# mantissa is beyond 1.75 needs a scale twice as large; adding this carries into the exponent just then.
+# A float32 has 8 bits of exponent above 23 of mantissa. e4m3's largest number, 448, is 1.75 x 2^8, so a number whose
+# mantissa is above 1.75 needs a scale twice as large: adding this carries into the exponent exactly then.
 _CARRY_BEYOND_1_75 = 0x1FFFFF
 _EIGHT_BINADES = 8 << 23
 _EXPONENT_BITS = 0x7F800000
-_SMALLEST_SCALE = 64 << 23  # 2^-63: so that a row of zeros has a scale and products of two scales stay normal
+_SMALLEST_SCALE = 64 << 23  # 2^-63, so that rows of zeros have a scale and products of two scales stay normal
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """values e4m3 [num_rows, width], scales fp32 [num_rows, 1]: the matrix is values x scales.
+    """A matrix as values x scales. A number's error is at most 1/16 of it or, if more, 2^-17 of its row's largest."""
 
-    The error of each number is at most 1/16 of it, or 2^-17 of its row's largest if that is more.
-    """
-
-    values: Tensor
-    scales: Tensor
+    values: Tensor  # e4m3 [num_rows, width]
+    scales: Tensor  # fp32 [num_rows, 1]
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.values, self.scales))
 
     def dequantized(self) -> Tensor:
-        """fp32 [num_rows, width], exactly the values that the e4m3 numbers represent."""
+        """Return fp32 [num_rows, width], exactly the values that the e4m3 numbers represent."""
         return self.values.float() * self.scales
 
 
 def quantize_rows(x: Tensor) -> ScaledRows:
-    """Rows [num_rows, width] in e4m3, each scaled by the smallest power of two that brings its largest number to at
-    most 448.
+    """Quantise rows [num_rows, width] to e4m3, each scaled by the smallest power of two that keeps it within 448.
 
     A power of two scales exactly, costs less than one binade of range, and does not change with the last bit of the
-    largest number. Each row is quantised independently. NaN stays NaN.
-
-    In torch, on any device and for any floating-point dtype: used for weights and as the kernel's reference.
+    largest number. Each row is quantised independently. NaN stays NaN. Uses torch, on any device and for any
+    floating-point dtype, for weights and as the kernel's reference.
     """
     import torch
 
@@ -66,7 +61,7 @@ def quantize_rows(x: Tensor) -> ScaledRows:
 
 
 def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
-    """quantize_rows of x torch.bfloat16 [num_rows, width] with the kernel, into the tensors of `found`.
+    """Run quantize_rows of x torch.bfloat16 [num_rows, width] by the kernel, into the tensors of `found`.
 
     width and addresses must be multiples of 16. Contiguous device tensors; asynchronous.
     """
@@ -74,7 +69,8 @@ def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
 
 
 def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows) -> None:
-    """hidden += x, both torch.bfloat16 [num_rows, width], and quantize_rows of the sums; otherwise as launch()."""
+    """Compute hidden += x, both torch.bfloat16 [num_rows, width], and quantize_rows of hidden; otherwise as
+    launch()."""
     _check_alignment("hidden", hidden)
     _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bf16", tuple(x.shape)),), found)
 

@@ -1,8 +1,8 @@
-"""Draft tokens on the device: sample draws one for each request, advance counts them and decides who drafts on.
+"""Draft tokens on the device: sample draws one per request, advance counts them and decides which requests continue.
 
-A launch each; sample of a large vocabulary takes five, as ops/cuda/accept.py says. The same tokens, distributions,
-margins and candidates as ops/sample.py, and as ops/draft_stop.py ends drafting, up to the last bits of two libraries'
-logarithms and exponentials.
+Each is one launch; with a large vocabulary, sample is five, as in ops/cuda/accept.py. Tokens, distributions, margins
+and candidates are those of ops/sample.py, and drafting ends as in ops/draft_stop.py, up to the last bits of two
+libraries' logarithms and exponentials.
 """
 
 from __future__ import annotations
@@ -33,48 +33,33 @@ NUM_ADVANCE_THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The memory that the steps of one draft call read and write, for at most n requests.
+    """The memory that the steps of one draft call read and write, for at most n requests; int32 unless noted."""
 
-    entries uint8 [n, 160]: sampling parameters (SAMPLING_DTYPE) whose pointers are the device's; draft_probs of theirs
-    is not used. known [n]: number of tokens so far, which is the position of the next one; remaining [n]: tokens still
-    to draft, 0 once a request has stopped; slots [n]: rows of probs; newest [n]: the tokens that the last step drew;
-    step [1]: how many steps there were. Per step: tokens [max_draft_len, n], -1 where a request drew nothing, margins
-    of that shape fp32 and candidates [max_draft_len, n, NUM_CANDIDATES]. probs fp32 [slots, max_draft_len, vocab_size]:
-    what unseeded drafts were drawn from, in row position % max_draft_len. runners_up, as tokens: what would have been
-    drawn in their place (core/request.py), -1 for nothing; None where nobody asks. workspace: as for
-    ops.cuda.accept.accept(), of n rows. The rest is int32.
-    """
-
-    entries: Tensor
-    known: Tensor
-    remaining: Tensor
-    slots: Tensor
-    newest: Tensor
-    step: Tensor
-    tokens: Tensor
-    margins: Tensor
-    candidates: Tensor
-    probs: Tensor
-    runners_up: Tensor | None = None
-    workspace: Tensor | None = None
+    entries: Tensor  # uint8 [n, 160]: SAMPLING_DTYPE with the device's pointers; draft_probs is not used
+    known: Tensor  # [n]: tokens so far, which is the position of the next one
+    remaining: Tensor  # [n]: tokens still to draft, 0 once a request has stopped
+    slots: Tensor  # [n]: rows of probs
+    newest: Tensor  # [n]: the tokens that the last step drew
+    step: Tensor  # [1]: the number of steps so far
+    tokens: Tensor  # [max_draft_len, n], by step; -1 if a request drew nothing
+    margins: Tensor  # fp32 [max_draft_len, n]
+    candidates: Tensor  # [max_draft_len, n, NUM_CANDIDATES]
+    probs: Tensor  # fp32 [slots, max_draft_len, vocab_size]: q of unseeded drafts, in row position % max_draft_len
+    runners_up: Tensor | None = None  # as tokens: drawn in their place (core/request.py), -1 for none; None: not kept
+    workspace: Tensor | None = None  # as for ops.cuda.accept.accept(), of n rows
 
 
 @dataclass(frozen=True, slots=True)
 class StopTables:
-    """core/decision.py DraftStop for at most n requests.
+    """core/decision.py DraftStop for at most n requests."""
 
-    modes int32 [n]; tables fp32 [4, modes, width]: slope, intercept, prior and spread; row_price fp32 [width];
-    step_price fp32 [n + 1]; pending int32 [n]: drafts so far; survival fp64 [n]: of these; num_going int32 [1]:
-    requests that draft on.
-    """
-
-    modes: Tensor
-    tables: Tensor
-    row_price: Tensor
-    step_price: Tensor
-    pending: Tensor
-    survival: Tensor
-    num_going: Tensor
+    modes: Tensor  # int32 [n]
+    tables: Tensor  # fp32 [4, modes, width]: slope, intercept, prior and spread
+    row_price: Tensor  # fp32 [width]
+    step_price: Tensor  # fp32 [n + 1]
+    pending: Tensor  # int32 [n]: drafts so far
+    survival: Tensor  # fp64 [n]: of these drafts
+    num_going: Tensor  # int32 [1]: requests that continue
 
 
 def sample(
@@ -88,8 +73,8 @@ def sample(
 ) -> None:
     """Draw a token for each of the first num_requests requests with tokens remaining; writes this step of `draws`.
 
-    logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed where an entry has
-    penalties, bias, bad words or min_tokens; without it such a request draws nothing. part_entries: as in accept().
+    logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed if an entry has
+    penalties, bias, bad words or min_tokens; without it, such a request draws nothing. part_entries: as in accept().
     Contiguous device tensors; asynchronous.
     """
     (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
@@ -123,9 +108,9 @@ def sample(
 def advance(
     launcher: Launcher, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False
 ) -> None:
-    """Count what the step drew, end drafting where `stop` says so, and go to the next step of `draws`.
+    """Count what the step drew, end drafting where `stop` requires, and go to the next step of `draws`.
 
-    has_history: a drawn token is also written after the known ones of its entry, which must have room for it.
+    has_history: drawn tokens are also written after the known ones of their entries, which must have room for them.
     """
     (max_draft_len, max_requests), width = draws.tokens.shape, stop.row_price.shape[0]
     shape, num_modes = (max_draft_len, max_requests), stop.tables.shape[1]
@@ -152,7 +137,7 @@ def advance(
 def sample_reference(
     draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None, *, part_entries: int = 0
 ) -> None:
-    """sample by the native library, on tensors of the host; part_entries change nothing."""
+    """sample by the native library, on tensors of the host; part_entries has no effect."""
     import torch
 
     step, (max_draft_len, _), vocab_size = int(draws.step[0]), draws.tokens.shape, draws.probs.shape[2]
@@ -160,7 +145,7 @@ def sample_reference(
     table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)[:num_requests].copy()
     drawing = np.flatnonzero(remaining[:num_requests] > 0).astype(np.int32)
     draws.tokens[step, :num_requests] = -1
-    # Addresses from which the position of the token to draw reaches these.
+    # Set addresses so that indexing by the position of the drawn token reaches these arrays.
     candidates, margins = np.full((num_requests, NUM_CANDIDATES), -1, np.int32), np.zeros(num_requests, np.float32)
     histories, runners_up = [], np.full(num_requests, -1, np.int32)
     for i in drawing.tolist():

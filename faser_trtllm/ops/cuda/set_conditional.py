@@ -1,7 +1,4 @@
-"""set_conditional: sets the condition of a CUDA graph's conditional node from a number on the device.
-
-One thread.
-"""
+"""set_conditional: set the condition of a CUDA graph's conditional node from a number on the device, by one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +15,10 @@ STEM = "set_conditional"
 
 
 def set_conditional(launcher: Launcher, value: Tensor | None, handle: int) -> None:
-    """value int32 [1], on the device; None sets nothing, which may be launched outside of graphs. handle: of
-    cuGraphConditionalHandleCreate, in whose graph and context the launch must be. Asynchronous."""
+    """Set the condition to value int32 [1], on the device, asynchronously.
+
+    value None sets nothing, and may be launched outside of graphs. handle: from cuGraphConditionalHandleCreate, in
+    whose graph and context the launch must be.
+    """
     arguments = (pointer("value", value, "int32", (1,)), ctypes.c_uint64(handle))
     launcher.launch("set_conditional", (1, 1, 1), (1, 1, 1), arguments)

@@ -1,7 +1,4 @@
-"""take_step: the inputs of a draft step's pass, one row per request, in one launch.
-
-Bound by a launch's own time.
-"""
+"""take_step: prepare the inputs of a draft step's pass, one row per request, in one launch, whose time bounds it."""
 
 from __future__ import annotations
 
@@ -22,15 +19,14 @@ NUM_THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A pass's inputs, int32: token_ids, positions, logit_rows [num_rows], kv_lens [n], cu_q_lens [n + 1], block_table
-    [n, max_blocks_per_seq]."""
+    """A pass's inputs, int32."""
 
-    token_ids: Tensor
-    positions: Tensor
-    logit_rows: Tensor
-    kv_lens: Tensor
-    cu_q_lens: Tensor
-    block_table: Tensor
+    token_ids: Tensor  # [num_rows]
+    positions: Tensor  # [num_rows]
+    logit_rows: Tensor  # [num_rows]
+    kv_lens: Tensor  # [n]
+    cu_q_lens: Tensor  # [n + 1]
+    block_table: Tensor  # [n, max_blocks_per_seq]
 
 
 def take_step(
@@ -41,10 +37,10 @@ def take_step(
     table: Tensor,
     inputs: StepInputs,
 ) -> None:
-    """One row for each of m requests, its newest token, and no row for others; logits in the requests' order.
+    """Set up one row for each of m requests, its newest token, and no row for others; logits in the requests' order.
 
-    newest: token ids; known: tokens, the newest included; remaining: 0 where a request has ended, which then writes no
-    KV: int32 [m]. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous.
+    int32 [m]: newest: token ids; known: number of tokens, with the newest; remaining: 0 if a request has ended, which
+    then writes no KV. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous.
     """
     (size, columns), max_requests = table.shape, inputs.kv_lens.shape[0]
     width = inputs.block_table.shape[1]

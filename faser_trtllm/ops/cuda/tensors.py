@@ -1,4 +1,4 @@
-"""Device tensors as launches take them: checked, then reduced to addresses. Types have the kernels' names."""
+"""Check device tensors and turn them into addresses for launches. Types have the kernels' names."""
 
 from __future__ import annotations
 
@@ -30,18 +30,15 @@ ALIGNMENT = 16
 
 
 class PagedKv(NamedTuple):
-    """A layer's paged KV cache, and the requests of a pass in it.
+    """A layer's paged KV cache, and the requests of a pass in it."""
 
-    k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block, head_dim] of the queries' type, or e4m3 holding K /
-    k_scale and V / v_scale. block_table int32 [batch_size, max_blocks_per_seq]. cu_q_lens int32 [batch_size + 1]: each
-    request's range of the pass's rows. kv_lens int32 [batch_size]: tokens, including those of the new rows.
-    """
-
+    # [num_blocks, num_kv_heads, tokens_per_block, head_dim] of the queries' type, or e4m3 holding K / k_scale and
+    # V / v_scale.
     k_cache: Tensor
     v_cache: Tensor
-    block_table: Tensor
-    cu_q_lens: Tensor
-    kv_lens: Tensor
+    block_table: Tensor  # int32 [batch_size, max_blocks_per_seq]
+    cu_q_lens: Tensor  # int32 [batch_size + 1]: each request's range of the pass's rows
+    kv_lens: Tensor  # int32 [batch_size]: tokens, with those of the new rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class PagedShape:
 
 
 def check_kv(kv: PagedKv, dtype: str, head_dim: int) -> str:
-    """The cache's type; InvalidArgumentError unless the tensors fit each other, queries of `dtype` and the heads."""
+    """Return the cache's type; raise InvalidArgumentError unless the tensors fit each other, `dtype` and head_dim."""
     kv_dtype, batch_size = type_name("k_cache", kv.k_cache, dtype, "e4m3"), kv.kv_lens.shape[0]
     expect("k_cache", kv.k_cache, kv_dtype, (None, None, None, head_dim))
     expect("v_cache", kv.v_cache, kv_dtype, tuple(kv.k_cache.shape))
@@ -89,8 +86,7 @@ class Pointer(ctypes.c_void_p):
 
 
 def type_name(name: str, tensor: Tensor, *allowed: str) -> str:
-    """The kernels' name for a tensor's type; InvalidArgumentError unless it is among `allowed`, or known if there are
-    none."""
+    """Return the kernels' name for a tensor's type; raise InvalidArgumentError unless it is known and allowed."""
     found = _type_name(tensor.dtype)
     if found not in (allowed or TYPE_NAMES.values()):
         wanted = " or ".join(allowed or TYPE_NAMES.values())
@@ -104,7 +100,7 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def expect(name: str, tensor: Tensor, dtype: str, shape: tuple[int | None, ...]) -> None:
-    """InvalidArgumentError unless a tensor has this type and shape (None: any size) and is contiguous."""
+    """Raise InvalidArgumentError unless a tensor has this type and shape (None: any size) and is contiguous."""
     if tensor.shape != shape and not _fits(tensor.shape, shape):
         wanted = ["any" if size is None else size for size in shape]
         raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; it must be {wanted}")
@@ -118,7 +114,7 @@ def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
 
 
 def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> Pointer:
-    """The address of a tensor as expect() has it; null for None."""
+    """Return the address of a tensor after expect(); null for None."""
     if tensor is None:
         return Pointer()
     expect(name, tensor, dtype, shape)
@@ -126,7 +122,7 @@ def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -
 
 
 def pointer_to(tensor: Tensor | None) -> Pointer:
-    """Null for None; InvalidArgumentError unless the address is a multiple of 16 (int32: of 4)."""
+    """Return null for None; raise InvalidArgumentError unless the address is a multiple of 16 (int32: of 4)."""
     if tensor is None:
         return Pointer()
     found = Pointer.to(tensor)
@@ -140,6 +136,6 @@ def pointer_to(tensor: Tensor | None) -> Pointer:
 
 
 def bits_of(value: float) -> int:
-    """The bits of a float32 as an int32, which is how kernels take floats."""
+    """Return the bits of a float32 as an int32, which is how kernels take floats."""
     (bits,) = struct.unpack("<i", struct.pack("<f", value))
     return int(bits)

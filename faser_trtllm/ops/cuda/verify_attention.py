@@ -1,10 +1,10 @@
-"""verify_attention: attention of ragged frontiers and context chunks over a paged KV cache.
+"""verify_attention: attention of ragged drafts and context chunks over a paged KV cache.
 
 Row i of a request's n rows is at position kv_lens[b] - n + i and sees itself and everything before it, within the
-window; without is_causal also the request's rows after it, as in a block that a block drafter drafts. Roofline designed
-for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits a tile of 16 or 64 packed
-rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
-Speed: plugins/cuda/README.md.
+window; without is_causal it also sees the request's rows after it, as in a block that a block drafter drafts. The
+kernel is designed to read each request's K and V once per KV head while n * num_heads / num_kv_heads fits a tile of 16
+or 64 packed rows: the bound is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth.
+plugins/cuda/README.md has times.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUT_FIRST = -1
-"""In place of a window: rows see all positions but the first, which only its own row sees."""
+"""A value of `window`: rows see all positions except the first, which only its own row sees."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
 TILE_ROWS = (16, 64)
-SPLIT_TOKENS = 512  # positions of a chunk of a long context; fixed, so that a row's sums do not depend on its batch
-SPLIT_MULTIPLE = 64  # that those of any launch are a multiple of
-MAX_SPLIT_ROWS = 256  # rows times group of a request that is split: kMaxSplitRows
-MAX_WORKSPACE_BYTES = 64 << 20  # partial results; a request that finds no more room is not split
-BLOCKS_PER_SM = 3  # that the registers allow
+SPLIT_TOKENS = 512  # positions per chunk of a long context; fixed, so that a row's sums do not depend on its batch
+SPLIT_MULTIPLE = 64  # chunks of any launch are a multiple of this
+MAX_SPLIT_ROWS = 256  # limit on rows times group of a request that is split (kMaxSplitRows)
+MAX_WORKSPACE_BYTES = 64 << 20  # for partial results; requests without room there are not split
+BLOCKS_PER_SM = 3  # as many as registers allow
 _COMBINE_WARPS = 4
 COMBINE_THREADS = 32 * _COMBINE_WARPS
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape(PagedShape):
-    """window: number of positions a row sees up to its own; 0: all, or BUT_FIRST. is_causal: none after its own."""
+    """The sizes of a launch."""
 
-    window: int = 0
-    is_causal: bool = True
+    window: int = 0  # positions that a row sees up to its own; 0: all; or BUT_FIRST
+    is_causal: bool = True  # rows see no position after their own
 
     @property
     def window_argument(self) -> int:
-        """The kernels' argument for both."""
+        """The kernels' argument for window and is_causal."""
         return self.window if self.is_causal else -2 - self.window
 
     @property
@@ -53,21 +53,20 @@ class AttentionShape(PagedShape):
 
 
 def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int) -> int:
-    """16 if the frontier of every request fits such a tile, else 64. max_rows_per_request is the host's bound."""
+    """Return 16 if the rows of every request fit such a tile, else 64. max_rows_per_request is the host's bound."""
     return 16 if max_rows_per_request * shape.group <= 16 else 64
 
 
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
-    """Blocks along the grid's x: an upper bound on the number of tiles for any cu_q_lens, plus one."""
+    """Return the blocks along the grid's x: an upper bound on the number of tiles for any cu_q_lens, plus one."""
     requests = min(shape.num_rows, shape.batch_size)
     return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
 
 
 def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
-    """Partial results that any batch of this shape needs, one per row and chunk, as far as the workspace allows.
+    """Return the number of partial results, one per row and chunk, that batches of this shape need and memory allows.
 
-    0: no context is longer than a chunk, and nothing is split. max_kv_len is the host's bound, so nothing is read back
-    from the device.
+    0: no context is longer than a chunk, and nothing is split. max_kv_len: the host's bound.
     """
     longest = min(max_kv_len, shape.max_blocks_per_seq * shape.tokens_per_block)
     if longest <= split_tokens:
@@ -79,7 +78,7 @@ def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int =
 
 
 def workspace_bytes(shape: AttentionShape, max_slots: int) -> int:
-    """Bytes of device memory that so many slots need: float partial results and log2 sums."""
+    """Return the bytes of device memory for this many slots: float partial results and log2 sums."""
     return max_slots * _slot_bytes(shape)
 
 
@@ -88,47 +87,47 @@ def _slot_bytes(shape: AttentionShape) -> int:
 
 
 def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
-    """The entry point for a shape's types and head size."""
+    """Return the entry point for a shape's types and head size."""
     return f"verify_attention_{shape.types}_h{shape.head_dim}_m{tile_rows}"
 
 
 def combine_name(shape: AttentionShape) -> str:
-    """The entry point that combines chunks."""
+    """Return the entry point that combines chunks."""
     return f"verify_attention_combine_{shape.dtype}"
 
 
 def block_threads(shape: AttentionShape, tile_rows: int) -> int:
-    """Threads per block of kernel_name()."""
+    """Return the threads per block of kernel_name()."""
     return 64 if tile_rows == 16 and shape.head_dim > 128 else 128
 
 
 def grid(shape: AttentionShape, tile_rows: int, max_slots: int = 0, num_sms: int = 132) -> Dim3:
-    """Blocks of kernel_name(): one per tile, and with slots as many more as run at a time, and KV heads."""
+    """Return the blocks of kernel_name(): one per tile, and with slots as many more as run at a time; and KV heads."""
     more = more_blocks(shape, num_sms) if max_slots else 0
     return (num_tiles(shape, tile_rows) + more, shape.num_kv_heads, 1)
 
 
 def more_blocks(shape: AttentionShape, num_sms: int = 132) -> int:
-    """Along the grid's x, for the chunks of long contexts: as many as run at a time."""
+    """Return the blocks along the grid's x for the chunks of long contexts: as many as run at a time."""
     return -(-BLOCKS_PER_SM * num_sms // shape.num_kv_heads)
 
 
 def combine_grid(shape: AttentionShape) -> Dim3:
-    """Blocks of verify_attention_combine: rows, and heads by four."""
+    """Return the blocks of verify_attention_combine: rows, and heads by four."""
     return (shape.num_rows, -(-shape.num_heads // _COMBINE_WARPS), 1)
 
 
 def scalars(
     shape: AttentionShape, split_tokens: int, max_slots: int, scale: float, k_scale: float, v_scale: float
 ) -> list[int]:
-    """The int32 arguments between the inputs and the outputs, floats as their bits."""
+    """Return the int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
     sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots]
     return [*sizes, bits_of(scale * k_scale), bits_of(v_scale)]
 
 
 def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) -> list[int]:
-    """The int32 arguments of verify_attention_combine."""
+    """Return the int32 arguments of verify_attention_combine."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.tokens_per_block]
     return [*sizes, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots, shape.head_dim]
 
@@ -151,12 +150,12 @@ def launch(
     workspace: Tensor | None = None,
     combine: bool = True,
 ) -> None:
-    """Write out [num_rows, num_heads, head_dim]; asynchronous.
+    """Run verify_attention_reference into `out`, of q's type, [num_rows, num_heads, head_dim], asynchronously.
 
-    As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(), max_slots is
-    choose_max_slots(); slots need a `workspace` of workspace_bytes() and a second launch. With fewer slots than chunks
-    some requests are not split. combine: False leaves rows that are split in the workspace, for launch_combine(). Only
-    addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
+    tile_rows is choose_tile_rows(), max_slots is choose_max_slots(); slots need a `workspace` of workspace_bytes() and
+    a second launch. With fewer slots than chunks some requests are not split. combine: False leaves rows that are split
+    in the workspace, for launch_combine(). Only addresses, shapes and types of the tensors are used. Raises
+    InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(q, kv, window, is_causal)
     expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
@@ -198,7 +197,7 @@ def launch_combine(
     split_tokens: int,
     max_slots: int,
 ) -> None:
-    """The second launch: what the first left in the workspace becomes rows of `out`; the other rows are copied from
+    """Run the second launch: combine the workspace's partial results into rows of `out`, and copy the other rows from
     `whole`, unless that is `out`."""
     pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
     sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots))
@@ -216,12 +215,12 @@ def verify_attention_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """Attention of every row over its request's positions; fp32 inside, q's type out [num_rows, num_heads, head_dim].
+    """Return attention of every row over its request's positions, as q's shape and type; fp32 inside.
 
-    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores, by default 1 / sqrt(head_dim). A
-    position in a block that does not exist reads as zeros; one past the table is not seen; a row that sees nothing or
-    is outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be
-    finite, since kernels multiply masked positions by zero.
+    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores, by default 1 / sqrt(head_dim). Positions
+    in a block that does not exist are zeros; positions past the table are not seen; a row that sees nothing or is
+    outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be finite,
+    since kernels multiply masked positions by zero.
     """
     import torch
 
@@ -251,7 +250,7 @@ def verify_attention_reference(
 
 
 def _kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
-    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where there is no block.
+    """Return a request's first positions, fp32 [num_tokens, num_kv_heads, head_dim]; zeros without a block.
 
     cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
     """
@@ -268,7 +267,6 @@ def _kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> 
 
 
 def default_scale(head_dim: int) -> float:
-    """1 / sqrt(head_dim)."""
     return 1.0 / math.sqrt(head_dim)
 
 
@@ -279,7 +277,7 @@ def shape_of(
     is_causal: bool = True,
     any_shape: bool = False,
 ) -> AttentionShape:
-    """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
+    """Return the sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
     if q.dim() != 3 or kv.k_cache.dim() != 4:
         raise InvalidArgumentError(
             f"q has {q.dim()} and k_cache {kv.k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "

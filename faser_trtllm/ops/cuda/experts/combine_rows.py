@@ -1,4 +1,4 @@
-"""combine_rows: adds to each row the outputs of its experts, weighted, in one order."""
+"""combine_rows: add to each row the weighted outputs of its experts, in a fixed order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
 def launch(
     launcher: Launcher, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
 ) -> None:
-    """combine_rows_reference by the kernel; asynchronous.
+    """Run combine_rows_reference by the kernel, asynchronously; width is a multiple of 8.
 
-    width is a multiple of 8. Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError
-    where no kernel fits.
+    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError if no kernel fits.
     """
     (num_rows, width), top_k = hidden.shape, routes.places.shape[1]
     if width % _VECTOR:
@@ -49,9 +48,9 @@ def launch(
 def combine_rows_reference(
     outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
 ) -> None:
-    """hidden [n, width], the first num_used [1] rows, += their pairs' outputs [n * top_k, width] times their weights,
-    in ascending order of the expert, and then shared [n, width] times the sigmoid of its gate, the last of a row's
-    logits; in fp32 (fp64 for outputs of fp64) and rounded once."""
+    """Add to the first num_used [1] rows of hidden [n, width] their pairs' outputs [n * top_k, width] times their
+    weights, in ascending order of the expert, and then shared [n, width] times the sigmoid of its gate, the last of a
+    row's logits. Sums are in fp32 (fp64 for outputs of fp64), rounded once."""
     import torch
 
     used = min(max(int(num_used[0]), 0), hidden.shape[0])

@@ -1,4 +1,4 @@
-"""route_rows: the experts of each row of a mixture, and the pairs of row and expert in the order of the experts."""
+"""route_rows: choose the experts of each row of a mixture, and sort the pairs of row and expert by expert."""
 
 from __future__ import annotations
 
@@ -26,34 +26,29 @@ _VECTOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a row chooses: top_k of num_experts, those with the largest logits, of equal ones the lowest index. over_all:
-    its weights are parts of a softmax over all experts; otherwise over those that it takes."""
+    """How a row chooses experts: the top_k of num_experts with the largest logits; ties go to the lowest index."""
 
     num_experts: int
     top_k: int
-    over_all: bool
+    over_all: bool  # weights are from a softmax over all experts, not only the chosen ones
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The result for n rows. logits fp32 [n, num_outputs]: the router's, and after those of the experts any others;
-    experts int32, weights fp32, places int32 [n, top_k]: in ascending order of the expert, places in what follows; rows
-    int32 [n * top_k]: of each pair, by expert and then by row, 0 after the last one; ends int32 [num_experts]: the
-    number of pairs of an expert and those before it; counts int32 [num_experts], scratch; num_distinct int32 [1]: how
-    many experts have pairs, over the layers of a pass. What belongs to rows that are dummies is not written."""
+    """The result for n rows. Entries of dummy rows are not written."""
 
-    logits: Tensor
-    experts: Tensor
-    weights: Tensor
-    places: Tensor
-    rows: Tensor
-    ends: Tensor
-    counts: Tensor
-    num_distinct: Tensor
+    logits: Tensor  # fp32 [n, num_outputs]: the experts', then any others of the router
+    experts: Tensor  # int32 [n, top_k], ascending
+    weights: Tensor  # fp32 [n, top_k]
+    places: Tensor  # int32 [n, top_k]: indices of the row's pairs in `rows`
+    rows: Tensor  # int32 [n * top_k]: the row of each pair, by expert and then by row; 0 after the last pair
+    ends: Tensor  # int32 [num_experts]: the number of pairs up to and including each expert
+    counts: Tensor  # int32 [num_experts], scratch
+    num_distinct: Tensor  # int32 [1]: experts that have pairs, summed over the layers of a pass
 
     @classmethod
     def of(cls, num_rows: int, num_outputs: int, choice: Choice, device: torch.device) -> Routes:
-        """Memory for so many rows."""
+        """Allocate memory for this many rows."""
         import torch
 
         def integers(*shape: int) -> Tensor:
@@ -75,7 +70,7 @@ class Routes:
         )
 
     def first(self, num_rows: int) -> Routes:
-        """The memory of the first rows."""
+        """Return the memory of the first rows."""
         return Routes(
             self.logits[:num_rows],
             self.experts[:num_rows],
@@ -91,10 +86,10 @@ class Routes:
 def launch(
     launcher: Launcher, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
 ) -> None:
-    """route_rows_reference by the kernels, three launches; asynchronous.
+    """Run route_rows_reference by the kernels, in three asynchronous launches.
 
     num_experts is at most 512 and width a multiple of 8. Only addresses, shapes and types of the tensors are used.
-    Raises InvalidArgumentError where no kernel fits.
+    Raises InvalidArgumentError if no kernel fits.
     """
     (num_rows, width), num_outputs = x.shape, router.shape[0]
     num_experts, top_k = choice.num_experts, choice.top_k
@@ -142,10 +137,10 @@ def launch(
 def route_rows_reference(
     x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
 ) -> None:
-    """The experts of the first num_used [1] rows of x [n, width], and their pairs by expert; in numpy.
+    """Find the experts of the first num_used [1] rows of x [n, width], and sort their pairs by expert; in numpy.
 
     router [num_outputs, width]: a row per expert, and then others, whose logits are computed as well. is_first: the
-    layer is a pass's first, so num_distinct is counted from 0.
+    layer is a pass's first, so num_distinct starts at 0.
     """
     used, top_k = min(max(int(num_used[0]), 0), x.shape[0]), choice.top_k
     routes.logits[:used] = (x[:used].double() @ router.double().t()).float()
