@@ -51,22 +51,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """State shared by the routes.
-
-    metrics_url: of Triton's metrics, None: there is no /metrics. api_key: that /v1 demands, None: none.
-    allowed_origins: web pages that browsers let read answers; "*" is all. stream_padding: of the events of streams.
-    """
+    """State shared by the routes."""
 
     model: Model
     served: ServedModel
     max_body_bytes: int = MAX_BODY_BYTES
-    metrics_url: str | None = None
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ()
-    stream_padding: int = 0
+    metrics_url: str | None = None  # Triton's metrics; without it there is no /metrics
+    api_key: str | None = None  # required for /v1, if set
+    allowed_origins: tuple[str, ...] = ()  # web pages that may read answers; "*" allows all
+    stream_padding: int = 0  # default of padding()
 
     def padding(self, request: GenerationRequest) -> int:
-        """Bytes that the events of its stream are padded to a multiple of."""
+        """Return the number of bytes to a multiple of which the events of a stream are padded; 0 for no padding."""
         is_padded = request.options.include_obfuscation
         if is_padded is None:
             return self.stream_padding
@@ -74,7 +70,7 @@ class Service:
 
 
 def build_app(service: Service) -> Starlette:
-    """The application; its shutdown closes the connection to the model."""
+    """Build the application; its shutdown closes the connection to the model."""
     started_s = int(time.time())
     intake = Intake(service.served, service.max_body_bytes)
     card = {"id": service.served.name, "object": "model", "created": started_s, "owned_by": "faser"}
@@ -95,7 +91,7 @@ def build_app(service: Service) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         if service.metrics_url is None:
-            return _error(RequestError("metrics are not known here; start the server with --metrics_url", status=404))
+            return _error(RequestError("there are no metrics here; start the server with --metrics_url", status=404))
         try:
             page = await fresh_page(service.metrics_url)
         except OSError:
@@ -125,7 +121,7 @@ def build_app(service: Service) -> Starlette:
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    """The first is outermost: browsers ask for permission without a key."""
+    """Return the middleware, outermost first. CORS comes before the key, which preflight requests do not have."""
     layers = []
     if service.allowed_origins:
         origins = list(service.allowed_origins)
@@ -138,7 +134,7 @@ def _middleware(service: Service) -> list[Middleware]:
 
 
 class _Keyed:
-    """Lets requests for /v1 pass that carry the key; health and metrics are open, as in vLLM."""
+    """Requires the key for /v1; health and metrics are open, as in vLLM."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -157,16 +153,16 @@ class _Keyed:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """How a route reads requests and writes answers. last_event: what ends a stream."""
+    """How a route reads requests and writes answers."""
 
     parse: Parse
     reply: type[Reply | ResponsesReply] = Reply
     event: Callable[[Any, int], bytes] = event
-    last_event: bytes = LAST_EVENT
+    last_event: bytes = LAST_EVENT  # ends a stream
 
 
 class _Endpoint:
-    """A route that generates text; plain ASGI, so that reading, waiting and writing end with the connection."""
+    """A route that generates text. It is plain ASGI, so that all work for a request ends with its connection."""
 
     def __init__(self, service: Service, intake: Intake, api: _Api) -> None:
         self._service = service
@@ -203,7 +199,7 @@ class _Endpoint:
 async def _stream(
     deltas: AsyncIterator[tuple[int, Delta]], reply: Reply | ResponsesReply, api: _Api, writer: _Writer, padding: int
 ) -> None:
-    """Send nothing before the first delta, so that a refused request still gets an HTTP status."""
+    """Stream the answer. Nothing is sent before the first delta, so that a refused request gets an HTTP status."""
     async for index, delta in deltas:
         chunks = await _spelled(reply.chunks, index, delta)
         if not writer.has_started:
@@ -216,7 +212,7 @@ async def _stream(
 
 
 async def _spelled(spell: Callable[[int, Delta], T], index: int, delta: Delta) -> T:
-    """A prompt's tokens take long to spell if they are many; other streams must not wait for that."""
+    """Format a delta, in a thread if it has the prompt's tokens, since other streams must not wait for many of them."""
     return spell(index, delta) if delta.context is None else await asyncio.to_thread(spell, index, delta)
 
 
@@ -254,10 +250,10 @@ class _Writer:
 
 
 def _client_key(scope: Scope) -> str:
-    """Who the proxy says that sent the request, "" if it does not."""
+    """Return the client that the proxy names, or ""."""
     value: bytes = dict(scope["headers"]).get(CLIENT_HEADER.encode(), b"")
     if not re.fullmatch(rb"[ -~]*", value):
-        raise RequestError(f"the header {CLIENT_HEADER} holds other characters than visible ASCII ones; leave them out")
+        raise RequestError(f"the header {CLIENT_HEADER} has other characters than visible ASCII ones; leave them out")
     return value.decode()
 
 

@@ -1,4 +1,4 @@
-"""A model's chat template: renders messages to prompt tokens in Jinja's sandbox."""
+"""Renders messages to prompt tokens with a model's chat template, in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A template in Hugging Face's dialect with its tokenizer. Immutable, so threads may share it."""
+    """A template in Hugging Face's dialect, with its tokenizer. Immutable, so threads may share it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Sequence[str] = (), **names: str) -> None:
-        """special_tokens: added tokens whose names stay letters inside messages. names: variables of the template, such
-        as bos_token. Raises ConfigError if the template is too long or invalid.
+        """Raise ConfigError if the template is too long or invalid.
+
+        special_tokens: added tokens whose names are plain text inside messages. names: variables such as bos_token.
         """
         num_bytes = len(source.encode())
         if num_bytes > MAX_TEMPLATE_BYTES:
@@ -64,7 +65,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate | None:
-        """The template of a tokenizer's directory, or of the file `path`; None if there is none. Raises ConfigError."""
+        """Load the template from a tokenizer's directory, or from `path`; None if there is none. Raises ConfigError."""
         settings_path = directory / _SETTINGS_FILE
         settings = read_json(settings_path) if settings_path.exists() else {}
         source = _read(path) if path is not None else _find_source(directory, settings)
@@ -87,14 +88,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation, up to the start of the assistant's answer.
+        """Return the token ids of the conversation, up to the start of the assistant's answer.
 
-        tools: functions that the assistant may call. args: further variables of the template.
+        Only the template can produce special tokens and other tokens that it writes. If a message spells one out, it
+        stays plain text, so that no message can forge a turn. Reasoning marks in the assistant's messages are not
+        changed, since templates search for them. Raises RequestError if the template refuses the messages.
 
-        Only the template can produce special tokens and others that it writes; one spelled out in a message stays
-        letters, so that no message can forge a turn. Marks of reasoning in the assistant's messages are what they are,
-        since templates look for them. check: gets the text before it is tokenized, and may raise. Raises RequestError
-        if the template refuses the messages.
+        check: called with the text before it is tokenized; may raise.
+        tools: functions that the assistant may call.
+        args: further variables of the template.
         """
         marks: list[str] = []
         nonce = secrets.token_hex(8)
@@ -122,7 +124,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def turn_end(self) -> str | None:
-        """The special token that the template writes right after an answer; None: none, or it does not say."""
+        """The special token that the template writes right after an answer, or None if that cannot be determined."""
         answer = secrets.token_hex(8)
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
         try:
@@ -158,7 +160,7 @@ class ChatTemplate:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without the operators that can make huge values from small ones."""
+    """Jinja's sandbox, without operators that can make huge values from small ones."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -169,7 +171,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """{% generation %} marks the assistant's text for training; here only its content is rendered."""
+    """The block {% generation %}, which marks the assistant's text for training; only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -179,13 +181,13 @@ class _GenerationBlock(Extension):
 
 
 def _writes(source: str, token: str) -> bool:
-    """Return True if a template writes the token: its name, or the role within it, as in '<|' + message.role + '|>'."""
+    """Return True if a template writes the token, also around a role, as in '<|' + message.role + '|>'."""
     spellings = [[token], *(token.split(role) for role in _ROLES if role in token)]
     return bool(token.strip()) and any(all(part in source for part in parts) for parts in spellings)
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with all its texts changed, names of fields too."""
+    """Return a JSON value with all its texts changed, including field names."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -217,7 +219,7 @@ def _read(path: Path) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """json.dumps, because Jinja's own filter escapes HTML."""
+    """Call json.dumps, since Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -1,4 +1,4 @@
-"""Limits of the OpenAI server's connections: their number, and the time that each may take."""
+"""Limits on the OpenAI server's connections: their number, and the time that each may take."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ log = logging.getLogger("faser.openai")
 
 
 class Server(uvicorn.Server):
-    """Accepts few connections per turn of the event loop, so that many at once do not delay others; the rest wait."""
+    """A server that accepts few connections per turn of the event loop, so that a burst does not delay requests."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio also accepts as many per turn as its backlog says
+            listener.listen(_BACKLOG)  # asyncio's `backlog` also limits how many it accepts per turn
 
 
 def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
-    """Return the server of an application. Raise UnavailableError if the process may open too few files."""
+    """Return a server for an application; raise UnavailableError if the process may open too few files."""
     set_up_log()
     return Server(
         uvicorn.Config(
@@ -54,9 +54,9 @@ def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
 
 
 def _possible_connections(wanted: int) -> int:
-    """Return `wanted`, or fewer if the limit of open files, raised as far as it can be, leaves room for fewer.
+    """Raise the limit of open files and return how many of the wanted connections it allows.
 
-    Raises UnavailableError if it leaves room for none.
+    Raises UnavailableError if it allows none.
     """
     num_files = raise_open_files()
     possible = min(wanted, num_files - _OTHER_FILES)
@@ -69,11 +69,11 @@ def _possible_connections(wanted: int) -> int:
 
 
 def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
-    """Return a protocol for uvicorn that has at most max_connections connections.
+    """Return a protocol for uvicorn with at most max_connections connections.
 
     A connection that waits for a request is closed after HEADERS_TIMEOUT_S. If there are too many connections, the one
     that has waited longest for a request or the rest of its body is closed; if none waits, the new one gets 503. A
-    client that reads nothing of its response for READ_TIMEOUT_S is disconnected.
+    client that does not read its response for READ_TIMEOUT_S is disconnected.
     """
     waiting: dict[BoundedProtocol, None] = {}  # connections without a complete request, longest wait first
 
@@ -127,13 +127,13 @@ def _bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
             self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
 
         def _give_up(self) -> None:
-            if self.transport.get_write_buffer_size():  # the client still reads its response
+            if self.transport.get_write_buffer_size():  # the client is still reading its response
                 self._headers_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
             else:
                 self.transport.abort()
 
         def _note_request(self) -> None:
-            """Stop the timer of the headers once they are complete, and the wait once the request is."""
+            """Stop the headers' timer once they are complete, and stop waiting once the request is complete."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 return

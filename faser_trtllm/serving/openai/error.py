@@ -21,8 +21,8 @@ _TYPES = {429: "rate_limit_error", 499: "cancelled", 503: "service_unavailable",
 class RequestError(InvalidArgumentError):
     """A refused request.
 
-    field: that at fault, such as "messages[0].role". param: the same for the client, which gets "messages", or another
-    name of it. reason: OpenAI's error code, if it has one.
+    field: the field at fault, such as "messages[0].role". param: the field that the client is told, by default the part
+    before the index, such as "messages". reason: OpenAI's error code, if it has one.
     """
 
     def __init__(
@@ -36,7 +36,6 @@ class RequestError(InvalidArgumentError):
         status: int = 400,
         reason: str | None = None,
     ) -> None:
-        """message: with a field what follows the field's name, as in FaserError."""
         super().__init__(message, field=field, value=value, limit=limit)
         self.param = param or (None if field is None else field.partition("[")[0])
         self.status = status
@@ -44,12 +43,12 @@ class RequestError(InvalidArgumentError):
 
 
 def status_of(error: FaserError) -> int:
-    """The HTTP status of an error; 500 by default."""
+    """Return the HTTP status of an error; 500 by default."""
     return error.status if isinstance(error, RequestError) else _STATUS.get(error.code, 500)
 
 
 def error_object(error: FaserError) -> dict[str, Any]:
-    """The body {"error": {...}} of an error."""
+    """Return the body {"error": {...}} of an error."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     param, reason = error.field if status == 400 else None, None

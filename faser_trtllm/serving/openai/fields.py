@@ -1,4 +1,4 @@
-"""Reads typed fields of a JSON object; a wrong type or value raises a one-sentence error."""
+"""Reads typed fields of a JSON object; raises an error of one sentence for a wrong type or value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SHOWN_CHARS = 60
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the body as a JSON object; raises RequestError."""
+    """Parse the body as a JSON object; raise RequestError."""
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -23,7 +23,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON at character {error.pos}: {error.msg.lower()}") from error
     except ValueError as error:  # an integer of thousands of digits
-        raise RequestError("the body holds a number with too many digits") from error
+        raise RequestError("the body has a number with too many digits; shorten it") from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {kind_of(value)}, it must be a JSON object")
     return value
@@ -42,8 +42,10 @@ class Fields:
         return list(self._values)
 
     def check_names(self, known: Container[str], refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-        """Raise RequestError for fields that are not known, and those whose value is not harmless. refused: harmless
-        values and the reason, by field."""
+        """Raise RequestError for unknown fields and for unsupported ones.
+
+        refused: unsupported fields, with the values that have no effect and the reason why others are refused.
+        """
         for name in self.names():
             if name not in known:
                 raise RequestError(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
@@ -52,11 +54,11 @@ class Fields:
                 raise RequestError(f"was sent, but {why}; leave it out", name)
 
     def get(self, name: str) -> Any:
-        """The raw value, None if absent."""
+        """Return the raw value, or None if absent."""
         return self._values.get(name)
 
     def row(self, row: Row) -> Any:
-        """The value of a row of the table of request fields, under its name at this door."""
+        """Return the value of a row of the table of request fields, by its name in OpenAI's API."""
         if row.kind is str:
             return self.text(row.openai)
         if row.kind is bool:
@@ -65,7 +67,7 @@ class Fields:
         return self.number(row.openai, row.openai_bounds, row.kind)
 
     def number(self, name: str, bounds: Bounds, kind: type = float) -> Any:
-        """A number within bounds. kind: float, or int for a whole one."""
+        """Return a number within bounds. kind: float, or int for a whole number."""
         value = self.get(name)
         if value is None:
             return None
@@ -82,12 +84,11 @@ class Fields:
         return kind(value)
 
     def integer(self, name: str, low: int, high: int = MAX_INT32) -> int | None:
-        """A whole number from low to high."""
         found: int | None = self.number(name, Bounds(low, high), int)
         return found
 
     def flag(self, name: str) -> bool:
-        """true or false; false if absent."""
+        """Return a boolean; False if absent."""
         value = self.get(name)
         if value is None:
             return False
@@ -101,7 +102,7 @@ class Fields:
 
 
 def checked_text(name: str, value: Any) -> str:
-    """value, if it is a string that UTF-8 can encode."""
+    """Return `value` if it is a string that UTF-8 can encode; raise RequestError."""
     if not isinstance(value, str):
         raise RequestError(f"is {kind_of(value)}, it must be a string", name)
     try:
@@ -114,7 +115,7 @@ def checked_text(name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as shown in an error message, shortened."""
+    """Return a value as shown in an error message, shortened."""
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 70 digits"
     text = json.dumps(value)
@@ -122,10 +123,10 @@ def shown(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON name of a value's type."""
+    """Return a phrase for the JSON type of a value."""
     kinds = {str: "a string", bool: "true or false", int: "a number", float: "a number", list: "an array"}
     return "null" if value is None else kinds.get(type(value), "an object")
 
 
 def _refuse_constant(name: str) -> float:
-    raise RequestError(f"the body holds {name}, which is not JSON; send finite numbers")
+    raise RequestError(f"the body has {name}, which is not JSON; send finite numbers")

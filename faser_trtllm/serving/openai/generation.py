@@ -22,14 +22,14 @@ class DeltaSource(Protocol):
 
 
 class Generation:
-    """Runs a request inside `async with`; leaving it cancels in the server what still runs."""
+    """Runs a request inside `async with`; leaving it cancels the sequences that still run."""
 
     def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest, client_key: str = "") -> None:
         self._source = source
         self._client_key = client_key
         self._request_id = request_id
         self._sequences = request.sequences()
-        # Bounded: a client that does not read blocks its own gRPC streams and does not fill this process's memory.
+        # Bounded, so that a client that does not read blocks its own gRPC streams instead of filling memory.
         self._deltas: asyncio.Queue[tuple[int, Response | Exception]] = asyncio.Queue(_MAX_WAITING_DELTAS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -45,7 +45,7 @@ class Generation:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Response]]:
-        """Yield (index of the sequence, delta) until all sequences have ended; raises the first error."""
+        """Yield (index of the sequence, delta) until all sequences have ended; raise the first error."""
         num_open = len(self._sequences)
         while num_open:
             index, delta = await self._deltas.get()

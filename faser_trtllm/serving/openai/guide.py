@@ -1,4 +1,4 @@
-"""Structured outputs: OpenAI's response_format and vLLM's fields."""
+"""Reads the fields for structured outputs: OpenAI's response_format and vLLM's fields."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _FORMATS = "text, json_object, json_schema"
 
 
 def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
-    """The field with the constraints and the two guide inputs of the Triton model, None and {} without any; raises
-    InvalidArgumentError."""
+    """Return the field that constrains the output, and the Triton model's two guide inputs; None and {} without any.
+
+    Raises InvalidArgumentError.
+    """
     named = {f"guided_{name}": name for name in _TYPES if f"guided_{name}" in fields}
     guides = {field: _guide(field, name, fields.get(field)) for field, name in named.items()}
     if "response_format" in fields:
@@ -36,7 +38,7 @@ def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
 
 
 def checked_guide(field: str, guide_type: str, guide: str) -> dict[str, str]:
-    """The two guide inputs of the Triton model; raises InvalidArgumentError that names the field."""
+    """Return the Triton model's two guide inputs; raise InvalidArgumentError that names the field."""
     try:
         guide_spec(guide_type, guide)
     except InvalidArgumentError as error:

@@ -1,4 +1,4 @@
-"""Reads and parses request bodies within limits of time, memory and threads."""
+"""Reads and parses request bodies, with limits on time, memory and threads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from faser_trtllm.serving.openai.served_model import ServedModel
 
 BODY_TIMEOUT_S = 30.0
 SMALL_BODY_BYTES = 16 << 10
-MAX_BODIES_BYTES = 256 << 20  # of all bodies that are read or parsed at a time; small ones are always read
+MAX_BODIES_BYTES = 256 << 20  # in all bodies read or parsed at a time; small bodies are always read
 MAX_WAITING_BODIES = 64
 NUM_PARSERS = 2
-_DRAINED_BODIES = 4  # read up to this many times the limit of a body, so that the client sees the error
+_DRAINED_BODIES = 4  # bodies are read up to this many times their limit, so that the client gets the error
 
 Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 
 class Intake:
-    """Parses small bodies in any thread, larger ones in order in NUM_PARSERS threads. Belongs to one event loop."""
+    """Parses small bodies in any thread, and larger ones in order on NUM_PARSERS threads. Use it on one event loop."""
 
     def __init__(self, served: ServedModel, max_body_bytes: int) -> None:
         self._served = served
@@ -36,9 +36,9 @@ class Intake:
         self._num_bytes = 0
 
     async def read(self, scope: Scope, receive: Receive, parse: Parse) -> GenerationRequest | None:
-        """Read a request; None if the client disconnected. Raises RequestError or UnavailableError.
+        """Read a request; return None if the client disconnected. Raises RequestError or UnavailableError.
 
-        Accepts only application/json, since browsers let pages of other origins post other types without a preflight.
+        Only application/json is accepted: browsers let pages of other origins post other types without a preflight.
         """
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
@@ -61,7 +61,7 @@ class Intake:
             self._num_bytes -= len(body)
 
     async def _read_body(self, receive: Receive, body: bytearray) -> bool:
-        """Fill `body`; return False if the client disconnected."""
+        """Read into `body`; return False if the client disconnected."""
         num_bytes = 0
         while num_bytes <= _DRAINED_BODIES * self._max_body_bytes:
             message = await receive()
@@ -81,7 +81,7 @@ class Intake:
         return True
 
     async def _parse(self, body: bytearray, parse: Parse) -> GenerationRequest:
-        """Parse in a thread, since templates and tokenizers may take long and other streams must not wait for them."""
+        """Parse in a thread, since templates and tokenizers can take long and other streams must not wait for them."""
 
         def work() -> GenerationRequest:
             return parse(parse_object(bytes(body)), self._served)

@@ -12,12 +12,12 @@ _MAX_KINDS = 1000
 
 
 class Sparse(logging.Filter):
-    """Passes one record a minute of each kind: a logger, a level, and the first line of the unformatted message."""
+    """Passes one record per minute and kind: a logger, a level and the first line of the unformatted message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str, int, str], tuple[float, int]] = {}  # time of the last passed, number held since
+        self._kinds: dict[tuple[str, int, str], tuple[float, int]] = {}  # time of the last record, number held since
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0])
@@ -36,7 +36,7 @@ class Sparse(logging.Filter):
 
 
 def set_up_log() -> None:
-    """Send the warnings of all loggers to stderr, at most one a minute of each kind."""
+    """Send the warnings of all loggers to stderr, at most one per minute and kind."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Sparse())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

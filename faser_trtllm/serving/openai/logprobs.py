@@ -1,4 +1,4 @@
-"""Log probs of tokens in OpenAI's two formats."""
+"""Formats log probs of tokens in OpenAI's two ways."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.client import Context, Response, Top
 
 _MAX_PROMPT_END_CHARS = 256
-_MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+_MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not have
 
 
 @dataclass(slots=True)
 class Entry:
-    """A token: the text it completes, its log prob (None: the first of a prompt, which has none), and the offset of
-    that text in the answer. top: texts and log probs of the most probable tokens in its place, best first."""
+    """A token in an answer."""
 
-    text: str
-    logprob: float | None
-    offset: int
-    top: list[tuple[str, float]]
+    text: str  # that the token completes
+    logprob: float | None  # None for the first token of a prompt
+    offset: int  # of its text in the answer
+    top: list[tuple[str, float]]  # texts and log probs of the most probable tokens at its position, best first
 
 
 class Logprobs:
     """The tokens of one sequence.
 
-    A token's text is what it adds to the answer: a token that ends inside a character adds nothing, the token that
-    completes the character adds it. So the texts, and their bytes, concatenate to the answer, but for the last token
-    where a stop word begins inside it: the answer ends before the word, the token is whole. An alternative's text is
-    what it would add.
+    A token's text is the text that it adds to the answer: a token that ends inside a character adds nothing, and the
+    token that completes the character adds it. The texts therefore concatenate to the answer, except if a stop word
+    begins inside the last token: the answer ends before the word, but the token is whole. An alternative's text is the
+    text that it would add.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int], inputs: Mapping[str, Any]
     ) -> None:
-        """inputs: of the Triton model; those about special tokens are read."""
+        """inputs: the Triton model's, of which those about special tokens are used."""
         skips = bool(inputs.get("skip_special_tokens", True))
         parses = bool(inputs.get("parse_special_tokens", False))
         self._tokenizer = tokenizer
         self._skips_in_prompt = not parses if isinstance(prompt, str) else skips
         self._added = tokenizer.encode("") if isinstance(prompt, str) and inputs.get("add_special_tokens", True) else []
-        if isinstance(prompt, str):  # its end is enough, and which of its tokens are the last does not matter
+        if isinstance(prompt, str):  # its end is enough, however that is tokenized
             prompt = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:], parse_special_tokens=parses)
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips, before=prompt)
         self._is_chat = is_chat
         self._offset = 0
 
     def of_context(self, context: Context, text: str) -> list[Entry]:
-        """The prompt's tokens; call it first. text: the prompt as the answer has it, where tokens that the tokenizer
-        added have no text, as special tokens that are left out."""
+        """Return the prompt's tokens; must be called first.
+
+        text: the prompt as in the answer, without the text of added and of left-out special tokens.
+        """
         ids, log_probs, tops = context.token_ids, (None, *context.log_probs), context.tops and ((), *context.tops)
         n = len(self._added) if list(ids[: len(self._added)]) == self._added else 0
         found = self._read(IncrementalDetokenizer(self._tokenizer), ids[:n], log_probs[:n], tops[:n])
@@ -97,7 +98,7 @@ class Logprobs:
 
 
 def _by_text(entry: Entry) -> dict[str, float] | None:
-    """The most probable tokens, and the token itself if it is none of them; of equal texts the most probable."""
+    """Map texts of the most probable tokens and of the token itself to log probs; of equal texts, take the first."""
     if entry.logprob is None:
         return None
     found: dict[str, float] = {}

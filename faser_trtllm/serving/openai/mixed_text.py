@@ -1,4 +1,4 @@
-"""Text in which a token's name is the token in some places and letters in others."""
+"""Encodes text in which the name of a token means the token in some parts and is plain text in others."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from faser_trtllm.models.tokenizer import Tokenizer
 
 
 class MixedText:
-    """Encodes texts as the tokenizer does, but for names of added tokens that are to stay letters.
+    """Encodes texts like the tokenizer, except that names of added tokens can stay plain text.
 
-    A tokenizer takes each text for one of its own, so that SentencePiece's puts a space before each piece of a text.
-    Therefore the text stays whole, and where names are to be letters, tokens get other names, in a copy of the
-    tokenizer. Immutable, so threads may share it.
+    The parts cannot be encoded separately, since a tokenizer treats each as a text of its own: SentencePiece, for
+    example, puts a space before it. Instead, a copy of the tokenizer has other names for these tokens, and the text is
+    encoded as a whole. Immutable, so threads may share it.
     """
 
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
-        """names: of the added tokens that may be letters, at least one."""
+        """names: those of the added tokens that may be plain text, at least one."""
         self._tokenizer = tokenizer
         self._aliases = {name: f"\ue000{secrets.token_hex(8)}\ue001" for name in names}
         self._pattern = re.compile(alternatives(names))
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
-        """Token ids of the pieces together. Those with odd index are letters."""
+        """Return the token ids of the pieces together. Pieces with an odd index are plain text."""
         if len(pieces) == 1:
             return self._tokenizer.encode(pieces[0], add_special_tokens=False, parse_special_tokens=True)
         renamed, ids = self._renamed
@@ -38,7 +38,7 @@ class MixedText:
 
     @functools.cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The copy, and its ids of added tokens -> the tokenizer's."""
+        """The copy, and a map from its ids of added tokens to the tokenizer's."""
         definition = json.loads(self._tokenizer.definition)
         names = [token["content"] for token in definition["added_tokens"]]
         for token in definition["added_tokens"]:
@@ -50,5 +50,5 @@ class MixedText:
 
 
 def alternatives(names: Sequence[str]) -> str:
-    """A regex of the names, the longest of those that begin in one place first."""
+    """Return a regex that matches the names, longer ones first."""
     return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))

@@ -1,4 +1,4 @@
-"""The Triton model that serves the API: one gRPC stream per sequence, so that each can be cancelled separately."""
+"""The client of the Triton model: one gRPC stream per sequence, so that each can be cancelled separately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from faser_trtllm.serving.client import (
 )
 
 _END_TIMEOUT_S = 30.0
-"""How long a stream that was left may take to end once the model was asked to stop."""
+"""The time for an abandoned stream to end after the model was asked to stop."""
 
 
 class Model:
@@ -31,16 +31,16 @@ class Model:
         self._grpc = grpcclient
         self._client = grpcclient.InferenceServerClient(url)
         self._name = name
-        self._left: set[asyncio.Task[None]] = set()  # they end the streams that were left
+        self._left: set[asyncio.Task[None]] = set()  # read abandoned streams to their end
 
     async def close(self) -> None:
-        """Close the connection once the streams that were left have ended, or do not."""
+        """Close the connection after abandoned streams have ended, or after _END_TIMEOUT_S."""
         if self._left:
             await asyncio.wait(self._left, timeout=_END_TIMEOUT_S)
         await self._client.close()
 
     async def is_ready(self) -> bool:
-        """True if the server answers and the model is ready."""
+        """Return True if the server answers and the model is ready."""
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -53,13 +53,13 @@ class Model:
     ) -> AsyncIterator[Response]:
         """Yield the responses of one sequence; leaving the iteration or cancelling the task stops it in the server.
 
-        Every stream is read to its end, after which the last delta or the error comes: Triton 2.51 never frees a stream
-        that is cancelled after its last response, and waits for it when it stops. So one that is left early asks the
-        model to stop, on the same stream, and ends by itself.
+        Every stream is read to its end before the last delta or the error is passed on: Triton 2.51 never frees a
+        stream that is cancelled after its last response, and waits for it on shutdown. If the iteration is left early,
+        the model is therefore asked to stop, on the same stream, which then ends by itself.
 
-        request_id: no other that runs has it. prompt: text or token ids. inputs: further inputs of the Triton model by
-        name, as Python values. client_key: who the proxy says that sent it. Raises ResponseError with the model's
-        message, UnavailableError if the server cannot be reached.
+        request_id: must differ from those of other running requests. prompt: text or token ids. inputs: further inputs
+        of the Triton model by name. client_key: the client that the proxy names. Raises ResponseError with the model's
+        message, or UnavailableError if the server cannot be reached.
         """
         import grpc
 
@@ -78,7 +78,7 @@ class Model:
         try:
             while True:
                 reading = asyncio.ensure_future(anext(answers))
-                result, error = await asyncio.shield(reading)  # a read that is cancelled cancels its stream
+                result, error = await asyncio.shield(reading)  # cancelling the read would cancel the stream
                 if error is not None:
                     last = response_error(error.message(), "UNAVAILABLE")
                 else:
@@ -103,7 +103,7 @@ class Model:
         yield last
 
     def _end(self, answers: Any, reading: asyncio.Future[Any]) -> None:
-        """Read a stream that was left to its end, in the background; reading: its read under way."""
+        """Read an abandoned stream to its end in the background. reading: its pending read."""
         task = asyncio.create_task(_read_to_end(answers, reading))
         self._left.add(task)
         task.add_done_callback(self._left.discard)
@@ -118,12 +118,12 @@ class Model:
 
 
 def _has_ended(reading: asyncio.Future[Any]) -> bool:
-    """True if this read found the stream's end, or its failure."""
+    """Return True if this read found the stream's end or failed."""
     return reading.done() and (reading.cancelled() or reading.exception() is not None)
 
 
 async def _read_to_end(answers: Any, reading: asyncio.Future[Any]) -> None:
-    """Read a stream whose model was asked to stop; one that does not end is cancelled."""
+    """Read a stream whose model was asked to stop; cancel it if it does not end."""
     import grpc
 
     async def read() -> None:
@@ -140,7 +140,7 @@ async def _read_to_end(answers: Any, reading: asyncio.Future[Any]) -> None:
 
 
 def _failure(error: Any) -> FaserError:
-    """The error for a failed gRPC call; the model's own errors come in answers."""
+    """Return the error for a failed gRPC call; the model's own errors come in answers."""
     if error.code().name == "UNAVAILABLE":
         return UnavailableError("the Triton server cannot be reached; try again in a moment")
     return response_error(error.details() or "", error.code().name)

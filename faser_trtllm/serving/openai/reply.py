@@ -18,7 +18,7 @@ from faser_trtllm.serving.openai.request import GenerationRequest
 from faser_trtllm.serving.openai.served_model import Prompt
 from faser_trtllm.serving.text.finish_reason import SYNTHETIC, read_finish
 
-MAX_LOGPROBS = 1 << 20  # of a whole answer, alternatives counted: about 200 MB while it is put together
+MAX_LOGPROBS = 1 << 20  # in an answer that is not streamed, including alternatives: about 200 MB while it is built
 _PADDED = b',"obfuscation":"%s"'
 _EVENT_BYTES = len(b"data: \n\n") - len(b"%s")
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
@@ -35,27 +35,27 @@ class Reply:
         self._choices = [_Choice(request, prompt, tokenizer) for prompt, _ in request.sequences()]
 
     def whole(self) -> dict[str, Any]:
-        """The answer to a request that does not stream, after all deltas were added."""
+        """Return the answer to a request that does not stream, after all deltas were added."""
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         choices = [choice.whole(index) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage(), **self._metrics()}
 
     def add(self, index: int, delta: Response) -> None:
-        """Add a delta to the whole answer; raises RequestError if it becomes too large."""
+        """Add a delta to the whole answer; raise RequestError if it becomes too large."""
         self._note(delta)
         if self._request.logprobs is not None:
             num_tokens = len(delta.token_ids) + (0 if delta.context is None else len(delta.context.token_ids))
             self._num_logprobs += num_tokens * (1 + self._request.logprobs)
             if self._num_logprobs > MAX_LOGPROBS:
                 raise RequestError(
-                    f"of this answer are more than {MAX_LOGPROBS}, alternatives counted; send fewer prompts, "
+                    f"of this answer are more than {MAX_LOGPROBS}, including alternatives; send fewer prompts, "
                     "lower logprobs, or stream",
                     "logprobs",
                 )
         self._choices[index].add(delta)
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        """The first chunks of a stream: for chats, the role of the speaker."""
+        """Return the first chunks of a stream, which have the role of the speaker in chats."""
         if not self._request.is_chat:
             return []
         return [
@@ -64,7 +64,7 @@ class Reply:
         ]
 
     def chunks(self, index: int, delta: Response) -> list[dict[str, Any]]:
-        """The chunks of a delta; empty if it adds nothing visible yet."""
+        """Return the chunks of a delta; empty if it adds nothing visible yet."""
         self._note(delta)
         found = [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
         if found and delta.is_final and not self._request.options.include_usage:
@@ -72,7 +72,7 @@ class Reply:
         return found
 
     def last_chunks(self) -> list[dict[str, Any]]:
-        """The chunk after all deltas: the usage, if requested."""
+        """Return the chunk after all deltas, which has the usage, if requested."""
         if not self._request.options.include_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage(), **self._metrics()}]
@@ -92,7 +92,7 @@ class Reply:
         return metrics(self._request.spec_decode_metrics, self._choices[0].final)
 
     def _usage(self) -> dict[str, Any]:
-        """Token counts so far; a prompt counts once for all its choices."""
+        """Return token counts so far; a prompt counts once for all its choices."""
         firsts = self._choices[:: self._request.num_choices]
         num_input_tokens = sum(choice.num_input_tokens for choice in firsts)
         num_output_tokens = sum(choice.num_output_tokens for choice in self._choices)
@@ -114,7 +114,7 @@ class _Choice:
         self._skips_special_tokens = bool(request.inputs.get("skip_special_tokens", True))
         self._only_prompt = request.only_prompt
         self._tokenizer = tokenizer
-        self._prompt = prompt if request.echo else None  # until it was echoed
+        self._prompt = prompt if request.echo else None  # None once it was echoed
         self._logprobs: Logprobs | None = None
         if request.logprobs is not None and tokenizer is not None:
             self._logprobs = Logprobs(tokenizer, request.is_chat, prompt, request.inputs)
@@ -164,13 +164,13 @@ class _Choice:
         return pieces
 
     def _deltas(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """Return the fields that a text adds to a chat's message."""
+        """Return the deltas that a text adds to a chat's message."""
         if self._answer is not None:
             return self._answer.deltas(text, is_last)
         return [{"content": text}] if text else []
 
     def _added(self, delta: Response) -> tuple[str, list[Entry]]:
-        """The text and the tokens that a delta adds to the answer: the prompt's come before the first."""
+        """Return the text and tokens that a delta adds to the answer; the first also adds an echoed prompt."""
         text, entries = "", []
         if self._prompt is not None:
             text, self._prompt = self._text_of(self._prompt), None
@@ -200,13 +200,15 @@ class _Choice:
 
 
 def encode(value: Any) -> bytes:
-    """JSON as ASCII."""
+    """Encode a value as JSON in ASCII."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def event(value: Any, padding: int = 0) -> bytes:
-    """A server-sent event. padding: bytes that its size is made a multiple of, by random characters in a field
-    `obfuscation` as OpenAI's own events have; 0: it has no such field.
+    """Encode a server-sent event.
+
+    Unless padding is 0, random characters in a field `obfuscation`, as in OpenAI's events, make its size a multiple of
+    `padding` bytes.
     """
     data = encode(value)
     if padding:

@@ -1,4 +1,4 @@
-"""Translates OpenAI's completion and chat requests to inputs of the Triton model."""
+"""Translates OpenAI's completion and chat requests into inputs of the Triton model."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _CHAT = (_COMMON - {"parse_special_tokens"}) | {
     *("modalities", "audio", "web_search_options", "verbosity"),
 }
 _NAMES = {row.name: row.openai for row in _ROWS} | {"text_input": "prompt", "input_ids": "prompt"}
-"""Fields of the Triton model and what they are called here."""
+"""Field of the Triton model -> field of OpenAI's API."""
 
 _IGNORED = frozenset(("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"))
-"""Fields for the bookkeeping of OpenAI's service; they do not affect the answer."""
+"""Fields for the bookkeeping of OpenAI's service, which do not affect the answer."""
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "insertion is not supported"),
-    "functions": (([],), "tools take its place"),
-    "function_call": (("none", "auto"), "tool_choice takes its place"),
+    "functions": (([],), "it was replaced by tools"),
+    "function_call": (("none", "auto"), "it was replaced by tool_choice"),
     "modalities": ((["text"],), "only text is supported"),
     "audio": ((), "only text is supported"),
     "web_search_options": ((), "searching the web is not supported"),
@@ -60,41 +60,33 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """include_usage: at the end of the stream, usage_per_chunk: with every chunk as well. include_obfuscation: whether
-    events are padded, None: as the server does.
-    """
+    """The field stream_options."""
 
-    include_usage: bool = False
-    usage_per_chunk: bool = False
-    include_obfuscation: bool | None = None
+    include_usage: bool = False  # at the end of the stream
+    usage_per_chunk: bool = False  # with every chunk as well
+    include_obfuscation: bool | None = None  # pad events; None: as the server is configured
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request: num_choices sequences per prompt. inputs: of the Triton model, except prompt and seed.
-
-    logprobs: how many of the most probable tokens come with each token's, None: no log probs. echo: the answer
-    begins with the prompt. only_prompt: it ends there; the model is asked for one token, since it gives no less.
-    guide_field: the field that constrains the output. spec_decode_metrics: as ServedModel has it. parsing: how the
-    answers are read, None: they are text.
-    """
+    """A request for num_choices sequences per prompt."""
 
     prompts: tuple[Prompt, ...]
     num_choices: int
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Any]  # the Triton model's, except prompt and seed
     seed: int | None
     stream: bool
     options: StreamOptions
-    logprobs: int | None
+    logprobs: int | None  # number of alternatives per token; None: no log probs
     is_chat: bool
-    echo: bool = False
-    only_prompt: bool = False
-    guide_field: str | None = None
-    spec_decode_metrics: str = "none"
-    parsing: Parsing | None = None
+    echo: bool = False  # the answer begins with the prompt
+    only_prompt: bool = False  # the answer ends with the prompt; the model makes the minimum of one token
+    guide_field: str | None = None  # constrains the output
+    spec_decode_metrics: str = "none"  # ServedModel.spec_decode_metrics
+    parsing: Parsing | None = None  # of the answers; None: they are plain text
 
     def named(self, error: ResponseError) -> FaserError:
-        """The model's error with the names of this request's fields, if it is about one of them."""
+        """Return the model's error with the field names of this request, if it is about a field."""
         if status_of(error) != 400 or error.field is None:
             return error
         names = _NAMES | {"guided_decoding_guide": self.guide_field or "guided_decoding_guide"}
@@ -107,10 +99,7 @@ class GenerationRequest:
         return RequestError(error.sentence(names), param=field if field in _COMPLETION | _CHAT else None)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
-        """Prompt and inputs of each choice, by index.
-
-        Seeds are those of the Triton model's num_return_sequences, so both give the same texts.
-        """
+        """Return prompt and inputs of each choice. Seeds are those of num_return_sequences, so texts are the same."""
         found: list[tuple[Prompt, Mapping[str, Any]]] = []
         for prompt in self.prompts:
             for i in range(self.num_choices):
@@ -120,7 +109,7 @@ class GenerationRequest:
 
 
 def parse_completion(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
-    """A body of /v1/completions; raises InvalidArgumentError."""
+    """Parse a body of /v1/completions; raise InvalidArgumentError."""
     fields = _checked_fields(values, _COMPLETION, model)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOG_PROBS)
     prompts = _prompts(fields.get("prompt"))
@@ -137,11 +126,11 @@ def parse_completion(values: Mapping[str, Any], model: ServedModel) -> Generatio
 
 
 def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
-    """A body of /v1/chat/completions; raises InvalidArgumentError. May take long for long messages."""
+    """Parse a body of /v1/chat/completions; raise InvalidArgumentError. This can take long for long messages."""
     fields = _checked_fields(values, _CHAT, model)
     logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOG_PROBS) or 0
     if fields.flag("add_special_tokens"):
-        raise RequestError("is true, but the chat template writes them; leave it out", "add_special_tokens")
+        raise RequestError("is true, but the chat template adds these tokens; leave it out", "add_special_tokens")
     if logprobs and not fields.flag("logprobs"):
         raise RequestError(f"is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
@@ -187,8 +176,8 @@ def _request(
         raise RequestError(f"is {shown(fields.get('best_of'))}, allowed is the value of n", "best_of")
     if len(prompts) * num_choices > MAX_SEQUENCES:
         raise RequestError(
-            f"is {num_choices} with {len(prompts)} prompts, which are {len(prompts) * num_choices} sequences, allowed "
-            f"are at most {MAX_SEQUENCES}; send several requests",
+            f"is {num_choices} with {len(prompts)} prompts, in all {len(prompts) * num_choices} sequences, allowed are "
+            f"at most {MAX_SEQUENCES}; send several requests",
             "n",
         )
     stream = fields.flag("stream")
@@ -196,7 +185,7 @@ def _request(
     guide_field, guide = guide_inputs(fields) if conversation is None else (conversation.guide_field, {})
     inputs = _inputs(fields, max(1, max_tokens), None if conversation is None else conversation.turn_end)
     seed = inputs.pop("seed", None)
-    metrics_level = model.spec_decode_metrics if len(prompts) * num_choices == 1 else "none"  # as vLLM
+    metrics_level = model.spec_decode_metrics if len(prompts) * num_choices == 1 else "none"  # as in vLLM
     return GenerationRequest(
         prompts=prompts,
         num_choices=num_choices,
@@ -227,14 +216,16 @@ def _log_prob_inputs(logprobs: int | None, echo: bool, max_tokens: int) -> dict[
     inputs: dict[str, Any] = {"return_log_probs": True, "num_top_log_probs": logprobs}
     if echo:
         inputs["return_context_log_probs"] = True
-        if max_tokens <= 1:  # who scores a prompt cuts one token off at the end: an end token has to be there, too
+        if max_tokens <= 1:  # clients that score a prompt drop the last token, so there must be one, even an end token
             inputs["end_id"] = -1
     return inputs
 
 
 def _inputs(fields: Fields, max_tokens: int, turn_end: str | None = None) -> dict[str, Any]:
-    """The Triton model's sampling inputs. OpenAI samples at temperature 1 unless told otherwise, the model does not.
-    turn_end: a token to stop at, too."""
+    """Return the Triton model's sampling inputs, with OpenAI's default temperature of 1.
+
+    turn_end: an additional token to stop at.
+    """
     found = {row.name: fields.row(row) for row in _ROWS if not row.is_list and row.name != "max_tokens"}
     if found["top_k"] == -1:  # vLLM's spelling of "off"
         found["top_k"] = 0

@@ -24,20 +24,15 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that requests are parsed for.
-
-    tokenizer: None if its files are unavailable; then chat and logprobs are refused. max_seq_len: None if unknown.
-    tool_parser, reasoning_parser: names of those that read its answers to chats, None: it calls no functions, or does
-    not think. spec_decode_metrics: what answers tell of their drafts, one of records.LEVELS.
-    """
+    """The model that requests are parsed for."""
 
     name: str
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None  # None if its files are unavailable; then chat and logprobs are refused
     chat_template: ChatTemplate | None = None
-    max_seq_len: int | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    spec_decode_metrics: str = "none"
+    max_seq_len: int | None = None  # None if unknown
+    tool_parser: str | None = None  # None if the model does not call functions
+    reasoning_parser: str | None = None  # None if the model does not reason
+    spec_decode_metrics: str = "none"  # one of records.LEVELS
     _length: LengthCheck | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -50,7 +45,7 @@ class ServedModel:
             self._length.check_size(PROMPT_TOKENS, num_chars)
 
     def check_length(self, prompt: Prompt, parse_special_tokens: bool = False) -> None:
-        """Raise InvalidArgumentError if a prompt of token ids is too long, or a text is far too long."""
+        """Raise InvalidArgumentError if a prompt of token ids is too long, or a text far too long."""
         if isinstance(prompt, str):
             if self._length is not None:
                 self._length.check(PROMPT_TOKENS, prompt, parse_special_tokens)
@@ -60,7 +55,7 @@ class ServedModel:
 
 @contextlib.contextmanager
 def naming_length(param: str) -> Iterator[None]:
-    """Raise errors about a prompt's length as errors about `param`, in OpenAI's words."""
+    """Raise errors about a prompt's length as errors about `param`, with OpenAI's message."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -68,7 +63,7 @@ def naming_length(param: str) -> Iterator[None]:
 
 
 def too_long(error: FaserError, param: str) -> RequestError:
-    """Return an error in the words of OpenAI's message, since clients such as litellm look for these, not the code."""
-    length = int(error.limit or 0) + 1  # with an output token
+    """Return an error with OpenAI's message, since clients such as litellm search for its words, not for the code."""
+    length = int(error.limit or 0) + 1  # includes one output token
     message = f"this model's maximum context length is {length} tokens: {error}"
     return RequestError(message, param=param, reason="context_length_exceeded")

@@ -1,4 +1,4 @@
-"""`faser openai`: runs the application under uvicorn, with a running Triton server or one that it starts."""
+"""`faser openai`: runs the application with uvicorn, for a running Triton server or one that it starts."""
 
 from __future__ import annotations
 
@@ -40,35 +40,29 @@ _WATCH_PERIOD_S = 0.2
 class OpenAIOptions:
     """The options of `faser openai`.
 
-    url: gRPC endpoint of a running Triton server; None starts one with the options `triton`.
-    triton.engine_dir: also has the tokenizer and chat template; None with url: no chat and no logprobs.
-    chat_template: overrides the model's. tool_call_parser, reasoning_parser: names, or none; None: those that the chat
-    template tells. per_request_spec_decode_metrics: one of records.LEVELS. stream_padding: bytes that events of streams
-    are padded to a multiple of, 0: where a client asks for it. api_key: that clients must send. allow_no_key: listen on
-    any host without one. allowed_origins: of web pages, for CORS. metrics_url: Triton's metrics; None: those of the
-    server started here.
+    triton.engine_dir also has the tokenizer and chat template; with url and without it, chat and logprobs are refused.
     """
 
-    url: str | None = None
+    url: str | None = None  # gRPC endpoint of a running Triton server; None starts one with the options `triton`
     host: str = "127.0.0.1"
     port: int = 9000
     served_model_name: str = "faser"
-    chat_template: Path | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    per_request_spec_decode_metrics: str = "none"
+    chat_template: Path | None = None  # overrides the model's
+    tool_call_parser: str | None = None  # a name or "none"; None detects it from the chat template
+    reasoning_parser: str | None = None  # a name or "none"; None detects it from the chat template
+    per_request_spec_decode_metrics: str = "none"  # one of records.LEVELS
     max_body_bytes: int | None = None
     max_connections: int = 4096
-    stream_padding: int = 0
-    api_key: str | None = None
-    allow_no_key: bool = False
-    allowed_origins: tuple[str, ...] = ()
-    metrics_url: str | None = None
+    stream_padding: int = 0  # pads events of streams to a multiple of this many bytes; 0: only if the client asks
+    api_key: str | None = None  # must be sent by clients
+    allow_no_key: bool = False  # listen on any host without a key
+    allowed_origins: tuple[str, ...] = ()  # of web pages, for CORS
+    metrics_url: str | None = None  # Triton's metrics; None: those of the server started here
     triton: ServeOptions = field(default_factory=ServeOptions)
 
 
 def serve_openai(options: OpenAIOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the Triton server ended by itself.
+    """Serve until SIGTERM or SIGINT. Return 0 after a drain, 1 if the Triton server ended by itself.
 
     A Triton server that a signal ended is started again, as by `faser serve`. Raises FaserError if it cannot start.
     """
@@ -84,10 +78,10 @@ def serve_openai(options: OpenAIOptions) -> int:
             "per_request_spec_decode_metrics",
         )
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
-        raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
+        raise InvalidArgumentError("api_key must have 1 to 256 visible ASCII characters; choose another")
     if options.api_key is None and not options.allow_no_key and not is_loopback(options.host):
         raise InvalidArgumentError(
-            f"is {options.host}, where everybody who reaches it may generate, since there is no API key; set "
+            f"is {options.host}, where anyone who can reach it may send requests, since there is no API key; set "
             "FASER_API_KEY, listen on 127.0.0.1 next to a proxy that authenticates, or add --allow_no_key",
             "host",
         )
@@ -123,18 +117,18 @@ class _OwnTriton:
 
     @property
     def is_kept(self) -> bool:
-        """True while it runs or is started again."""
+        """True while the server runs or is started again."""
         return self._thread.is_alive()
 
     def wait_ready(self, stop: threading.Event) -> bool:
-        """Wait until it serves for the first time; False if `stop` was set or it has ended first."""
+        """Wait until it serves for the first time; return False if `stop` was set or it ended first."""
         while self.is_kept and not stop.is_set():
             if self._ready.wait(_WATCH_PERIOD_S):
                 return True
         return False
 
     def stop(self) -> int:
-        """Drain it; 1 if it had ended by itself. Raises the FaserError of a start that failed."""
+        """Drain it; return 1 if it had ended by itself. Raise the FaserError of a failed start."""
         self._stop.set()
         self._thread.join()
         if self._error is not None:
@@ -195,7 +189,7 @@ async def _serve(
 async def _watch(
     server: uvicorn.Server, options: OpenAIOptions, triton: _OwnTriton | None, stop: threading.Event
 ) -> None:
-    """Print when requests are served; stop with the Triton server, or on a signal that uvicorn did not see."""
+    """Print when the server is ready; stop with the Triton server, or on a signal that uvicorn did not get."""
     while not server.started:
         await asyncio.sleep(0.01)
     print(f"ready: {options.served_model_name} on http://{options.host}:{options.port}/v1", flush=True)
@@ -231,7 +225,7 @@ def _served_model(options: OpenAIOptions) -> ServedModel:
 
 
 def _parser(option: str, asked: str | None, detected: str | None, known: Sequence[str]) -> str | None:
-    """The parser that is asked for, or else the one that the chat template tells."""
+    """Return the requested parser, or else the detected one."""
     if asked is None:
         return detected
     if asked not in ("none", *known):
@@ -240,18 +234,18 @@ def _parser(option: str, asked: str | None, detected: str | None, known: Sequenc
 
 
 def _check_url(options: OpenAIOptions) -> None:
-    """Refuse what only a server that is started here would take."""
+    """Refuse options that only apply to a server started here."""
     for name in ("config", "speculation", "drafters", "num_branches"):
         value = getattr(options.triton, name)
         if options.url is not None and value is not None:
             raise InvalidArgumentError(
-                f"{name} is {value}, which a Triton server takes when it starts, and the one at url {options.url} "
-                "runs; start that with it, or leave url out"
+                f"{name} is {value}, which only applies when a Triton server starts, but the one at url {options.url} "
+                "is already running; start that server with it, or leave url out"
             )
 
 
 def _grpc_address(url: str) -> str:
-    """host:port of grpc://host:port."""
+    """Return host:port of grpc://host:port."""
     scheme, found, address = url.rpartition("://")
     host, _, port = address.rstrip("/").rpartition(":")
     if (found and scheme != "grpc") or not host or not port.isdigit():
@@ -261,7 +255,7 @@ def _grpc_address(url: str) -> str:
 
 @contextlib.contextmanager
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket; binding comes first, so that a port in use is noticed before anything is started."""
+    """Bind a socket. This comes first, so that a port in use is noticed before anything is started."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -276,9 +270,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event, hurry: threading.Event, draft_changed: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`; a second signal skips the wait for running requests. SIGUSR1 sets draft_changed.
+    """Set `stop` on SIGTERM and SIGINT, `hurry` on a second one, and draft_changed on SIGUSR1.
 
-    uvicorn installs its own handlers while it runs and raises the signal again afterwards: without these handlers that
+    uvicorn installs its own handlers while it runs and raises the signal again afterwards. Without these handlers, that
     would end the process before the Triton server.
     """
 

@@ -105,8 +105,8 @@ def test_a_stream_that_sends_all_log_probs_again_and_again_is_bounded(backend):
     backend.ask(1, 1, stream=yes, **inputs)
     (error,) = backend.answers(1)[1]
     assert error.message == (
-        "return_log_probs with stream and 8193 output tokens sends the log probs of all tokens with each token, allowed "
-        "are 8192 tokens; lower max_tokens, or use the model faser, which only sends new ones"
+        "return_log_probs with stream and 8193 output tokens sends the log probs of all tokens with each token, "
+        "allowed are 8192 tokens; lower max_tokens, or use the model faser, which only sends new ones"
     )
     for handle, model, more in (
         (2, 0, {"stream": yes}),

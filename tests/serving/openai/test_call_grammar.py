@@ -292,7 +292,7 @@ def test_arguments_in_tags_follow_what_their_texts_can(tmp_path, is_strict):
         schema = {"type": "object", "properties": {key: {"type": "string"} | wrong}}
         schema["properties"][key] = schema["properties"][key] if wrong.get("anyOf") is None else wrong
         refused = Tools((), (Function("g", schema, True),), "required", None, True)
-        with pytest.raises(RequestError, match=rf"tools has {key} of g, whose schema cannot be held to"):
+        with pytest.raises(RequestError, match=rf"tools has {key} of g, whose schema cannot be enforced"):
             language.grammar.of_calls(refused, language.envelope, None)
 
 

@@ -561,7 +561,7 @@ def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(s
     reply = Reply(completion(served, prompt=["aaa"] * 2, echo=True, logprobs=2), "faser", tokenizer)
     reply.add(0, delta)
     with pytest.raises(
-        RequestError, match="logprobs of this answer are more than 12, alternatives counted; send fewer"
+        RequestError, match="logprobs of this answer are more than 12, including alternatives; send fewer"
     ):
         reply.add(1, delta)
 

@@ -185,7 +185,7 @@ BAD = [
     ({"tools": [tool()], "tool_choice": ["f"]}, 'tool_choice is ["f"], allowed are'),
     (
         {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-        'tool_choice names "g", which is none of the tools',
+        'tool_choice names "g", which is not one of the tools',
     ),
     ({"tool_choice": "required"}, "tool_choice is required without tools"),
     ({"tools": [tool()], "parallel_tool_calls": 1}, "parallel_tool_calls is 1, it must be true or false"),
@@ -194,7 +194,7 @@ BAD = [
         {"tools": [tool(parameters={"type": "object", "const": "x" * 65_536})], "tool_choice": "required"},
         "allowed are at most 65536; shorten it",
     ),
-    ({"functions": [{"name": "f"}]}, "functions was sent, but tools take its place"),
+    ({"functions": [{"name": "f"}]}, "functions was sent, but it was replaced by tools"),
     ({"reasoning_effort": "huge"}, 'reasoning_effort is "huge", allowed are none, minimal'),
     ({"include_reasoning": 0}, "include_reasoning is 0, it must be true or false"),
     ({"chat_template_kwargs": ["a"]}, "chat_template_kwargs is an array, it must be an object"),

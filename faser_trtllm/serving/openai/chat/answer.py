@@ -1,4 +1,4 @@
-"""The assistant's message: a parser's events as OpenAI's deltas, or whole."""
+"""Builds the assistant's message from a parser's events, as OpenAI's deltas or whole."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from faser_trtllm.serving.parsers.event import ContentDelta, Event, ReasoningDel
 from faser_trtllm.serving.parsers.registry import make_parser
 
 _ALPHABET = string.ascii_letters + string.digits
-_SHORT_IDS = frozenset(("mistral",))  # whose templates take ids of nine characters only
-_REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, and vLLM's
+_SHORT_IDS = frozenset(("mistral",))  # its templates require ids of nine characters
+_REASONING = ("reasoning_content", "reasoning")  # the name of SGLang and DeepSeek, and vLLM's
 Delta = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Parsing:
-    """How the text of a request's answers is read.
+    """How the text of a request's answers is parsed."""
 
-    tool_parser, reasoning_parser: names, None: the text has no calls, or no reasoning. tools: as the template got
-    them. starts_in_reasoning: the prompt ends within the reasoning. is_parallel: an answer may have several calls.
-    shows_reasoning: the answer has the reasoning. is_named: the request named the function to call.
-    """
-
-    tool_parser: str | None
-    reasoning_parser: str | None
-    tools: Sequence[Mapping[str, Any]] = ()
-    starts_in_reasoning: bool = False
-    is_parallel: bool = True
-    shows_reasoning: bool = True
-    is_named: bool = False
+    tool_parser: str | None  # None: the text has no calls
+    reasoning_parser: str | None  # None: the text has no reasoning
+    tools: Sequence[Mapping[str, Any]] = ()  # as passed to the chat template
+    starts_in_reasoning: bool = False  # the prompt ends within the reasoning
+    is_parallel: bool = True  # an answer may have several calls
+    shows_reasoning: bool = True  # the answer includes the reasoning
+    is_named: bool = False  # the request named the function to call
 
 
 class Answer:
@@ -48,11 +43,11 @@ class Answer:
         )
         self._content: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[tuple[Delta, list[str]]] = []  # what begins each call, and its arguments
+        self._calls: list[tuple[Delta, list[str]]] = []  # each call's first delta, and its arguments
         self._has_calls = False
 
     def deltas(self, text: str, is_last: bool) -> list[Delta]:
-        """The deltas that the next text adds."""
+        """Return the deltas that the next text adds."""
         deltas: list[Delta] = []
         for event in self._events(text, is_last):
             delta = self._delta(event)
@@ -74,7 +69,7 @@ class Answer:
                 self._calls[-1][1].append(event.text)
 
     def message(self) -> dict[str, Any]:
-        """The message of all texts that were added."""
+        """Return the message of all added texts."""
         content = "".join(self._content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self._parsing.reasoning_parser is not None:
@@ -88,11 +83,11 @@ class Answer:
         return message
 
     def finish_reason(self, reason: str) -> str:
-        """OpenAI's, of an answer that ended with `reason`: a call that the request named ends with "stop"."""
+        """Return OpenAI's finish reason; an answer with the call that the request named ends with "stop"."""
         return "tool_calls" if self._has_calls and reason == "stop" and not self._parsing.is_named else reason
 
     def _events(self, text: str, is_last: bool) -> Iterator[Event]:
-        """Return the events that the next text adds, without those that the request leaves out."""
+        """Yield the events that the next text adds, without those that the request excludes."""
         events = list(self._parser.feed(text)) if text else []
         if is_last:
             events += self._parser.finish()
@@ -119,7 +114,7 @@ class Answer:
 
 
 def _merge(last: Delta, delta: Delta) -> bool:
-    """Add a delta to the last one if both add to the same text."""
+    """Merge a delta into the last one if both add to the same text; return True if so."""
     if last.keys() != delta.keys():
         return False
     if "tool_calls" not in delta:

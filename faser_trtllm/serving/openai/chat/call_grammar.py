@@ -1,7 +1,7 @@
-"""Grammars of answers with calls: each family's own way of writing them, with the schemas of their arguments.
+"""Grammars of answers with calls, as each model family writes them, with the schemas of their arguments.
 
-Grammars are in llguidance's Lark syntax. A mark that is a token of the model may come as this token or spelled out,
-since parsers read text. Text before a call is free up to the mark that begins one; from there on the grammar decides.
+Grammars are in llguidance's Lark syntax. A mark that is a token of the model may be this token or spelled out, since
+parsers read text. Text is free up to the mark that begins a call; from there on it must follow the grammar.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions",
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """How a family writes calls: first, call, separator, call ... last; a call is before, name, between, arguments,
-    after. begin: with which its first call begins where text may come before. may_open: an answer that opens with a
-    brace is a call without `begin`, too. is_tagged: arguments are no JSON, but tags. other_marks: further strings that
-    may be tokens of their own.
+    """How a family writes calls: `first` call `separator` call ... `last`.
+
+    A call is `before`, the name, `between`, the arguments, `after`.
     """
 
     before: str
     between: str
     after: str
-    begin: str
+    begin: str  # begins the first call if text may come before it
     separator: str = "\n"
     first: str = ""
     last: str = ""
-    may_open: bool = False
-    is_tagged: bool = False
-    other_marks: tuple[str, ...] = ()
+    may_open: bool = False  # an answer that opens with a brace is a call, even without `begin`
+    is_tagged: bool = False  # arguments are tags instead of JSON
+    other_marks: tuple[str, ...] = ()  # further strings that may be tokens of their own
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -88,7 +87,7 @@ _ENVELOPES = {
 
 
 def envelope_of(tool_parser: str, tokenizer: Tokenizer) -> Envelope | None:
-    """How the models of a parser write calls, None: no grammar is known."""
+    """Return how the models of a parser write calls, or None if no grammar is known."""
     if tool_parser == "mistral" and tokenizer.token_id("[ARGS]") is not None:
         return _MISTRAL_ARGS
     return _ENVELOPES.get(tool_parser)
@@ -96,11 +95,11 @@ def envelope_of(tool_parser: str, tokenizer: Tokenizer) -> Envelope | None:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The marks around an answer's reasoning. has_started: the prompt ends within it; otherwise it may be left out."""
+    """The marks around an answer's reasoning."""
 
     start: str
     end: str
-    has_started: bool
+    has_started: bool  # the prompt ends within the reasoning; otherwise the answer may have none
 
 
 class CallGrammar:
@@ -112,8 +111,10 @@ class CallGrammar:
     def of_calls(
         self, tools: Tools, envelope: Envelope, thinking: Thinking | None, content: Mapping[str, Any] | None = None
     ) -> str:
-        """The grammar of answers that call functions, or may. content: the JSON schema of an answer without calls, of a
-        family whose calls begin with a mark."""
+        """Return the grammar of answers that must or may call functions.
+
+        content: the JSON schema of an answer without calls; only for families whose calls begin with a mark.
+        """
         call = f"call: {self._text(envelope.before, envelope)} function {self._text(envelope.after, envelope)}\n"
         schemas = [_arguments(function, tools.is_forced) for function in tools.callable]
         rules = self._base(*schemas, content) + call + self._functions(tools, envelope) + self._thinking(thinking)
@@ -134,22 +135,25 @@ class CallGrammar:
         rules += self._up_to("lead", envelope.begin)
         if not envelope.is_tagged:
             return f"{rules}start: {think} (lead {rest})* TEXT\n"
-        rules += self._up_to("bare", "<function=")  # which begins a call, too
+        rules += self._up_to("bare", "<function=")  # also begins a call
         return f'{rules}start: {think} (lead {rest} | bare function "</function>")* TEXT\n'
 
     def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
-        """The grammar of answers that are JSON of a schema, after their reasoning."""
+        """Return the grammar of answers that, after their reasoning, are JSON of a schema."""
         rules = self._base(content) + self._thinking(thinking)
         return f"{rules}start: {_think(thinking)} content\ncontent: {_json(content)}\n"
 
     def _base(self, *schemas: Mapping[str, Any] | None) -> str:
-        """The beginning of a grammar. The library takes text that has to follow for tokens of its spelling, and then
-        refuses those that are no text, such as "<|eot|>" in a string: it is kept from it where schemas have such."""
+        """Return the beginning of a grammar, without forced text if schemas contain added tokens.
+
+        The library tokenizes text that must follow, and then refuses tokens that are not text, such as "<|eot|>" in a
+        string.
+        """
         has_added = any(self._tokenizer.has_added_token(json.dumps(one, ensure_ascii=False)) for one in schemas)
         return (_NO_FORCING if has_added else _OPTIONS) + _BASE
 
     def _opening(self, envelope: Envelope, thinking: Thinking | None) -> str:
-        """Answers of which the first character tells what they are: calls, reasoning or other text."""
+        """Return rules of answers whose first character decides between calls, reasoning and other text."""
         space, begin = r"[ \t\r\n]*", "" if thinking is None or thinking.has_started else thinking.start[0]
         rules = rf"OTHER: /({space}[^{{ \t\r\n](.|\n)*|{space})/" + "\n"
         rules += rf"PLAIN: /({space}[^{{{re.escape(begin)} \t\r\n](.|\n)*|{space})/" + "\n"
@@ -171,8 +175,8 @@ class CallGrammar:
             found, wrong = (LOOSE, None) if is_loose else tagged_arguments(f"arguments_{i}", schema, _json)
             if wrong is not None:
                 raise RequestError(
-                    f"has {wrong} of {function.name}, whose schema cannot be held to, since the model writes arguments "
-                    "in tags; simplify it, or send tool_choice auto without strict",
+                    f"has {wrong} of {function.name}, whose schema cannot be enforced because the model writes "
+                    "arguments in tags; simplify it, or send tool_choice auto without strict",
                     "tools",
                 )
             rules += [] if found in rules else [found]
@@ -193,13 +197,13 @@ class CallGrammar:
         return f"{rules}think: {self._mark(thinking.start)} thought gap?\n"
 
     def _up_to(self, name: str, mark: str, text: str = "TEXT") -> str:
-        """A rule: text up to a mark, with it."""
+        """Return a rule for text up to and including a mark."""
         token = self._tokenizer.token_id(mark)
         as_token = "" if token is None else f"{text} <[{token}]> | "
         return f"{name}: {as_token}{name}_spelled\n{name}_spelled[lazy]: {text} {_quoted(mark)}\n"
 
     def _text(self, text: str, envelope: Envelope) -> str:
-        """This text; marks in it may be tokens."""
+        """Return a rule's part for a text in which marks may be tokens."""
         marks = "|".join(map(re.escape, envelope.marks))
         pieces = re.split(f"({marks})", text) if marks else [text]
         return " ".join(self._mark(piece) if i % 2 else _quoted(piece) for i, piece in enumerate(pieces) if piece)
@@ -216,20 +220,20 @@ def _think(thinking: Thinking | None) -> str:
 
 
 def _arguments(function: Function, is_forced: bool) -> Mapping[str, Any]:
-    """The schema that the arguments follow."""
+    """Return the schema that the arguments must follow."""
     if function.parameters is None:
         return {"type": "object", "additionalProperties": False}
     return {"type": "object", **function.parameters} if is_forced or function.is_strict else {"type": "object"}
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    """A schema in a grammar."""
+    """Return a rule's part for JSON of a schema."""
     whole = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **_bare(schema)}
     return f"%json {json.dumps(whole, separators=(',', ':'))}"
 
 
 def _bare(schema: Any) -> Any:
-    """A schema without what says nothing about values, since texts for people are the longest part of many."""
+    """Return a schema without descriptions and the like, which are often its longest part and do not constrain it."""
     if isinstance(schema, list):
         return [_bare(entry) for entry in schema]
     if not isinstance(schema, dict):

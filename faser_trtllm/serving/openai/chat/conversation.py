@@ -1,4 +1,4 @@
-"""A chat request as the model sees it: the prompt, the grammar of its answer, and how the answer is read."""
+"""Converts a chat request to a prompt, the grammar of its answer, and a way to parse the answer."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from faser_trtllm.serving.openai.guide import checked_guide, guide_inputs
 from faser_trtllm.serving.openai.served_model import ServedModel, naming_length
 from faser_trtllm.serving.parsers.registry import reasoning_marks
 
-_MAX_MARK_TOKENS = 32  # at the prompt's end
+_MAX_MARK_TOKENS = 32  # tokens at the prompt's end that are searched for a mark
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """parsing: None: the answer is its text. guide_field: the field that constrains the answer, None: none does.
-    inputs: of the Triton model. turn_end: the token after an answer, where texts do not end at it anyway.
-    """
+    """A chat request as the model gets it."""
 
     prompt: tuple[int, ...]
-    parsing: Parsing | None
-    guide_field: str | None
-    inputs: Mapping[str, Any]
-    turn_end: str | None = None
+    parsing: Parsing | None  # None: the answer is plain text
+    guide_field: str | None  # the field that constrains the answer
+    inputs: Mapping[str, Any]  # the Triton model's
+    turn_end: str | None = None  # the token after an answer, unless it is an end token anyway
 
 
 def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
-    """Raises InvalidArgumentError. May take long for long messages."""
+    """Read a chat request; raise InvalidArgumentError. This can take long for long messages."""
     tools = read_tools(fields)
     messages = read_messages(fields.get("messages"))
     args = template_args(fields)
@@ -50,7 +48,7 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
         )
     if tools is not None and model.tool_parser is None:
         raise RequestError(
-            f"was sent, but the chat template of {model.name} does not tell how it calls functions; start the server "
+            f"was sent, but the chat template of {model.name} does not show how it calls functions; start the server "
             "with --tool_call_parser, or leave tools out",
             "tools",
         )
@@ -67,7 +65,7 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
         guide_field = guide_field if tools is None or not tools.is_guided else "tools"
         guide = checked_guide(guide_field or "tools", "ebnf_grammar", grammar)
     elif guide:
-        thinking = None  # it is followed from the first token
+        thinking = None  # the guide applies from the first token
     parsing = _parsing(model, tools, thinking, shows_reasoning)
     shows_special = _has_special_marks(model, tools, thinking)
     inputs = guide | ({"skip_special_tokens": False} if shows_special else {})
@@ -82,7 +80,7 @@ def _turn_end(model: ServedModel) -> str | None:
 
 
 def _thinking(model: ServedModel, prompt: Sequence[int]) -> Thinking | None:
-    """How the answer to a prompt thinks, None: it does not, since the model cannot or the template forbids it."""
+    """Return the marks of the answer's reasoning, or None if the model does not reason or the template prevents it."""
     if model.reasoning_parser is None:
         return None
     assert model.tokenizer is not None, "it has a chat template"
@@ -94,7 +92,7 @@ def _thinking(model: ServedModel, prompt: Sequence[int]) -> Thinking | None:
 def _grammar(
     model: ServedModel, tools: Tools | None, thinking: Thinking | None, field: str | None, guide: Mapping[str, str]
 ) -> str | None:
-    """The grammar of an answer that has more to follow than its guide, None: there is no more."""
+    """Return the grammar of an answer that is constrained by more than its guide, or None."""
     content = _schema(guide)
     assert model.tokenizer is not None, "it has a chat template"
     grammar = CallGrammar(model.tokenizer)
@@ -114,7 +112,7 @@ def _grammar(
 
 
 def _has_special_marks(model: ServedModel, tools: Tools | None, thinking: Thinking | None) -> bool:
-    """Texts have to show special tokens, since the parsers look for such."""
+    """Return True if the text must include special tokens, since parsers search for them."""
     assert model.tokenizer is not None, "it has a chat template"
     marks: tuple[str, ...] = () if thinking is None else (thinking.start, thinking.end)
     if tools is not None:
@@ -126,7 +124,7 @@ def _has_special_marks(model: ServedModel, tools: Tools | None, thinking: Thinki
 
 
 def _schema(guide: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The JSON schema of a guide, None if it has another type or is none."""
+    """Return the JSON schema of a guide, or None if the guide is not a JSON schema."""
     if guide.get("guided_decoding_guide_type") != "json_schema":
         return None
     try:

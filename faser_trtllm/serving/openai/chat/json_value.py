@@ -11,7 +11,7 @@ MAX_DEPTH = 32
 
 
 def check_json(field: str, value: Any) -> int:
-    """The characters of a parsed JSON value; RequestError if it is nested too deeply or UTF-8 cannot encode it."""
+    """Return the number of characters in a JSON value; raise RequestError if it is too deep or not valid in UTF-8."""
     level, depth = [value], 0
     while level := [inner for outer in level for inner in _parts(outer)]:
         depth += 1

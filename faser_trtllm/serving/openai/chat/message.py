@@ -1,4 +1,4 @@
-"""Messages of a chat as a chat template gets them."""
+"""Reads the messages of a chat into the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REASONING = ("reasoning_content", "reasoning")  # templates read the first name
 
 
 def read_messages(value: Any) -> list[Message]:
-    """The field `messages`; raises InvalidArgumentError."""
+    """Read the field `messages`; raise InvalidArgumentError."""
     if value is None:
         raise RequestError("is missing, send a list of messages", "messages")
     if not isinstance(value, list) or not value:
@@ -96,7 +96,7 @@ def _call(where: str, value: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, value: Any) -> Any:
-    """An object, since templates write it as the model writes calls."""
+    """Parse arguments into an object, since templates write them as the model writes calls."""
     text = checked_text(where, "" if value is None else value)
     try:
         found = json.loads(text) if text.strip() else {}

@@ -1,8 +1,7 @@
-"""Grammars of arguments that are written in tags, as Qwen3-Coder does: <parameter=KEY>, a line with the value, and
-</parameter>.
+"""Grammars of arguments in tags, as Qwen3-Coder writes them: <parameter=KEY>, a line with the value, </parameter>.
 
-A parameter that is a string is its text, so that only what the text alone tells can be held to: its length, or that it
-is one of some. All others are JSON. They come in the order of the schema.
+A string parameter is written as its text, so a grammar can only enforce its length or that it is one of given texts.
+Other parameters are JSON. Parameters are in the order of the schema.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _TEXT_TYPES = (frozenset(("string",)), frozenset(("string", "null")))
 LOOSE = f"""loose: ("<parameter=" /[^>\\n]{{1,64}}/ ">" loose_value /\\n?/)*
 loose_value[lazy]: TEXT "{_END}"
 """
-"""Any arguments."""
+"""Rules for any arguments."""
 
 
 def tagged_arguments(
     name: str, schema: Mapping[str, Any], spell: Callable[[Mapping[str, Any]], str]
 ) -> tuple[str, str | None]:
-    """Rules, of which `name` is the arguments, and the parameter that cannot be held to its schema, None: all can.
+    """Return rules, of which `name` is for the arguments, and the parameter whose schema cannot be enforced, if any.
 
-    spell: a JSON schema as a part of a rule.
+    spell: turns a JSON schema into a part of a rule.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list) or not schema.keys() <= _SCHEMA_KEYS:
@@ -69,7 +68,7 @@ def _value(name: str, schema: Any, defined: Mapping[str, Any], spell: Callable[[
 
 
 def _text(name: str, schema: Mapping[str, Any], types: frozenset[str]) -> str | None:
-    """A string, or the word null as well."""
+    """Return the rule of a string, or of a string or null; None if its schema cannot be enforced."""
     parts = schema.get("anyOf", [])
     if not all(part.keys() <= _STRING_KEYS for part in parts) or not schema.keys() <= _STRING_KEYS | {"anyOf"}:
         return None
@@ -94,7 +93,7 @@ def _text(name: str, schema: Mapping[str, Any], types: frozenset[str]) -> str | 
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """The types that a schema states, none if one of its parts does not."""
+    """Return the types that a schema states; empty if one of its parts does not state any."""
     if not isinstance(schema, dict):
         return frozenset()
     stated = schema.get("type")
@@ -106,7 +105,7 @@ def _types(schema: Any) -> frozenset[str]:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The schema of a reference, if that is a string: the parser takes all that it does not know for one."""
+    """Resolve a reference to a schema of strings; the parser treats other references as strings too."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     place, _, key = reference.rpartition("/") if isinstance(reference, str) else ("", "", "")
     found = root.get(place.removeprefix("#/"), {}).get(key) if place in ("#/$defs", "#/definitions") else schema

@@ -1,4 +1,4 @@
-"""Variables of the chat template that a request sets: how much to think, and others by name."""
+"""Reads the chat template's variables that a request sets: the reasoning effort, and others by name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OWN = frozenset(
 
 
 def template_args(fields: Fields) -> dict[str, Any]:
-    """The fields `chat_template_kwargs` and `reasoning_effort`; raises InvalidArgumentError.
+    """Read the fields `chat_template_kwargs` and `reasoning_effort`; raise InvalidArgumentError.
 
-    As in vLLM, an effort also sets the variable enable_thinking, unless the request does.
+    As in vLLM, an effort also sets the variable enable_thinking, unless the request sets it.
     """
     args = _kwargs(fields.get("chat_template_kwargs"))
     effort = fields.get("reasoning_effort")
@@ -44,7 +44,7 @@ def _kwargs(value: Any) -> dict[str, Any]:
     check_count(name, len(value), MAX_ARGS)
     for key, entry in value.items():
         if not _NAME.fullmatch(key) or key in _OWN:
-            raise RequestError(f"has the name {shown(key)}, it must be that of a variable that is not set here", name)
+            raise RequestError(f"has the name {shown(key)}, which is not valid or is set by the server", name)
         where = f"{name}.{key}"
         if isinstance(entry, dict | list):
             raise RequestError(f"is {kind_of(entry)}, it must be true, false, a number, a text or null", where)

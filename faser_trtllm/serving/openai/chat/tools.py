@@ -1,4 +1,4 @@
-"""The functions that a model may call, and whether it has to."""
+"""Reads the functions that a model may or must call."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ _CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """parameters: the JSON schema of the arguments' object, None: there are no arguments. is_strict: the arguments
-    follow it wherever the function is called."""
+    """A function that the model may call."""
 
     name: str
-    parameters: Mapping[str, Any] | None
-    is_strict: bool
+    parameters: Mapping[str, Any] | None  # JSON schema of the arguments' object; None: no arguments
+    is_strict: bool  # arguments must follow the schema in every call
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """definitions: as the chat template gets them. choice: auto or required. named: the one function that has to be
-    called, None: any. is_parallel: an answer may have several calls."""
+    """The functions of a request, and how the model may use them."""
 
-    definitions: tuple[Mapping[str, Any], ...]
+    definitions: tuple[Mapping[str, Any], ...]  # for the chat template
     functions: tuple[Function, ...]
-    choice: str
-    named: str | None
-    is_parallel: bool
+    choice: str  # auto or required
+    named: str | None  # the one function that must be called; None: any
+    is_parallel: bool  # an answer may have several calls
 
     @property
     def callable(self) -> tuple[Function, ...]:
@@ -49,12 +47,12 @@ class Tools:
 
     @property
     def is_guided(self) -> bool:
-        """The output has to follow a grammar."""
+        """True if the output must follow a grammar."""
         return self.is_forced or any(function.is_strict for function in self.functions)
 
 
 def read_tools(fields: Fields) -> Tools | None:
-    """The fields `tools`, `tool_choice` and `parallel_tool_calls`; None if the model may call nothing.
+    """Read the fields `tools`, `tool_choice` and `parallel_tool_calls`; None if the model may not call functions.
 
     Raises InvalidArgumentError.
     """
@@ -81,7 +79,7 @@ def read_tools(fields: Fields) -> Tools | None:
 
 
 def checked_name(where: str, value: Any) -> str:
-    """The name of a function; raises RequestError."""
+    """Return the name of a function; raise RequestError."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise RequestError(f"is {shown(value)}, allowed are 1 to 64 letters, digits, _ and -", where)
     return value
@@ -110,12 +108,12 @@ def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(choice: Any, names: list[str]) -> str:
-    """The function of a tool_choice that names one."""
+    """Return the function that a tool_choice names; raise RequestError."""
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         allowed = f'{", ".join(_CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
         raise RequestError(f"is {shown(choice)}, allowed are {allowed}", "tool_choice")
     if name not in names:
-        raise RequestError(f"names {shown(name)}, which is none of the tools; send its definition", "tool_choice")
+        raise RequestError(f"names {shown(name)}, which is not one of the tools; send its definition", "tool_choice")
     return name

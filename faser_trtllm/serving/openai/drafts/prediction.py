@@ -1,4 +1,4 @@
-"""The text that a client expects: OpenAI's field `prediction`, drafts that need no draft model."""
+"""Reads OpenAI's field `prediction`: text that the client expects, used as draft tokens without a draft model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PARTS = 64
 
 
 def prediction_inputs(fields: Fields) -> dict[str, Any]:
-    """The Triton model's input for the field, {} without it; raises InvalidArgumentError."""
+    """Return the Triton model's input for the field, {} without it; raise InvalidArgumentError."""
     value = fields.get("prediction")
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""Records of an answer's drafts: vLLM's `metrics.speculative_decoding`, and the use of a prediction."""
+"""Records of an answer's draft tokens: vLLM's `metrics.speculative_decoding`, and the use of a prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVELS = ("none", "summary", "detailed")
 
 
 def metrics(level: str, final: Response | None) -> dict[str, Any]:
-    """The field `metrics` of the answer whose only sequence ended with this response; {} where it has none."""
+    """Return the field `metrics` of an answer whose only sequence ended with this response, or {}."""
     found = None if final is None else final.acceptance
     if level == "none" or found is None:
         return {}
@@ -33,7 +33,7 @@ def metrics(level: str, final: Response | None) -> dict[str, Any]:
 
 
 def prediction_usage(finals: Iterable[Response | None]) -> dict[str, int]:
-    """Fields of usage.completion_tokens_details of sequences that ended with these responses; {} without prediction."""
+    """Return the fields of usage.completion_tokens_details for the last responses of sequences, or {}."""
     used = [final.prediction for final in finals if final is not None and final.prediction is not None]
     if not used:
         return {}

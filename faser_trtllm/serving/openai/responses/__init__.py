@@ -1,1 +1,1 @@
-"""`/v1/responses`: OpenAI's Responses API, without a store, over the chat of this server."""
+"""`/v1/responses`: OpenAI's Responses API, without a store, implemented with this server's chats."""

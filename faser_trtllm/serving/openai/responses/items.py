@@ -1,4 +1,4 @@
-"""The output of a response: a chat's deltas as items, and the events that tell of them."""
+"""Converts a chat's deltas to the output items of a response, and to events about them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Event = dict[str, Any]
 
 
 class Items:
-    """Items in the order in which they begin: messages, reasoning and function calls; one is open at a time."""
+    """The output items of a response: messages, reasoning and function calls, one of which may be open at a time."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open item
-        self._key: object = None  # what the open item is, None: none is open
+        self._key: object = None  # identifies the open item; None if there is none
 
     def add(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        """The events of a chat's delta."""
+        """Yield the events of a chat's delta."""
         if thought := delta.get("reasoning_content"):
             yield from self._text("reasoning", thought)
         if content := delta.get("content"):
@@ -27,7 +27,7 @@ class Items:
             yield from self._call(call)
 
     def end(self, status: str) -> Iterator[Event]:
-        """The events of the end; the last item gets this status: completed or incomplete."""
+        """Yield the events of the end; the last item gets this status: completed or incomplete."""
         yield from self._close(status)
 
     @property
@@ -92,7 +92,7 @@ class Items:
 
 
 def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as it is now; its content is replaced, never changed."""
+    """Copy an item. A shallow copy is enough, since its content is replaced and never changed."""
     return dict(item)
 
 

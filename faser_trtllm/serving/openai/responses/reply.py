@@ -1,4 +1,4 @@
-"""Builds the answers of /v1/responses, whole or as events, from a chat's chunks."""
+"""Builds the answers of /v1/responses from a chat's chunks, whole or as events."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BEGUN = ("created", "in_progress")
 
 
 class ResponsesReply:
-    """Reply to a request with one sequence."""
+    """The reply to a request with one sequence."""
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
         assert isinstance(request, ResponsesRequest)
         self._chat = Reply(request, model_name, tokenizer)
         self._items = Items()
         self._finish_reason: str | None = None
-        self._num_events = len(_BEGUN)  # they are made after what the first delta adds
+        self._num_events = len(_BEGUN)  # first_chunks() numbers these events itself
         self.id = f"resp_{uuid.uuid4().hex}"
         self._head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model_name}
         self._head |= {"error": None, **request.echoed}
@@ -35,7 +35,7 @@ class ResponsesReply:
         self.chunks(index, delta)
 
     def whole(self) -> dict[str, Any]:
-        """The answer to a request that does not stream, after all deltas were added."""
+        """Return the answer to a request that does not stream, after all deltas were added."""
         return self._response(self._status)
 
     def first_chunks(self) -> list[Event]:
@@ -43,7 +43,7 @@ class ResponsesReply:
         return [{"type": f"response.{kind}", "response": begun, "sequence_number": i} for i, kind in enumerate(_BEGUN)]
 
     def chunks(self, index: int, delta: Response) -> list[Event]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         found: list[Event] = []
         for chunk in self._chat.chunks(index, delta):
             for choice in chunk["choices"]:
@@ -54,7 +54,7 @@ class ResponsesReply:
         return self._numbered(found)
 
     def last_chunks(self) -> list[Event]:
-        """The event of the end."""
+        """Return the event of the end."""
         status = self._status
         return self._numbered([{"type": f"response.{status}", "response": self._response(status)}])
 
@@ -83,12 +83,12 @@ class ResponsesReply:
 
 
 def named_event(value: Event, padding: int = 0) -> bytes:
-    """A server-sent event with its name; padding as in `event`."""
+    """Encode a server-sent event with its name; padding as in `event`."""
     return f"event: {value['type']}\n".encode() + event(value, padding)
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Thoughts are not counted apart."""
+    """Convert token counts; reasoning tokens are not counted separately."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],

@@ -1,4 +1,4 @@
-"""Translates a body of /v1/responses to one of /v1/chat/completions, and its errors back."""
+"""Translates a body of /v1/responses into one of /v1/chat/completions, and its errors back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAME = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata", "store", "service_tier"),
     *("safety_identifier", "prompt_cache_key"),
 )
-"""Fields that both have, with one meaning."""
+"""Fields with the same meaning in both APIs."""
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "previous_response_id": ((), "nothing is stored here; send the whole conversation as input"),
@@ -31,12 +31,12 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "background": ((False,), "nothing runs in the background; use stream"),
     "truncation": (("disabled",), "nothing is left out of an input; shorten it"),
     "top_logprobs": ((0,), "log probs are not supported here; use /v1/chat/completions"),
-    "max_tool_calls": ((), "it is about tools that the server calls, and there are none"),
+    "max_tool_calls": ((), "this server does not call tools itself"),
     "context_management": (([],), "nothing is left out of an input; shorten it"),
 }
 """Unsupported fields: the values that have no effect, and why others are refused."""
 
-MAX_METADATA, MAX_METADATA_CHARS = 16, 64 + 512  # OpenAI's: pairs, and characters of one
+MAX_METADATA, MAX_METADATA_CHARS = 16, 64 + 512  # OpenAI's limits: pairs, and characters of a pair
 _INCLUDE = ("reasoning.encrypted_content",)  # has no effect: reasoning is not encrypted
 _TRANSLATED = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning")
 _KNOWN = frozenset((*_SAME, *_TRANSLATED, *_REFUSED, "include", "stream_options"))
@@ -46,7 +46,7 @@ _NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a chat and what they are called here."""
+"""Field of a chat -> field of this API."""
 
 _MESSAGE = re.compile(r"^messages\[(\d+)\]")
 _CALL = re.compile(r"\.tool_calls\[\d+\](\.function)?")
@@ -56,9 +56,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest(GenerationRequest):
-    """echoed: what the answer repeats of the request."""
+    """A request of the Responses API."""
 
-    echoed: Mapping[str, Any] = field(default_factory=dict)
+    echoed: Mapping[str, Any] = field(default_factory=dict)  # fields that the answer repeats
 
     def named(self, error: ResponseError) -> FaserError:
         found = GenerationRequest.named(self, error)
@@ -66,7 +66,7 @@ class ResponsesRequest(GenerationRequest):
 
 
 def parse_responses(values: Values, model: ServedModel) -> ResponsesRequest:
-    """A body of /v1/responses; raises InvalidArgumentError."""
+    """Parse a body of /v1/responses; raise InvalidArgumentError."""
     fields = Fields(values)
     fields.check_names(_KNOWN, _REFUSED)
     include = fields.get("include")
@@ -87,9 +87,9 @@ def parse_responses(values: Values, model: ServedModel) -> ResponsesRequest:
 
 
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], list[int | None]]:
-    """The messages of a chat, and the item of `input` that each begins with; None: the instructions."""
+    """Return the messages of a chat, and the first item of `input` in each; None for the instructions."""
     messages: list[dict[str, Any]] = []
-    origins: list[int | None] = []  # a call's errors name the first item of its message
+    origins: list[int | None] = []  # errors about a call name the first item of its message
     if (instructions := fields.text("instructions")) is not None:
         messages.append({"role": "system", "content": instructions})
         origins.append(None)
@@ -109,7 +109,7 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], list[int | None]]:
         if message["role"] == "assistant" and thought:
             message["reasoning_content"] = thought
         thought = ""
-        # Calls are items of their own here; in a chat they are part of the message before them.
+        # Calls are separate items here, but in a chat they are part of the preceding message.
         if kind == "function_call" and messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
             continue
@@ -174,14 +174,14 @@ def _reasoning(fields: Fields) -> dict[str, Any]:
     if not isinstance(reasoning, dict):
         raise RequestError(f"is {kind_of(reasoning)}, it must be an object", "reasoning")
     for name, value in reasoning.items():
-        # A summary is asked for by "auto" in many clients; there is the whole reasoning instead.
+        # Many clients ask for a summary ("auto"); they get the whole reasoning instead.
         if name not in ("effort", "summary", "generate_summary") and value is not None:
             raise RequestError(f"has {shown(name)}, allowed are effort and summary", "reasoning")
     return {"reasoning_effort": reasoning.get("effort")}
 
 
 def _tools(fields: Fields) -> dict[str, Any]:
-    """`tools` and `tool_choice`, where a function is an object in a chat."""
+    """Translate `tools` and `tool_choice`; in a chat, a function is a nested object."""
     found: dict[str, Any] = {}
     tools, choice = fields.get("tools"), fields.get("tool_choice")
     if isinstance(tools, list):
@@ -215,7 +215,7 @@ def _obfuscation(fields: Fields) -> bool | None:
 
 
 def _check_metadata(value: Any) -> None:
-    """OpenAI's limits, since the answer repeats it."""
+    """Check OpenAI's limits of metadata, since the answer repeats it."""
     if not isinstance(value, dict):
         raise RequestError(f"is {kind_of(value)}, it must be an object of texts", "metadata")
     check_count("metadata", len(value), MAX_METADATA)
@@ -225,7 +225,7 @@ def _check_metadata(value: Any) -> None:
 
 
 def _echoed(fields: Fields) -> dict[str, Any]:
-    """Fields that the answer repeats, of limited size."""
+    """Return the fields that the answer repeats, all of limited size."""
     text = fields.get("text") or {}
     reasoning = fields.get("reasoning") or {}
     defaults: dict[str, Any] = {
@@ -250,7 +250,7 @@ def _echoed(fields: Fields) -> dict[str, Any]:
 
 
 def _named(error: InvalidArgumentError, origins: list[int | None]) -> InvalidArgumentError:
-    """A chat's error with the names of this request's fields."""
+    """Return a chat's error with the field names of this request."""
     status, reason = (error.status, error.reason) if isinstance(error, RequestError) else (400, None)
     if error.field is None:
         is_prompt = isinstance(error, RequestError) and error.param == "messages"
@@ -266,7 +266,7 @@ def _named(error: InvalidArgumentError, origins: list[int | None]) -> InvalidArg
             name = own + name[len(chat_s) :]
             break
     name = "input" if name == "messages" else name
-    # The sentence may name the field again, or others of a chat.
+    # The message may also name fields of a chat.
     message = error.message.replace("max_completion_tokens", "max_output_tokens")
     param = "text.format" if name.startswith("text.format") else None
     return RequestError(message, name, value=error.value, limit=error.limit, param=param, status=status, reason=reason)
