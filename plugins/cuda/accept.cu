@@ -1,11 +1,11 @@
-// Rejection sampling: every live row tests the draft that follows it, or draws where none does.
+// Rejection sampling: every running row verifies the draft that follows it, or draws a token if there is none.
 //
-// All rows are judged first and in parallel, since a row's verdict depends only on its own distribution, its draft and
+// All rows are decided first and in parallel, since a row's verdict depends only on its own distribution, its draft and
 // the noise of its position. For small vocabularies accept_rows_* runs a block per row. For larger ones several blocks
 // process a row in stages; each stage is a launch, and the later ones read only the rows that need them. Then accept
-// runs one thread per request, which walks its rows up to the first that does not accept, so rows after a rejection are
-// ignored. An unseeded draft of the draft model is coupled with the q that it was drawn from; a draft found in the text
-// was not drawn, so the target's own draw tests it.
+// runs one thread per request, which goes through its rows up to the first that does not accept, so rows after a
+// rejection are ignored. An unseeded draft of the draft model is tested against the q that it was drawn from; a draft
+// found in the text was not drawn, so it is compared with the target's own draw.
 //
 // limits of accept_rows_*: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
 // limits of accept_whole_*: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
@@ -54,7 +54,7 @@ __device__ void accept_parts(const AcceptRows<T>& a, void* memory) {
 }  // namespace faser
 
 // sampling: [num_slots] entries of 160 bytes (sampling.cuh). logits: row r begins at r * logits_stride. edited_logits:
-// fp32 [num_rows, vocab_size] of scratch, or null where no slot edits its logits. verdicts: int32 [num_rows, 3].
+// scratch fp32 [num_rows, vocab_size], or null if no slot edits its logits. verdicts: int32 [num_rows, 3].
 #define FASER_ACCEPT_ARGUMENTS(T)                                                                                      \
   const faser::Sampling *sampling, const int32_t *slots, const T *logits, const int32_t *cu_logit_rows,                \
       const int32_t *num_tokens, const int32_t *num_drafts, int32_t num_slots, int32_t num_requests, int32_t num_rows, \

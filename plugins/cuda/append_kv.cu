@@ -1,11 +1,11 @@
 // Rotates the queries and keys of new rows and writes keys and values to a paged cache, in one pass over qkv.
 //
-// append_kv_normed_* take a product of rows that were not normalised: they divide it by the root mean square of the
-// row, add the bias and norm the heads of q and k, where a model has these. Each block of a row sums the row's squares
-// again, from cache, and so does each thread those of its head. Rows that lie before a branch of their request in one
-// block (executor/branches.py) are written to the branch's block too.
+// append_kv_normed_* take a product of rows that were not normalised: they divide it by the row's root mean square, add
+// the bias and norm the heads of q and k, if the model has these. Each block of a row sums the row's squares again,
+// from cache, as does each thread for its head. Rows before a branch of their request in the same block
+// (executor/branches.py) are written to the branch's block too.
 //
-// A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
+// A thread has eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
 // bound: qkv is read once and as much is written. Speed: not measured.
 //
 // limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 16
@@ -18,8 +18,7 @@ namespace faser {
 constexpr int kVector = 8;
 constexpr int kAppendThreads = 128;
 
-// What turns a product of rows [num_rows, hidden_size] into their queries, keys and values. bias, q_norm and k_norm may
-// be null.
+// Turns a product of rows [num_rows, hidden_size] into queries, keys and values. bias, q_norm and k_norm may be null.
 struct QkvNorm {
   const void* hidden;
   const void* bias;
@@ -46,8 +45,8 @@ struct AppendArguments {
   void* v_cache;
 };
 
-// Index of a request's position in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1 if the
-// request is nobody or a number is out of range.
+// Returns the index of a request's position in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0;
+// -1 if there is no such request or a number is out of range.
 __device__ inline int64_t token_slot(const AppendArguments& args, int request, int position) {
   if (request < 0 || position < 0 || position >= args.max_seq_len || position >= args.kv_lens[request]) return -1;
   const int slot = position / args.tokens_per_block;
@@ -57,7 +56,7 @@ __device__ inline int64_t token_slot(const AppendArguments& args, int request, i
   return static_cast<int64_t>(block) * args.num_kv_heads * args.tokens_per_block + position % args.tokens_per_block;
 }
 
-// Rounded once, however often they are stored: without instructions for it e4m3 takes many registers.
+// Values that are rounded once and may be stored repeatedly: software rounding to e4m3 takes many registers.
 template <typename T>
 struct Rounded {
   alignas(16) T raw[kVector];
@@ -76,7 +75,7 @@ struct Rounded {
   }
 };
 
-// The two halves of a chunk of a head of qkv, normalised as far as `norm` says.
+// Loads the two halves of a chunk of a head of qkv, normalised by `norm`.
 template <bool kNormed, typename T, typename Source>
 __device__ inline void load_pairs(const AppendArguments& args, const QkvNorm& norm, float scale, int head, int first,
                                   float low[kVector], float high[kVector]) {
@@ -232,10 +231,10 @@ FASER_APPEND_KV(bf16_e4m3, faser::bf16, faser::e4m3)
 FASER_APPEND_KV(fp16, faser::fp16, faser::fp16)
 FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
 
-// The same of a product that is not normalised: hidden [num_rows, hidden_size] are the rows that were multiplied, their
-// size a multiple of 8; bias [(num_heads + 2 num_kv_heads) * head_dim], q_norm and k_norm [head_dim], of hidden's type,
-// or null. qkv of SOURCE's type. first_branch [batch_size + 1] or null: the branches of request i are the requests
-// first_branch[i] to first_branch[i + 1], whose last positions are theirs.
+// The same for a product of rows that were not normalised. hidden [num_rows, hidden_size]: the rows that were
+// multiplied, hidden_size a multiple of 8; bias [(num_heads + 2 num_kv_heads) * head_dim], q_norm and k_norm
+// [head_dim], of hidden's type, or null. qkv has SOURCE's type. first_branch [batch_size + 1] or null: the branches of
+// request i are the requests first_branch[i] to first_branch[i + 1], each at its last position.
 #define FASER_APPEND_KV_NORMED(NAME, T, KV, SOURCE)                                                                    \
   extern "C" __global__ void __launch_bounds__(faser::kAppendThreads) append_kv_normed_##NAME(                         \
       const void* qkv, const void* hidden, const void* bias, const void* q_norm, const void* k_norm, const float* cos, \

@@ -1,11 +1,10 @@
-// Shared by the kernels: conversions, warp reductions, and wrappers of PTX instructions.
+// Code that the kernels share: conversions, warp reductions, and wrappers of PTX instructions.
 //
 // Conventions of every kernel: extern "C"; arguments are input pointers, then int32 scalars, then output pointers (the
 // order of a TensorRT ahead-of-time plugin; a float travels as the int32 of its bits); at most 48 KB of static shared
 // memory and none dynamic; every index loaded from memory is checked, since builders run plugins on arbitrary data.
 //
-// Compiled by a host compiler, the PTX wrappers come from the emulator of tests/ops/cuda, which runs the kernels on the
-// CPU as they are.
+// With a host compiler, the PTX wrappers come from the emulator of tests/ops/cuda, which runs the kernels on the CPU.
 #ifndef FASER_CUDA_COMMON_CUH_
 #define FASER_CUDA_COMMON_CUH_
 
@@ -28,7 +27,7 @@ using e4m3 = __nv_fp8_e4m3;
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// Longer than any model tensor; larger counts in device memory are garbage, and the sum of two does not overflow.
+// More than any model has; larger counts in device memory are invalid, and the sum of two valid ones does not overflow.
 constexpr int kMaxPositions = 1 << 30;
 
 __host__ __device__ inline int clamp(int value, int low, int high) {
@@ -103,7 +102,7 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
-// Bring the cache line of an address of global memory into L2, if it can be there at all.
+// Prefetches the cache line of an address of global memory into L2.
 __device__ inline void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // The binary logarithm of a normal number, within 2^-22 of it or of 1.

@@ -1,8 +1,7 @@
 // Drops rows between two segments and updates the ragged arrays.
 //
-// One launch, one block per kept row. Every output is a function of the inputs alone (two binary searches), so blocks
-// do not synchronise. The host gives the number of rows: rows of a bucket after the listed ones are dummies with a
-// position outside every cache.
+// One launch, one block per kept row. Every output depends on the inputs alone (two binary searches), so blocks do not
+// synchronise. Rows after the listed ones fill the host's bucket: dummies with a position outside every cache.
 //
 // limits: registers <= 48, spill_bytes <= 0, shared_bytes <= 0
 #include "block.cuh"

@@ -1,7 +1,7 @@
 // Copies tokens between blocks of a paged cache, in all planes (keys or values of a layer) at once.
 //
-// A block of threads per copy, plane and head: the copied tokens of one head lie side by side. No token may be written
-// by one copy and read or written by another.
+// A block of threads per copy, plane and head, whose tokens are contiguous. A copy must not write a token that another
+// reads or writes.
 //
 // limits: registers <= 40, spill_bytes <= 0, shared_bytes <= 0
 #include "common.cuh"
@@ -12,9 +12,9 @@ constexpr int kCopyKvThreads = 128;
 
 }  // namespace faser
 
-// copies [4, num_copies]: from block, to block, and the offsets in them, the first and the one after the last; a copy
-// that is not within the cache is left out. cache [num_planes, num_blocks, num_heads, tokens_per_block] rows of
-// row_bytes, a multiple of 16. Grid (num_copies, num_planes * num_heads).
+// copies [4, num_copies]: source block, target block, first offset and end offset; copies out of range do nothing.
+// cache [num_planes, num_blocks, num_heads, tokens_per_block] rows of row_bytes, a multiple of 16. Grid (num_copies,
+// num_planes * num_heads).
 extern "C" __global__ void __launch_bounds__(faser::kCopyKvThreads)
     copy_kv(const int32_t* copies, int32_t num_copies, int32_t num_planes, int32_t num_blocks, int32_t num_heads,
             int32_t tokens_per_block, int32_t row_bytes, char* cache) {

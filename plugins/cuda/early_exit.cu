@@ -1,5 +1,5 @@
-// Early exit: LM head scores of a few candidate tokens from the hidden rows between two segments, and
-// how the drafted token does among them.
+// Early exit: LM head scores of a few candidate tokens from the hidden rows between two segments, and the drafted
+// token's rank among them.
 //
 // One block per row, one warp per candidate: each candidate's LM head row is read once, coalesced; the hidden row and
 // the norm stay in cache. Sums use a fixed tree, so a row's scores do not depend on other rows.

@@ -1,5 +1,5 @@
-// silu(gate) * up of a product of rows that were not normalised: it is divided by the root mean square of the row, and
-// the bias is added, before. gated_silu_e4m3 quantises the result, which needs a row's largest number.
+// Computes silu(gate) * up of a product of rows that were not normalised, after dividing it by the row's root mean
+// square and adding the bias. gated_silu_e4m3 quantises the result, for which it needs a row's largest number.
 //
 // A block takes 4096 columns of one row, in e4m3 a whole row, and sums the row's squares again, from cache. Memory
 // bound: gate and up are read once and half as much is written, in e4m3 a quarter. Speed: not measured.
@@ -48,7 +48,7 @@ __device__ void gated_silu(const Source* gate_up, const T* hidden, const T* bias
   *reinterpret_cast<uint4*>(out + row * inner + column) = *reinterpret_cast<const uint4*>(result);
 }
 
-// As gated_silu in bf16, of which the row's scale is taken, by one block.
+// gated_silu in bf16, with the result quantised by one block per row.
 __device__ inline void gated_silu_scaled(const bf16* gate_up, const bf16* hidden, const bf16* bias, int32_t inner,
                                          int32_t hidden_size, float eps, e4m3* values, float* scales) {
   const int64_t row = blockIdx.x;
@@ -75,9 +75,9 @@ __device__ inline void gated_silu_scaled(const bf16* gate_up, const bf16* hidden
 
 }  // namespace faser
 
-// Grid (num_rows, ceil(inner / 4096)), blocks of 512 threads. gate_up [num_rows, 2 * inner] of SOURCE's type; hidden
-// [num_rows, hidden_size], the rows that were multiplied; bias [2 * inner] or null -> out [num_rows, inner]. inner and
-// hidden_size are multiples of 8, addresses of 16.
+// Grid (num_rows, ceil(inner / 4096)), blocks of 512 threads. Inputs: gate_up [num_rows, 2 * inner] of SOURCE's type;
+// hidden [num_rows, hidden_size], the rows that were multiplied; bias [2 * inner] or null. Output: out [num_rows,
+// inner]. inner and hidden_size are multiples of 8, addresses of 16.
 #define FASER_GATED_SILU(NAME, T, SOURCE)                                                              \
   extern "C" __global__ void __launch_bounds__(faser::kSiluThreads)                                    \
       NAME(const SOURCE* gate_up, const T* hidden, const T* bias, int32_t num_rows, int32_t inner,     \
@@ -88,7 +88,7 @@ __device__ inline void gated_silu_scaled(const bf16* gate_up, const bf16* hidden
 FASER_GATED_SILU(gated_silu_bf16, faser::bf16, faser::bf16)
 FASER_GATED_SILU(gated_silu_fp16, faser::fp16, float)
 
-// Grid (num_rows), blocks of 512 threads; inner at most 8 * 4096 -> values [num_rows, inner], scales [num_rows].
+// Grid (num_rows), blocks of 512 threads; inner at most 8 * 4096. Outputs: values [num_rows, inner], scales [num_rows].
 extern "C" __global__ void __launch_bounds__(faser::kSiluThreads)
     gated_silu_e4m3(const faser::bf16* gate_up, const faser::bf16* hidden, const faser::bf16* bias, int32_t num_rows,
                     int32_t inner, int32_t hidden_size, int32_t eps_bits, faser::e4m3* values, float* scales) {

@@ -11,7 +11,7 @@
 
 namespace faser {
 
-constexpr int kMaxPlace = 8;  // greater ranks count as it
+constexpr int kMaxPlace = 8;  // larger ranks count as this
 
 __device__ inline double sigmoid(double z) {
   if (z >= 0.0) return 1.0 / (1.0 + exp(-z));
@@ -19,8 +19,8 @@ __device__ inline double sigmoid(double z) {
   return e / (1.0 + e);
 }
 
-// How many of `num_drafts` drafts in order stay worth a row: before each, the product of the estimates so far is at
-// least `least`. scores [num_drafts, num_candidates], places and before [num_drafts].
+// Returns how many of the first drafts are worth the row after them: up to each, the product of the estimates is at
+// least rule[4]. scores [num_drafts, num_candidates], places and before [num_drafts].
 __device__ inline int32_t num_worth(const float* scores, const int32_t* places, const float* before, int32_t num_drafts,
                                     int32_t num_candidates, const float* rule) {
   double alive = 1.0;
@@ -62,8 +62,8 @@ __device__ inline void prune(const float* scores, const int32_t* places, const f
     kept[b] = stays;
   }
   __syncthreads();
-  // Rows move to the front, a block's worth at a time: what is written lies within what all have read before the sum,
-  // so that no other barrier is needed.
+  // Rows move to the front, kThreads at a time. Writes stay within what all threads have read before the sum, so no
+  // other barrier is needed.
   int32_t num_before = 0;
   for (int32_t base = 0; base < num_listed; base += kThreads) {
     const int32_t r = base + static_cast<int32_t>(threadIdx.x);
@@ -79,9 +79,9 @@ __device__ inline void prune(const float* scores, const int32_t* places, const f
 }  // namespace faser
 
 // scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests + 1]:
-// each request's range of them; starts int32 [num_requests]: its first hidden row. It has a row more than drafts, and
-// keeps the rows up to the one that tests the first draft that is not worth a row after it. rule fp32 [5]: rank, gap,
-// survival, intercept, least. kept int32 [num_requests]; rows int32 [num_listed]: ascending, -1 after the last;
+// each request's range of drafts; starts int32 [num_requests]: its first hidden row. A request has one row more than
+// drafts, and keeps those up to the row that verifies the first draft not worth a row after it. rule fp32 [5]: rank,
+// gap, survival, intercept, least. kept int32 [num_requests]; rows int32 [num_listed]: ascending, -1 after the last;
 // num_listed >= num_hidden.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     prune_rows(const float* scores, const int32_t* places, const float* before, const int32_t* cu_drafts,

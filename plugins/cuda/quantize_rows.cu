@@ -26,7 +26,7 @@ __device__ inline void quantize_row(const bf16* x, bf16* hidden, int32_t width, 
     largest = Max()(largest, largest_bits(pack.entry));
   }
   const int32_t scale = scale_bits(static_cast<int32_t>(block_reduce(largest, Max())));
-  const bf16* source = hidden != nullptr ? hidden : x;  // each thread reads again what it has read, or written
+  const bf16* source = hidden != nullptr ? hidden : x;  // each thread reads only what it has read or written itself
   for (int32_t i = static_cast<int32_t>(threadIdx.x) * 8; i < width; i += stride) {
     store_scaled(load_pack(source + start + i).entry, scale, values + start + i);
   }
@@ -35,14 +35,14 @@ __device__ inline void quantize_row(const bf16* x, bf16* hidden, int32_t width, 
 
 }  // namespace faser
 
-// x [num_rows, width], width a multiple of 16 and rows at multiples of 16 bytes -> values [num_rows, width], scales
-// [num_rows].
+// Input: x [num_rows, width], width a multiple of 16 and rows at multiples of 16 bytes. Outputs: values [num_rows,
+// width], scales [num_rows].
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     quantize_rows(const faser::bf16* x, int32_t num_rows, int32_t width, faser::e4m3* values, float* scales) {
   if (static_cast<int32_t>(blockIdx.x) < num_rows) faser::quantize_row(x, nullptr, width, values, scales);
 }
 
-// hidden [num_rows, width] += x, rounded to bf16, and the sums are quantised.
+// Adds x to hidden [num_rows, width], rounded to bf16, and quantises the sums.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     add_quantize_rows(const faser::bf16* x, int32_t num_rows, int32_t width, faser::bf16* hidden, faser::e4m3* values,
                       float* scales) {

@@ -8,7 +8,7 @@
 
 namespace faser {
 
-// The request that owns this row by cu_rows [num_requests + 1]; -1 if none.
+// Returns the request that has this row by cu_rows [num_requests + 1]; -1 if none.
 __host__ __device__ inline int32_t request_of_row(const int32_t* cu_rows, int32_t num_requests, int32_t row) {
   int32_t low = 0, high = num_requests;
   while (low < high) {
@@ -22,7 +22,7 @@ __host__ __device__ inline int32_t request_of_row(const int32_t* cu_rows, int32_
   return low < num_requests && cu_rows[low] <= row ? low : -1;
 }
 
-// How many of rows [n], ascending and then -1 for dummies, are below `bound`: in [0, n].
+// Returns how many of rows [n], ascending and then -1 for dummies, are below `bound`: in [0, n].
 __host__ __device__ inline int32_t num_rows_below(const int32_t* rows, int32_t n, int32_t bound) {
   int32_t low = 0, high = n;
   while (low < high) {

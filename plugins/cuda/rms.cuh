@@ -1,5 +1,5 @@
-// The scale of RMSNorm, where the row that it is the scale of was multiplied by a matrix first: (x / rms(x)) W = (x W)
-// / rms(x), so that no kernel has to write normalised rows.
+// The scale of RMSNorm, applied after a row's product with a matrix: (x / rms(x)) W = (x W) / rms(x), so that no kernel
+// has to write normalised rows.
 #ifndef FASER_CUDA_RMS_CUH_
 #define FASER_CUDA_RMS_CUH_
 
@@ -34,8 +34,8 @@ __device__ inline float inverse_root(float squares, int32_t size, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(size) + eps);
 }
 
-// 1 / rms of a row [size], size a multiple of 8: a sum in one order for a number of threads, whatever other rows there
-// are. All kThreads threads of the block must call it, and all get the result.
+// Returns 1 / rms of a row [size], size a multiple of 8, to every thread. The order of the sum depends on kThreads and
+// not on other rows. All kThreads threads of the block must call it.
 template <int kThreads, typename T>
 __device__ float inverse_rms(const T* row, int32_t size, float eps) {
   __shared__ float warp_squares[kThreads / kWarpSize];

@@ -1,6 +1,6 @@
 // Draft tokens: sample_rows draws one per request with a block per row of logits, and keeps the distribution that it
 // was drawn from. For larger vocabularies several blocks process a row in stages, as in accept.cu. Then sample_advance,
-// one block, counts the drawn tokens and decides which requests draft on.
+// one block, counts the drawn tokens and decides which requests continue.
 //
 // The arithmetic is that of the native library, so the tokens are the same.
 //
@@ -45,11 +45,11 @@ __device__ void sample_parts(const SampleRows& a, void* memory) {
 
 }  // namespace faser
 
-// Of num_requests requests, each with a row of logits and an entry of sampling. known: tokens so far; remaining: tokens
-// still wanted, 0 for none; slots: rows of draft_probs [num_slots, max_draft_len, vocab_size]; step: how many draws
-// there were before in this call. edited_logits as in accept.cu. tokens, margins [max_draft_len, max_requests] and
-// candidates [max_draft_len, max_requests, 8] are written at the step, and so is runners_up [max_draft_len,
-// max_requests] unless null. Stages and their workspace, for num_requests rows, are as in accept.cu.
+// Each of num_requests requests has a row of logits and an entry of sampling. known: tokens so far; remaining: tokens
+// still wanted, 0 for none; slots: rows of draft_probs [num_slots, max_draft_len, vocab_size]; step: the number of
+// earlier draws in this call, at which tokens, margins [max_draft_len, max_requests], candidates [max_draft_len,
+// max_requests, 8] and, unless null, runners_up [max_draft_len, max_requests] are written. edited_logits, the stages
+// and their workspace, for num_requests rows, are as in accept.cu.
 #define FASER_SAMPLE_ARGUMENTS                                                                                   \
   const faser::Sampling *sampling, const float *logits, const int32_t *known, const int32_t *remaining,          \
       const int32_t *slots, const int32_t *step, int32_t num_requests, int32_t max_requests, int32_t vocab_size, \
@@ -87,10 +87,10 @@ FASER_SAMPLE_STAGE(kRank, sample_rank, 2)
 FASER_SAMPLE_STAGE(kDraw, sample_draw, 2)
 FASER_SAMPLE_STAGE(kWhole, sample_whole, 1)
 
-// After sample_rows, by one block. tables: slope, intercept, prior and spread [4, 3 modes, width], row_price [width],
-// step_price [max_requests + 1] of core/decision.py DraftStop. newest: the drawn tokens. history: whether a drawn token
-// is written after the known ones of its entry of sampling. known, remaining, pending drafts, survival and step go on;
-// num_going: how many requests draft on.
+// Runs after sample_rows, by one block. tables: slope, intercept, prior and spread [4, 3 modes, width], row_price
+// [width], step_price [max_requests + 1] of core/decision.py DraftStop. newest: the drawn tokens. history: whether a
+// drawn token is written after the known ones of its entry of sampling. Updates known, remaining, pending drafts,
+// survival and step; num_going: how many requests continue.
 extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
     sample_advance(const faser::Sampling* sampling, const int32_t* tokens, const float* margins, const int32_t* modes,
                    const float* tables, const float* row_price, const float* step_price, int32_t num_requests,
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
   __shared__ AdvanceShared shared;
   const int32_t place = *step;
   if (place < 0 || place >= max_draft_len) {
-    if (threadIdx.x == 0) *num_going = 0;  // whatever repeats this while somebody goes on ends
+    if (threadIdx.x == 0) *num_going = 0;  // ends a loop that runs while requests continue
     return;
   }
   double gain = 0.0;

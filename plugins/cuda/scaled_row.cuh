@@ -9,12 +9,13 @@
 
 namespace faser {
 
-// A float32 has its exponent over 23 bits of mantissa. 448 is 1.75 x 2^8: a mantissa beyond 1.75 carries.
+// A float32 has its exponent above 23 bits of mantissa. 448 is 1.75 x 2^8: a mantissa above 1.75 carries.
 constexpr int32_t kCarryBeyond175 = 0x1FFFFF, kEightBinades = 8 << 23, kExponentBits = 0x7F800000;
 constexpr int32_t kSmallestScale = 64 << 23;  // 2^-63, for a row of zeros too
-constexpr int32_t kOneTwice = 254 << 23;      // less the bits of a power of two: the bits of its reciprocal
+constexpr int32_t kOneTwice = 254 << 23;      // minus the bits of a power of two: the bits of its reciprocal
 
-// Of the greatest absolute value: for non-negative floats larger numbers have larger bits, and NaN has the largest.
+// The bits of the largest absolute value: of non-negative floats, larger ones have larger bits, and NaN has the
+// largest.
 __device__ inline uint64_t largest_bits(const bf16 (&entries)[8]) {
   uint64_t largest = 0;
 #pragma unroll
@@ -30,7 +31,7 @@ __device__ inline int32_t scale_bits(int32_t largest) {
   return (bits < kSmallestScale ? kSmallestScale : bits) & kExponentBits;
 }
 
-// Eight entries by a scale's bits, to an address that is a multiple of 8.
+// Divides eight entries by a scale, given by its bits, and stores them at an address that is a multiple of 8.
 __device__ inline void store_scaled(const bf16 (&entries)[8], int32_t scale, e4m3* values) {
   const float reciprocal = float_of_bits(kOneTwice - scale);
   alignas(8) e4m3 scaled[8];

@@ -1,15 +1,15 @@
-// The inputs of a draft step's pass: one row per request, its newest token.
+// Prepares the inputs of a draft step's pass: one row per request, its newest token.
 //
-// A block per request that there may be. Bound by a launch's own time.
+// One block for each of max_requests. Bound by a launch's own time.
 //
 // limits: registers <= 32, spill_bytes <= 0, shared_bytes <= 0
 #include <cstdint>
 
 #include "common.cuh"
 
-// newest, known, remaining [num_requests]: a request with nothing remaining writes no KV. table [num_requests, columns]
-// -> token_ids, positions, logit_rows [at least num_requests], kv_lens [max_requests], cu_q_lens [max_requests + 1],
-// block_table [max_requests, max_blocks_per_seq], max_blocks_per_seq at least columns.
+// Inputs: newest, known, remaining [num_requests]: a request with nothing remaining writes no KV; table [num_requests,
+// columns]. Outputs: token_ids, positions, logit_rows [at least num_requests], kv_lens [max_requests], cu_q_lens
+// [max_requests + 1], block_table [max_requests, max_blocks_per_seq], max_blocks_per_seq at least columns.
 extern "C" __global__ void __launch_bounds__(128)
     take_step(const int32_t* newest, const int32_t* known, const int32_t* remaining, const int32_t* table,
               int32_t num_requests, int32_t max_requests, int32_t columns, int32_t max_blocks_per_seq,

@@ -1,23 +1,22 @@
-// Attention of ragged frontiers over a paged KV cache.
+// Attention of ragged rows over a paged KV cache.
 //
-// The rows of a request times the query heads of one KV head are packed into tiles of 16 or 64: a frontier
-// of n rows with groups of G heads fills n * G of them, so K and V are read from memory once per request and KV head as
-// long as n * G fits the tile. That is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request
-// and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Speed:
-// README.md of this folder.
+// The rows of a request times the query heads of one KV head are packed into tiles of 16 or 64: n rows with groups of G
+// heads fill n * G of them, so K and V are read from memory once per request and KV head if n * G fits the tile. That
+// is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request and KV head over the memory's bandwidth. Long
+// chunks of context are bound by the tensor cores instead. README.md of this folder has times.
 //
-// Work is found on the device (attention/work.cuh), so the host only needs bounds of it. A block takes the next item
-// and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block
-// writes a normalised partial result and its log2 sum into the workspace, and verify_attention_combine merges them.
+// Blocks find their work on the device (attention/work.cuh), so the host only needs bounds. A block processes every
+// gridDim.x-th item. The positions of long contexts are cut into chunks: then a block writes a normalised partial
+// result and its log2 sum into the workspace, and verify_attention_combine merges them.
 //
 // A window of -1 hides the first position from all rows but its own: an EAGLE-3 head runs it without a hidden row. With
-// one of -2 - w, rows see all rows of their request, as those of a block drafter's block do, and w positions up to
-// their own (0: all).
+// a window of -2 - w, rows see all rows of their request, as in a block drafter's block, and w positions up to their
+// own (0: all).
 //
 // FASER_HEAD_DIM=H compiles a single head size.
 //
-// 64 rows of 256 values are more than the registers hold; there and where spills are allowed below, a few addresses are
-// read back once per tile or item.
+// 64 rows of 256 values are more than the registers hold: where spills are allowed below, a few addresses are read back
+// once per tile or item.
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 232, shared_bytes <= 49152
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 588, shared_bytes <= 49152
 // limits of *_h80_m64: registers <= 168, spill_bytes <= 84, shared_bytes <= 49152
@@ -78,7 +77,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
                                    static_cast<int64_t>(args.num_kv_heads) * args.tokens_per_block * kHeadDim,
                                    static_cast<int64_t>(kv_head) * args.tokens_per_block * kHeadDim};
   // Halves are K and V of a tile in turn; half h goes to slot h mod kNumSlots. Past the end an empty group is
-  // committed, so that the number of groups in flight is constant, and nothing is in flight once the last half is here.
+  // committed, so that the number of groups in flight is constant, and no copy is in flight once the last half has
+  // arrived.
   char* const copies = pool + kv_warp * Tiles::kCopyBytes;
   auto fetch = [&](int half) {
     if (half < 2 * num_tiles) {
@@ -95,8 +95,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
       __syncthreads();
     }
   };
-  // Waits for half h and returns it in T to all threads that share it; starts to copy the half that takes the slot
-  // freed by half h - 1.
+  // Waits for half h and returns it in T to all threads that share it; starts to copy the next half to the slot that
+  // half h - 1 has left.
   auto arrive = [&](int half) -> const T* {
     cp_async_wait<kNumSlots - 2>();
     wait_for_sharers();
@@ -112,7 +112,7 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
 #pragma unroll
   for (int half = 0; half < kNumSlots - 1; half++) fetch(half);
 
-  // This lane's two rows of the tile: lane / 4 and 8 rows further.
+  // This lane's two rows of the tile: lane / 4 and lane / 4 + 8.
   const bool warp_has_rows = first_packed + row_warp * 16 < num_packed;
   int limit[2];
   const T* q_row[2];
@@ -139,8 +139,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
   const float scale = args.scale * 1.4426950408889634f;
   float out[kHeadDim / 8][4] = {};
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-  // Every row of the warp sees [all_from, all_to) without a mask, unless the window is below -2. Conditions on it are
-  // written where they are needed, since a register more across the loop is one too many for heads of 128.
+  // Every row of the warp sees [all_from, all_to) without a mask, unless the window is below -2. Conditions on the
+  // window are evaluated where they are needed, since the loop has no register left for them with heads of 128.
   const int warp_first = (first_packed + row_warp * 16) / group;
   const int warp_last = clamp(first_packed + row_warp * 16 + 15, 0, num_packed - 1) / group;
   const int all_to = past + warp_first + 1;
@@ -372,8 +372,8 @@ FASER_VERIFY_ATTENTION_OF_HEAD(128)
 FASER_VERIFY_ATTENTION_OF_HEAD(256)
 #endif
 
-// Grid (num_rows, ceil(num_heads / 4)), blocks of 128 threads; sizes as those of the launch before. 8 blocks on an SM
-// leave 64 registers: left to itself ptxas keeps to 32 on sm_80 to sm_89, and spills.
+// Grid (num_rows, ceil(num_heads / 4)), blocks of 128 threads; sizes as in the launch before. 8 blocks per SM allow 64
+// registers: by default ptxas uses 32 on sm_80 to sm_89, and spills.
 #define FASER_VERIFY_ATTENTION_COMBINE(NAME, T)                                                                        \
   extern "C" __global__ void __launch_bounds__(128, 8) verify_attention_combine_##NAME(                                \
       const T* whole, const float* workspace, const int32_t* cu_q_lens, const int32_t* kv_lens, int32_t num_rows,      \

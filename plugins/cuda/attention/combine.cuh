@@ -1,4 +1,4 @@
-// The chunks' partial results of a row become one.
+// Combines the partial results of a row's chunks.
 #ifndef FASER_CUDA_ATTENTION_COMBINE_CUH_
 #define FASER_CUDA_ATTENTION_COMBINE_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace faser {
 
-// One warp per head of the row blockIdx.x: its chunks' results become one. Rows that are not split are copied from
-// `whole`, unless they are in their place.
+// Combines the chunks of row blockIdx.x with one warp per head. Rows that are not split are copied from `whole`, unless
+// that is `out`.
 template <typename T>
 __device__ void combine(const AttentionArguments& args, const T* whole, int head_dim, T* out) {
   const int row = blockIdx.x, lane = threadIdx.x % kWarpSize;
@@ -36,10 +36,10 @@ __device__ void combine(const AttentionArguments& args, const T* whole, int head
   }
   total = warp_sum(total);
   const float normalise = total > 0.0f ? 1.0f / total : 0.0f;
-  const float shift = highest > -INFINITY ? highest : 0.0f;  // so that what was not visible weighs 0 and not NaN
+  const float shift = highest > -INFINITY ? highest : 0.0f;  // so that chunks that are not visible weigh 0
   for (int column = 2 * lane; column < head_dim; column += 2 * kWarpSize) {
     float low = 0.0f, high = 0.0f;
-    // Without a branch, so that the loads of several chunks are under way at a time.
+    // No branch, so that the loads of several chunks are in flight.
 #pragma unroll 8
     for (int c = 0; c < num_chunks; c++) {
       const float weight = exp2_approx(log2_sums[c * args.num_heads] - shift);

@@ -1,4 +1,4 @@
-// What a block writes.
+// Writes the results of a block.
 #ifndef FASER_CUDA_ATTENTION_RESULT_CUH_
 #define FASER_CUDA_ATTENTION_RESULT_CUH_
 
@@ -7,7 +7,7 @@
 
 namespace faser {
 
-// Where results of (row, head) go: T [num_rows, num_heads, head_dim], or a chunk's slots of the workspace.
+// Writes results of (row, head) to `out`, T [num_rows, num_heads, head_dim], or to a chunk's slots of the workspace.
 template <typename T, int kHeadDim>
 struct ResultWriter {
   const AttentionArguments& args;
@@ -31,7 +31,7 @@ struct ResultWriter {
   }
 };
 
-// Zeroes rows after the last request's: dummies of a bucket, which later ops must be able to read.
+// Zeroes the rows after the last request's, which are dummies of a bucket and must be readable for later ops.
 template <typename T, typename Tiles>
 __device__ void fill_rows_of_nobody(const AttentionArguments& args) {
   const int first = args.batch_size > 0 ? clamp(args.cu_q_lens[args.batch_size], 0, args.num_rows) : 0;

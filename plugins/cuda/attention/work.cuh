@@ -1,9 +1,9 @@
-// Which block does what: a request's rows are cut into tiles and, where its context is long, its positions into chunks.
+// Distributes the work over blocks: a request's rows are cut into tiles and, if its context is long, its positions into
+// chunks.
 //
-// Chunks begin at multiples of split_tokens, so that the work on a long context is shared by as many blocks as its
-// bytes ask for, and a row's sums do not depend on the other requests of the batch. A chunk's partial results of a row
-// are kept in a slot of the workspace; slots are handed out in the order of requests, and a request that finds too few
-// left is not split.
+// Chunks begin at multiples of split_tokens, so the number of blocks that share a long context follows from its length
+// alone, and a row's sums do not depend on the batch. A slot of the workspace holds a chunk's partial result of a row.
+// Slots are assigned in the order of requests, and a request is not split if too few are left.
 #ifndef FASER_CUDA_ATTENTION_WORK_CUH_
 #define FASER_CUDA_ATTENTION_WORK_CUH_
 
@@ -11,12 +11,12 @@
 
 namespace faser {
 
-// Rows times query heads per KV head of a request that is split; more fill the device by their tiles.
+// Limit on rows times query heads per KV head of a request that is split; the tiles of larger ones fill the device.
 constexpr int kMaxSplitRows = 256;
 
 // split_tokens: positions of a chunk, a multiple of 64. max_slots: of the workspace, which holds float partial results
-// [max_slots, num_heads, head_dim] and after them log2 sums [max_slots, num_heads]; 0: nothing is split. window: as
-// the kernels' argument has it.
+// [max_slots, num_heads, head_dim] and after them log2 sums [max_slots, num_heads]; 0: nothing is split. window: the
+// kernels' argument.
 struct AttentionArguments {
   const void* q;
   const void* k_cache;
@@ -36,8 +36,7 @@ struct AttentionArguments {
   __device__ int span() const { return window >= -2 - window ? window : -2 - window; }
 };
 
-// The positions that a request's rows see: row i up to past + i, or up to its last row's, all of them within [kv_begin,
-// kv_end).
+// The positions that a request's rows see: row i up to past + i, or up to the last row's, within [kv_begin, kv_end).
 struct Context {
   int past, kv_begin, kv_end;
 
@@ -54,8 +53,8 @@ struct Context {
   }
 };
 
-// A part of a request: its rows [first_row, first_row + num_rows), the first slot of its partial results or -1 if it is
-// not split, and which of its items this is. request < 0: none.
+// An item of a request, which has the rows [first_row, first_row + num_rows). first_slot: that of its partial results,
+// -1 if it is not split. item: the index among its items. request < 0: none.
 struct Work {
   int request, first_row, num_rows, first_slot, item;
 };
@@ -70,9 +69,8 @@ __device__ inline int warp_inclusive_sum(int value) {
   return value;
 }
 
-// By a whole warp. Items follow each other in the order of requests; a request has a tile of tile_rows packed rows, or
-// such a tile of a chunk, per item. kByRow: `wanted` is a row and not an item, and the item that is found means
-// nothing.
+// Finds an item; a whole warp must call it. Items are in the order of requests, and each is a tile of tile_rows packed
+// rows, or such a tile of a chunk. kByRow: `wanted` is a row, and the returned item is meaningless.
 template <bool kByRow>
 __device__ Work find_work(const AttentionArguments& args, int tile_rows, int wanted) {
   const int lane = threadIdx.x % kWarpSize, group = args.group();
@@ -87,7 +85,7 @@ __device__ Work find_work(const AttentionArguments& args, int tile_rows, int wan
         chunks = Context(args, b, count).num_chunks(args.split_tokens);
       }
     }
-    // One too many says as much as any larger number, and does not overflow.
+    // Larger numbers are cut to one too many, which does not overflow.
     const int slots = chunks <= 1 ? 0 : (chunks <= args.max_slots / count ? count * chunks : args.max_slots + 1);
     const int slots_end = slots_before + warp_inclusive_sum(slots);
     const bool is_split = slots > 0 && slots_end <= args.max_slots;

@@ -1,5 +1,5 @@
-// Adds to each row the outputs of its experts, weighted, in the ascending order of the experts and in fp32, and after
-// them that of a shared expert, times the sigmoid of its gate. The sum is rounded once.
+// Adds to each row the weighted outputs of its experts in ascending order of the experts, and then the output of a
+// shared expert times the sigmoid of its gate. Sums are in fp32 and rounded once.
 //
 // A block takes 1024 columns of a row. Memory bound: each output is read once. Speed: not measured.
 //
@@ -20,10 +20,10 @@ __device__ inline void add_weighted(const bf16* source, float weight, float (&su
 
 }  // namespace faser
 
-// Grid (num_rows, ceil(width / 1024)), blocks of 128 threads. outputs [num_pairs, width]: of the pairs; weights, places
-// [num_rows, top_k]: of a row's pairs, in ascending order of the expert; shared [num_rows, width] or null; gates
-// [num_rows, num_gates]: the last of a row is shared's; num_used [1]: of the rows, the first that are no dummies ->
-// hidden [num_rows, width], to which is added. width is a multiple of 8, addresses of 16.
+// Grid (num_rows, ceil(width / 1024)), blocks of 128 threads. outputs [num_pairs, width]; weights, places [num_rows,
+// top_k]: of a row's pairs, in ascending order of the expert; shared [num_rows, width] or null; gates [num_rows,
+// num_gates]: the last of a row is that of shared; num_used [1]: rows before the dummies. Adds to hidden [num_rows,
+// width]. width is a multiple of 8, addresses of 16.
 extern "C" __global__ void __launch_bounds__(faser::kCombineThreads)
     combine_rows(const faser::bf16* outputs, const float* weights, const int32_t* places, const faser::bf16* shared,
                  const float* gates, const int32_t* num_used, int32_t num_rows, int32_t num_pairs, int32_t top_k,

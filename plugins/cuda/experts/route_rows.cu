@@ -1,10 +1,9 @@
-// The experts of each row of a mixture, and the pairs of row and expert in the order of the experts, as grouped
-// products take them.
+// Chooses the experts of each row of a mixture, and sorts the pairs of row and expert by expert, for grouped products.
 //
-// Three launches: the router's logits, a warp per expert and eight rows; each row's experts, a warp per row; the places
-// of the pairs, a block per expert. A flipped expert is no error in the last bit, so a row's logits must not depend on
-// the rows next to it: they are sums in one order here, and no library's product. Nothing is read by the host: the
-// number of rows, the groups and the count of experts stay on the device. Speed: not measured.
+// Three launches: the router's logits, with a warp per expert and eight rows; each row's experts, with a warp per row;
+// the places of the pairs, with a block per expert. A different expert changes more than the last bit, so a row's
+// logits must not depend on other rows: they are summed in a fixed order here, not by a library's product. The host
+// reads nothing: the number of rows, the groups and the count of experts stay on the device. Speed: not measured.
 //
 // limits: registers <= 112, spill_bytes <= 0, shared_bytes <= 128
 #define FASER_BLOCK_THREADS 256
@@ -18,7 +17,7 @@ constexpr int kRowTile = 8;  // rows that share a read of the router
 constexpr int kMaxExperts = 512;
 constexpr int kExpertsPerLane = kMaxExperts / kWarpSize;
 
-// Rows that are no dummies; the device knows them.
+// The number of rows before the dummies, which only the device knows.
 __device__ inline int32_t num_used_rows(const int32_t* num_used, int32_t num_rows) {
   return clamp(*num_used, 0, num_rows);
 }
@@ -48,15 +47,15 @@ __device__ inline void router_logits(const bf16* x, const bf16* router, int32_t 
   }
 }
 
-// Larger logits first, of equal ones the lower index: a greater key comes first. No logit is -0, since its sum began
-// with 0.
+// A larger key comes first: that of the larger logit or, for equal logits, the lower index. No logit is -0, since sums
+// begin with 0.
 __device__ inline uint64_t key_of(float logit, int32_t expert) {
   const uint32_t bits = static_cast<uint32_t>(__float_as_int(logit));
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
   return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - static_cast<uint32_t>(expert));
 }
 
-// over_all: the weights are parts of a softmax over all experts, otherwise over those that are taken.
+// over_all: the weights come from a softmax over all experts, otherwise over the chosen ones.
 __device__ inline void choose(const float* logits, int32_t num_used, int32_t num_experts, int32_t num_outputs,
                               int32_t top_k, bool over_all, int32_t* counts, int32_t* experts, float* weights) {
   const int32_t lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -133,14 +132,14 @@ __device__ inline void sort_pairs(const int32_t* counts, const int32_t* experts,
     next += static_cast<int32_t>(total);
   }
   if (expert != num_experts - 1) return;
-  for (int32_t pair = end + thread; pair < num_pairs; pair += kThreads) rows[pair] = 0;  // of dummies: nobody's
+  for (int32_t pair = end + thread; pair < num_pairs; pair += kThreads) rows[pair] = 0;  // pairs of dummies
 }
 
 }  // namespace faser
 
-// Grid (ceil(num_outputs / 8), ceil(num_rows / 8)), blocks of 256 threads. x [num_rows, width], router [num_outputs,
-// width], num_used [1]: of the rows, the first that are no dummies -> logits [num_rows, num_outputs]. Also sets counts
-// [num_experts] to 0, and num_distinct [1] where is_first. width is a multiple of 8, addresses of 16.
+// Grid (ceil(num_outputs / 8), ceil(num_rows / 8)), blocks of 256 threads. Inputs: x [num_rows, width], router
+// [num_outputs, width], num_used [1]: rows before the dummies. Writes logits [num_rows, num_outputs], and sets counts
+// [num_experts] and, if is_first, num_distinct [1] to 0. width is a multiple of 8, addresses of 16.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     route_rows_logits(const faser::bf16* x, const faser::bf16* router, const int32_t* num_used, int32_t num_rows,
                       int32_t num_experts, int32_t num_outputs, int32_t width, int32_t is_first, float* logits,
@@ -152,9 +151,9 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads)
   faser::router_logits(x, router, faser::num_used_rows(num_used, num_rows), num_outputs, width, logits);
 }
 
-// Grid (ceil(num_rows / 8)), blocks of 256 threads; num_experts at most 512, num_outputs at least that. logits
-// [num_rows, num_outputs] -> counts [num_experts], to which is added; experts, weights [num_rows, top_k], in ascending
-// order of the expert.
+// Grid (ceil(num_rows / 8)), blocks of 256 threads; num_experts is at most 512 and at most num_outputs. Input: logits
+// [num_rows, num_outputs]. Writes experts, weights [num_rows, top_k], in ascending order of the expert, and adds to
+// counts [num_experts].
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     route_rows_choose(const float* logits, const int32_t* num_used, int32_t num_rows, int32_t num_experts,
                       int32_t num_outputs, int32_t top_k, int32_t over_all, int32_t* counts, int32_t* experts,
@@ -164,10 +163,10 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads)
                 counts, experts, weights);
 }
 
-// Grid (num_experts), blocks of 256 threads. counts, experts: of the launch before -> rows [num_rows * top_k]: of each
-// pair in the order of the experts, then of the rows; places [num_rows, top_k]: of a row's pairs there; ends
-// [num_experts]: the number of pairs of an expert and those before it; num_distinct [1], to which experts with pairs
-// are added. Pairs after the last are of row 0.
+// Grid (num_experts), blocks of 256 threads. Inputs: counts, experts of the launch before. Writes rows [num_rows *
+// top_k]: the row of each pair, by expert and then by row, 0 after the last pair; places [num_rows, top_k]: indices of
+// a row's pairs there; ends [num_experts]: the number of pairs up to and including an expert. Adds the number of
+// experts with pairs to num_distinct [1].
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     route_rows_sort(const int32_t* counts, const int32_t* experts, const int32_t* num_used, int32_t num_rows,
                     int32_t num_experts, int32_t top_k, int32_t* rows, int32_t* places, int32_t* ends,

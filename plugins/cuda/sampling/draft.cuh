@@ -88,8 +88,8 @@ __device__ inline Drawn draw_row(const Sampling& s, const Row<float>& row, int32
   return {draw_index(row.n, uniform_bits(s.key, counter, kDraftStream), mass, &shared->draw), margin, -1};
 }
 
-// The token that would have been drawn instead: the second in the race if seeded, else the best of the others; -1 if
-// there is none.
+// Returns the token that would be drawn without the drawn one: the second in the race if seeded, else the best of the
+// others; -1 if there is none.
 __device__ inline int32_t runner_up_of(const Sampling& s, const Drawn& drawn, const uint64_t ranks[kNumCandidates]) {
   if (drawn.token < 0) return -1;
   if (s.mode == kSeeded) return drawn.runner_up;

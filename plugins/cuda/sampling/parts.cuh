@@ -97,7 +97,7 @@ struct Workspace {
     const int32_t num_items = static_cast<int32_t>(*num_listed(kStage)) * num_each;
     for (int32_t item = blockIdx.x; item < num_items; item += gridDim.x) {
       f(row(item / num_each).listed[kStage], item % num_each);
-      __syncthreads();  // untested: only the layout of shared memory keeps today's f from needing it
+      __syncthreads();  // untested: f works without it only because of the layout of shared memory
     }
   }
 };

@@ -1,4 +1,4 @@
-// Sampling parameters of one request: faser_sampling of plugins/cpu/faser_cpu.h, field for field, with device pointers.
+// Sampling parameters of one request: faser_sampling of plugins/cpu/faser_cpu.h, field by field, with device pointers.
 #ifndef FASER_CUDA_SAMPLING_SAMPLING_CUH_
 #define FASER_CUDA_SAMPLING_SAMPLING_CUH_
 
