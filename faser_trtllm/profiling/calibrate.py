@@ -1,4 +1,4 @@
-"""Real speculative decoding over real prompts: measures a step's overhead and calibrates early exit."""
+"""Decode real prompts to measure a step's overhead and calibrate early exit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Calibration:
 
 
 def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say: Progress) -> Calibration:
-    """Decode prompts with a recording policy; measures only overhead if there are no exit layers or calibrate is
-    off."""
+    """Decode prompts with a recording policy; without exit layers or calibrate only overhead is measured."""
     prompts = read_prompts(engines, options)
     with ExitStack() as stack:
         executor, policy, layers = _open(engines, options, stack)
@@ -60,7 +59,7 @@ def calibrate_executor(
     options: ProfileOptions,
     say: Progress,
 ) -> Calibration:
-    """The same with an executor whose policy is this one, which watches it. layers: the target's segments."""
+    """Run calibrate() on an executor that policy watches. layers: the target's segments."""
     residual_ms: list[float] = []
     for number, prompt in enumerate(prompts[:NUM_SINGLE]):
         residual_ms += _decode(executor, policy, [prompt], number, options)
@@ -82,7 +81,7 @@ def calibrate_executor(
 
 
 def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]:
-    """Token ids of the prompt file's lines, or of held-out standard library text."""
+    """Return token ids of the prompt file's lines, or of held-out standard library text."""
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     longest = engines.build_config.max_seq_len - options.max_tokens - 1
     if longest < 1:
@@ -145,7 +144,7 @@ def _decode(
     first: int,
     options: ProfileOptions,
 ) -> list[float]:
-    """Run the prompts to the end -> overhead in ms (besides drafting and verification) of each step without prompts."""
+    """Run the prompts to the end; return ms outside drafting and verification of each step without prompts."""
     for number, prompt in enumerate(prompts, first):
         params = SamplingParams(
             max_tokens=options.max_tokens,

@@ -15,17 +15,20 @@ from faser_trtllm.sampling.rejection import CpuRejectionSampler
 
 MAX_ROWS, QUICK_MAX_ROWS = 320, 128
 MAX_REQUESTS = 32
-QUICK_SLOTS = 2  # with caches of their own in a quick profile
+QUICK_SLOTS = 2  # slots with their own caches in a quick profile
 
 
 class CpuProbe(Probe):
-    """Partitions: "all" is every core; with two cores or more "draft" is the last one and "verify" the others."""
+    """A probe of CPU engines. "all" is every core; with two or more "draft" is the last one and "verify" the others."""
 
     def __init__(
         self, engines: EngineDir, cores: tuple[int, ...] | None, num_threads: int | None, quick: bool = False
     ) -> None:
-        """quick: passes of QUICK_MAX_ROWS rows at most and caches of the main context only; all but the first
-        QUICK_SLOTS slots read those of others, since filling them all would take longer than the quick grid."""
+        """Open the engines.
+
+        quick: at most QUICK_MAX_ROWS rows per pass, and caches of the main context only; slots after the first
+        QUICK_SLOTS share those slots' caches, since filling all would take longer than the quick grid.
+        """
         max_rows = QUICK_MAX_ROWS if quick else MAX_ROWS
         limits, needed, num_blocks = probe_sizes(engines.build_config, quick, max_rows, MAX_REQUESTS)
         num_slots, draft_len, vocab_size = needed.max_batch_size, needed.max_draft_len, engines.vocab_size

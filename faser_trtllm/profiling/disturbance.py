@@ -1,4 +1,4 @@
-"""How much other work got in the way of a measurement: two signs, neither of which a quiet machine shows."""
+"""Detect other work on the machine during a measurement, by two signs that a quiet machine does not show."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-MAX_WAITING = 0.1  # share of the time that a thread of this process, on average per core, was ready but had no core
-MAX_SPREAD = 0.25  # by which the median of a pass's repeats is above their best, in the middle of all passes
-MIN_REPEATS = 3  # of a pass, before they say anything
+MAX_WAITING = 0.1  # share of time that threads of this process were ready without a core, per core
+MAX_SPREAD = 0.25  # of a pass's median over its best repeat, minus 1; the median over passes
+MIN_REPEATS = 3  # repeats of a pass that count
 
 
 class Disturbance:
-    """Watches the machine from its creation on. num_units: cores whose threads measure."""
+    """A watch of the machine since its creation. num_units: cores whose threads measure."""
 
     def __init__(self, num_units: int) -> None:
         self._num_units = num_units
         self._began_s, self._waited_s = time.perf_counter(), _waited_s()
 
     def warning(self, repeats_ms: Sequence[Sequence[float]]) -> str:
-        """One sentence if the times cannot be trusted, else nothing. repeats_ms: by pass, what each repeat took."""
+        """Return a sentence if the times cannot be trusted, else "". repeats_ms: times of the repeats of each pass."""
         share = (_waited_s() - self._waited_s) / max(1e-9, time.perf_counter() - self._began_s) / self._num_units
         return describe(share, spread(repeats_ms))
 
 
 def spread(repeats_ms: Sequence[Sequence[float]]) -> float:
-    """The median over passes of (median / best - 1); 0 where none was repeated often enough."""
+    """Return the median over passes of (median / best - 1); 0 if none was repeated often enough."""
     known = [statistics.median(ms) / min(ms) - 1.0 for ms in repeats_ms if len(ms) >= MIN_REPEATS and min(ms) > 0.0]
     return statistics.median(known) if known else 0.0
 
 
 def describe(waiting: float, repeats_spread: float) -> str:
-    """The sentence for a share of time spent waiting for a core and a spread of repeats; "" if both are as usual."""
+    """Return the sentence for a share of time without a core and a spread of repeats; "" if both are normal."""
     signs = []
     if waiting > MAX_WAITING:
         signs.append(f"its threads waited for a core {100 * min(waiting, 1.0):.0f} % of the time")
@@ -48,7 +48,7 @@ def describe(waiting: float, repeats_spread: float) -> str:
 
 
 def _waited_s() -> float:
-    """Seconds that threads of this process were ready to run and had no core, where the kernel (Linux) tells."""
+    """Return the seconds that threads of this process were ready without a core; 0 unless Linux reports it."""
     waited_ns = 0
     for task in TASKS.glob("*/schedstat"):
         try:

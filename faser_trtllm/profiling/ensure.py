@@ -1,4 +1,4 @@
-"""Ensures that an engine directory has a cost table for this machine, after a build and before engines are opened.
+"""Make sure that an engine directory has a cost table for this machine, after a build and before engines are opened.
 
 If several processes call it at once, one measures and the others wait and read its table.
 """
@@ -27,16 +27,15 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
-DISTURBED_S = 600.0  # for which a table measured next to other work is used before a start measures again
+DISTURBED_S = 600.0  # a start replaces a disturbed table only when it is older
 
 
 def ensure_profile(engine_dir: Path, config: ExecutorConfig, replace_disturbed: bool = True) -> None:
-    """Measure the costs that are missing; call it before open_executor.
+    """Measure missing costs; call it before open_executor.
 
-    A table of another machine, or of other threads, gets one of this machine next to it, where the configuration's
-    speculation goes by costs ("auto" does without if there is no table at all). A quick one that was measured next to
-    other work is replaced, DISTURBED_S after that at the earliest; not without replace_disturbed, for a start that
-    clients wait for.
+    A table of a different machine, or of other threads, gets one of this machine next to it if the configured
+    speculation needs costs ("auto" needs none if there is no table at all). A quick table that was disturbed by other
+    work is replaced after DISTURBED_S; replace_disturbed is False for a start that clients wait for.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -54,13 +53,13 @@ def ensure_profile(engine_dir: Path, config: ExecutorConfig, replace_disturbed: 
             if seconds is not None:
                 log.warning("%s; measured for this machine in %.0f s", missing.reason, seconds)
     except EngineFileError:
-        return  # whoever opens the engines says the same
+        return  # opening the engines reports the same
     except (FaserError, OSError) as error:
         log.warning("the costs of %s could not be measured: %s", engine_dir, error)
 
 
 def can_measure(engines: EngineDir) -> bool:
-    """True if this machine can profile the engines, and there are drafts to decide about."""
+    """Return True if this machine can profile the engines, and they have something that drafts."""
     if not engines.build_config.max_draft_len:
         return False
     if find_backend(engines.backend).on_cpu:
@@ -78,8 +77,7 @@ def measure_once(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> float | None:
-    """Run the quick profile unless a table fits -> seconds taken, None if there was nothing to do. progress: told what
-    is measured, units done and in all.
+    """Run the quick profile unless a table fits; return the seconds taken, or None if a table fits.
 
     Raises FaserError if the engines cannot be measured, OSError if the directory cannot be written.
     """
@@ -98,7 +96,7 @@ def measure_once(
 
 
 class _Missing(NamedTuple):
-    """Why a table is needed, and where it goes; None: next to another machine's. is_disturbed: one is there."""
+    """Why a table is needed, and its path (None: next to another machine's). is_disturbed: it replaces such a table."""
 
     reason: str
     path: Path | None
@@ -106,7 +104,7 @@ class _Missing(NamedTuple):
 
 
 def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> _Missing | None:
-    """None if a table fits, or if none can be made here."""
+    """Return the missing table; None if a table fits or cannot be measured here."""
     if not can_measure(EngineDir.load(engine_dir)):
         return None
     with CoreSet(cores, num_threads) as core_set:

@@ -1,7 +1,7 @@
 """Calibration of pruning: how well an intermediate layer predicts that a draft will be rejected.
 
-The signal is FASER's (arXiv 2604.20503): the place of the draft among its candidates by the target's intermediate
-scores, here with the score gap and the estimate that the draft's own confidence gives before the pass.
+The signal is FASER's (arXiv 2604.20503): the draft's rank among its candidates by the target's intermediate scores,
+here with the score gap and the estimate from the draft model's confidence before the pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 MIN_OBSERVATIONS = 200
 PAY_BATCHES = (4, 8, 16, 32)
 PAY_CONTEXT = 256
-MIN_PAY = 0.01  # of the pass
+MIN_PAY = 0.01  # share of the pass's time
 MIN_DROPPED = 30
 FloatArray = npt.NDArray[np.float64]
 
@@ -30,8 +30,7 @@ class ExitQuality:
     """Quality of dropping drafts with estimates below threshold, on held-out observations.
 
     precision: rejected share of the dropped. recall: dropped share of the rejected. share: dropped share of all tested.
-    num_dropped: number dropped. baseline_precision, baseline_recall: when dropping as many by the draft's confidence
-    alone.
+    baseline_precision, baseline_recall: when dropping as many by the draft model's confidence alone.
     """
 
     boundary: int
@@ -73,13 +72,13 @@ def fit_exit_models(
 def judge(
     models: Sequence[ExitModel], qualities: Sequence[ExitQuality], table: CostTable, num_drafts: int, acceptance: float
 ) -> list[ExitModel]:
-    """The models, with `pays` set if dropping rows at the boundary saves more time than the draft's confidence alone.
+    """Return the models with `pays` set where early exit saves more time than the draft model's confidence alone.
 
     For full batches of num_drafts drafts per request and every threshold, the gain is the time saved by the dropped
-    rows minus the time that the accepted drafts among them are worth. It is computed for early exit (rows run up to the
-    boundary, and scoring costs time) and for leaving out as many rows before the pass by the draft's confidence. Early
-    exit pays if its gain exceeds both the other and zero by MIN_PAY of the pass, on average over batch sizes (a single
-    one may sit at the edge of a tile); thresholds that dropped fewer than MIN_DROPPED observations are ignored.
+    rows minus the value in time of the accepted drafts among them. It is computed for early exit (rows run up to the
+    boundary, and scoring costs time) and for leaving out as many rows before the pass by confidence. Early exit must
+    exceed that gain and zero by MIN_PAY of the pass, averaged over batch sizes since one may be at the edge of a tile.
+    Thresholds that dropped fewer than MIN_DROPPED observations are ignored.
     """
     tokens_each = sum(acceptance**j for j in range(num_drafts + 1))
     return [
@@ -103,14 +102,14 @@ def _gain(table: CostTable, q: ExitQuality, batch: int, num_drafts: int, tokens_
     ahead, whole = (table.remaining_ms_array(b, rows, batch, PAY_CONTEXT)[rows] for b in (q.boundary, 0))
     saved_ms = pass_ms - table.verify_ms(rows - dropped, batch, PAY_CONTEXT)
     by_confidence = saved_ms - dropped * (1 - q.baseline_precision) * token_ms
-    # Both use the curve of whole passes: the difference of two curves would mostly be their errors.
+    # Both use the curve of whole passes, since the difference of two curves would mostly be their errors.
     by_exit = saved_ms * float(ahead / whole) - dropped * (1 - q.precision) * token_ms
     by_exit -= table.exit_ms(q.boundary, batch * num_drafts)
     return (by_exit - max(0.0, by_confidence)) / pass_ms
 
 
 def confidence(seen: Observations, fitted: npt.NDArray[np.bool_]) -> FloatArray:
-    """The estimate before the pass from margin and place, fitted on the marked observations -> [n]."""
+    """Return estimates [n] before the pass from margin and place, fitted on the marked observations."""
     places = seen.place[:, None] == np.arange(1, int(seen.place.max(initial=0)) + 1)
     features = np.column_stack([seen.margin, places.astype(np.float64)])
     weights = fit_logistic(features[fitted], seen.accepted[fitted].astype(np.float64))

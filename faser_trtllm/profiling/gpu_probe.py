@@ -19,7 +19,7 @@ MAX_REQUESTS = 256
 
 
 class GpuProbe(Probe):
-    """Engines that move between named GPU partitions."""
+    """A probe of engines that move between named GPU partitions."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class GpuProbe(Probe):
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
-        """partitions: as Probe's places."""
+        """Create a probe; partitions are Probe's places."""
         super().__init__(target, draft, sampler, partitions, limits, num_filled_slots, stack)
         self.num_units = partitions[ALL].num_sms
         self.row_sizes = target.row_sizes
@@ -41,8 +41,7 @@ class GpuProbe(Probe):
 
 
 def open_gpu_probe(engines: EngineDir, quick: bool, lanes: bool = False) -> GpuProbe:
-    """The engines of a directory on the first GPU; lanes: of a quick profile, measured all the same. Raises as
-    engine.opening.open_engines."""
+    """Open a directory's engines on the first GPU; lanes: as in ProfileOptions. Raises like open_engines()."""
     limits, needed, num_blocks = probe_sizes(engines.build_config, quick, MAX_ROWS, MAX_REQUESTS)
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())

@@ -1,4 +1,4 @@
-"""The grid of measured passes, and the held-out ones."""
+"""The grid of measured passes, and held-out passes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import numpy as np
 
 SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 256, 257, 288, 320)
 VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
-# Every length of a request or two, where a stair between two measured counts would make drafting look dear.
+# All row counts of one or two requests: interpolation across a step of the cost would overestimate drafts.
 QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024)
-QUICK_BOTH = (8, 32, 384)  # of these, with the fewest and the most requests
+QUICK_BOTH = (8, 32, 384)  # counts measured with the fewest and the most requests
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
-MANY_REQUESTS = 8  # more rows than this are measured up to the main context only
-SAME_TOKENS = (2, 4, 8, 16, 32)  # rows, one of each request, that also run with the same tokens
+MANY_REQUESTS = 8  # above this only contexts up to the main one are measured
+SAME_TOKENS = (2, 4, 8, 16, 32)  # numbers of requests that also run with equal tokens
 CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
-QUICK_MIX = ((1, 1), (8, 1), (8, 8), (64, 8), (32, 32))  # rows and requests, at other contexts than the main one
+QUICK_MIX = ((1, 1), (8, 1), (8, 8), (64, 8), (32, 32))  # (rows, requests) at contexts other than the main one
 HELD_OUT = {"verify": 12, "draft_step": 5, "draft_rows": 5, "decode": 5}
 QUICK_HELD_OUT = {"verify": 6, "draft_step": 4, "draft_rows": 4, "decode": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pass. kind: verify (all rows give logits), decode (one row per request, pass after pass),
-    draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits;
-    draft_block: of a block drafter, whose draft_step is a further draft of a block).
-    context_len: cached tokens of each request. same_tokens: all requests run those of the first, so that a mixture of
-    experts reads few of them."""
+    """One pass. context_len: cached tokens of each request. same_tokens: all requests run the first one's tokens, so
+    that few experts are read.
+
+    kind: verify (logits for all rows), decode (one row per request, repeated), draft_step (one row per request, with
+    sampling), draft_rows (catch-up: logits for the last row of each request), or draft_block (a block drafter's pass,
+    whose draft_step is a further draft of the block).
+    """
 
     kind: str
     partition: str
@@ -42,7 +44,7 @@ class Point:
 
     @property
     def curve(self) -> str:
-        """The key of the cost curve that it belongs to."""
+        """The key of its cost curve."""
         return f"{self.kind}@{self.partition}"
 
 
@@ -62,11 +64,11 @@ class Limits:
         return max((c for c in self.contexts() if c <= MAIN_CONTEXT), default=self.contexts()[0])
 
     def longest(self, num_requests: int) -> int:
-        """Only a few requests get long caches, since filling them means running their prompts."""
+        """Return the longest context; only a few requests get long caches, which take time to fill."""
         return self.max_context if num_requests <= MANY_REQUESTS else self.main_context()
 
     def fits(self, num_rows: int, num_requests: int) -> bool:
-        """A request has the row of its last committed token and those of at most max_draft_len drafts after it."""
+        """Return True if requests of at most 1 + max_draft_len rows can make up this pass."""
         return (
             num_requests <= num_rows <= min(self.max_rows, num_requests * (1 + self.max_draft_len))
             and num_requests <= self.max_num_requests
@@ -74,7 +76,7 @@ class Limits:
 
 
 def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:
-    """The staircase over rows, each count with the fewest and the most requests; other contexts at fewer counts."""
+    """Yield all row counts with the fewest and the most requests; other contexts at fewer counts."""
     main = limits.main_context()
     for num_rows in QUICK_ROWS if quick else VERIFY_ROWS:
         fitting = [r for r in REQUESTS if limits.fits(num_rows, r)]
@@ -88,7 +90,7 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
 
 
 def expert_points(limits: Limits, partition: str) -> Iterator[Point]:
-    """Passes that differ from others in the experts that they read, and in nothing else."""
+    """Yield passes that differ from others only in the experts that they read."""
     for num_rows in SAME_TOKENS:
         if limits.fits(num_rows, num_rows):
             for same_tokens in (False, True):
@@ -96,7 +98,7 @@ def expert_points(limits: Limits, partition: str) -> Iterator[Point]:
 
 
 def decode_points(limits: Limits, quick: bool) -> Iterator[Point]:
-    """Passes of steps without drafts."""
+    """Yield passes of steps without drafts."""
     yield from _one_row_each("decode", "all", limits, quick)
 
 
@@ -131,17 +133,17 @@ def _other_contexts(limits: Limits, quick: bool) -> list[int]:
 
 
 def _most_requests(limits: Limits, context: int = 0) -> int:
-    """That the grid has, and whose caches are as long as this."""
+    """Return the grid's largest number of requests whose caches reach this context."""
     return max(r for r in REQUESTS if r <= limits.max_num_requests and context <= limits.longest(r))
 
 
 def _fewest_and_most(limits: Limits, context: int) -> list[int]:
-    """Requests: one waits for its own attention, many for their caches."""
+    """Return numbers of requests: one is limited by its attention's latency, many by their caches' bytes."""
     return sorted({1, _most_requests(limits, context)})
 
 
 def held_out_points(limits: Limits, seed: int, quick: bool = False) -> Iterator[Point]:
-    """Held-out points of every kind, drawn between the grid's lines, on the partition "all" only."""
+    """Yield held-out points of every kind between the grid's lines, on the partition "all" only."""
     rng = np.random.default_rng(seed)
     most = limits.max_num_requests
     seen: set[tuple[str, int, int]] = set()

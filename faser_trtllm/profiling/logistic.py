@@ -1,4 +1,4 @@
-"""Logistic regression by damped Newton steps: a few features, thousands of observations."""
+"""Logistic regression by damped Newton steps, for a few features and thousands of observations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_STEPS = 50
 
 
 def fit_logistic(features: FloatArray, labels: FloatArray, ridge: float = RIDGE) -> FloatArray:
-    """features [n, d], labels [n] of 0 and 1 -> weights [d + 1], the intercept last.
+    """Fit weights [d + 1], the intercept last, to features [n, d] and labels [n] of 0 and 1.
 
     Maximizes the mean log-likelihood minus ridge / 2 times the squared weights (the intercept is free).
     """

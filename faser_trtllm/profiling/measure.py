@@ -1,4 +1,4 @@
-"""Times the points of a grid in interleaved rounds, and the draft and verify streams concurrently."""
+"""Time the points of a grid in interleaved rounds, and the draft and verify streams concurrently."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-RUNS_PER_VISIT = 4  # for pass after pass: the first is dropped, since it finds other weights in the caches
-WARM_RUNS = 16  # before passes without drafts: after this many the caches are warm, as in service
-QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # the same of a quick profile
-SMALL_ROWS, SMALL_ROUNDS = 9, 3  # what a stream or two run is measured so often in the first round of a quick profile
-FIRST_RUNS = 8  # of a kind's first point: pages are cold, and a CPU engine finds out how many threads to use
-NUM_NEEDED = 2  # points of a kind that are measured however long it takes: a level and a slope
+RUNS_PER_VISIT = 4  # consecutive runs; the first is dropped, since caches hold other weights
+WARM_RUNS = 16  # runs before passes without drafts, to warm the caches as in service
+QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # RUNS_PER_VISIT and WARM_RUNS of a quick profile
+SMALL_ROWS, SMALL_ROUNDS = 9, 3  # small passes are repeated in a quick profile's first round
+FIRST_RUNS = 8  # extra runs of a kind's first point: pages are cold, and a CPU engine chooses its number of threads
+NUM_NEEDED = 2  # points of a kind that are always measured, for a level and a slope
 Tick = Callable[[int, int], None]  # rounds done, total rounds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples to fit, held-out samples, and the number of rounds. warning: as CostTable has it."""
+    """Samples to fit, held-out samples, and the number of rounds. warning: CostTable.warning."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]
@@ -42,7 +42,7 @@ def measure_points(
     tick: Tick | None = None,
     min_rounds: int = MIN_ROUNDS,
 ) -> Measured:
-    """Lower quartiles over rounds of the best time per visit; every round visits every point in a random order.
+    """Return lower quartiles over rounds of the best time per visit; each round visits all points in random order.
 
     Other processes only ever add time, often for longer than a round: shuffling spreads that over all points, and the
     quartile discards it. The first round determines how many fit the budget, and does not count.
@@ -56,7 +56,7 @@ def measure_points(
     def run_round(keep: bool) -> None:
         partition = ""
         shuffle(runners)
-        # Changing partitions moves the engines, so a round goes through the partitions in sequence.
+        # A change of partition moves the engines, so a round visits one partition after the other.
         runners.sort(key=lambda item: probe.partitions.index(item[0].partition))
         for point, run in runners:
             if point.partition != partition:
@@ -80,11 +80,11 @@ def measure_points(
 def measure_quickly(
     probe: Probe, points: Sequence[Point], budget_s: float, first_round_s: float, tick: Tick | None = None
 ) -> Measured:
-    """Lower quartiles over all runs. Further rounds go on until the budget is spent.
+    """Return lower quartiles over all runs. Further rounds go on until the budget is spent.
 
-    Small passes come first and several times, since most of a stream's steps are such, and whether the next row pays
-    hangs on a few percent. Where the first round takes longer than first_round_s the others are left out, but for what
-    no curve can do without: a large model's costs are extrapolated rather than waited for.
+    Small passes come first and several times, since they are most of a stream's steps, and decisions about rows depend
+    on a few percent. Points beyond first_round_s are left out, except those that every curve needs, so a large model's
+    costs are extrapolated.
     """
     ordered = sorted(
         points, key=lambda point: (probe.partitions.index(point.partition), point.held_out, point.num_rows)
@@ -126,8 +126,7 @@ def measure_again(
     measure: Callable[[Sequence[Point]], Measured],
     sizes: tuple[int, ...] = (),
 ) -> Measured:
-    """The same with doubtful curves measured once more, in as much time for fewer points; each keeps the samples that
-    fit it better."""
+    """Measure doubtful curves once more, in the same time for fewer points, and keep the samples that fit better."""
     before = fit_curves(measured.samples, measured.held_out, sizes)[1]
     doubtful = {key for key, error in before.items() if error.is_doubtful}
     points = [point for point in points if point.curve in doubtful]
@@ -146,7 +145,7 @@ def measure_again(
 
 
 def _needed(ordered: Sequence[Point]) -> set[Point]:
-    """The first points of every kind, one that is held out, and the widest pass of one request; ordered: by rows."""
+    """Return each kind's first points, a held-out one, and one request's widest pass; ordered: by rows."""
     kinds: dict[tuple[str, str, bool], list[Point]] = {}
     for point in ordered:
         kinds.setdefault((point.kind, point.partition, point.held_out), []).append(point)
@@ -155,7 +154,7 @@ def _needed(ordered: Sequence[Point]) -> set[Point]:
 
 
 def _visit(probe: Probe, point: Point, run: Callable[[], float], num_runs: int, num_warm: int) -> list[float]:
-    """ms of each run. Passes without drafts follow each other, and others the other engine's."""
+    """Return the ms of each run. Passes without drafts run back to back, others after a pass of the other engine."""
     if point.kind == "decode":
         for _ in range(num_warm):
             run()
@@ -188,7 +187,7 @@ def lower_quartile(values: Sequence[float]) -> float:
 
 
 def sample_of(point: Point, ms: float, num_experts: float = 0.0) -> CostSample:
-    """A cost table's context is the mean number of tokens that a row attends to."""
+    """Return a sample, whose context is the mean number of tokens that a row attends to."""
     rows_each = DRAFTED if point.kind == "draft_step" else point.num_rows / point.num_requests
     context_len = point.context_len + round((rows_each + 1) / 2)
     return CostSample(point.kind, point.num_rows, point.num_requests, context_len, ms, point.partition, num_experts)
@@ -197,7 +196,7 @@ def sample_of(point: Point, ms: float, num_experts: float = 0.0) -> CostSample:
 def measure_segments(
     probe: Probe, row_counts: Sequence[tuple[int, int]], num_rounds: int, context_len: int
 ) -> list[CostSample]:
-    """(num_rows, num_requests) -> samples "segment:I"; none if the target has one segment."""
+    """Measure samples "segment:I" at (num_rows, num_requests); none if the target has one segment."""
     num_segments = len(probe.target.spec.segments) - 1
     if num_segments < 2:
         return []
@@ -217,7 +216,7 @@ def measure_segments(
 
 
 def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> list[CostSample]:
-    """Candidate scores at the boundaries -> samples "exit:I"; the work is the same at each."""
+    """Measure samples "exit:I" of candidate scores at the boundaries; the work is the same at each."""
     num_segments = len(probe.target.spec.segments) - 1
     times: dict[int, list[float]] = {rows: [] for rows in row_counts}
     for number in range(num_rounds + 1 if num_segments > 1 else 0):
@@ -234,8 +233,10 @@ def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> l
 
 
 def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num_runs: int) -> Interference:
-    """Both streams at once, each in its own thread, relative to each alone; pairs of (draft point, verify point), one
-    partition each. Returns medians over the pairs of the ratios of medians."""
+    """Measure how much both streams, each in its own thread, slow each other down.
+
+    pairs: (draft point, verify point), one partition each. Returns medians over the pairs of the ratios of medians.
+    """
     draft_factors, verify_factors = [], []
     draft_partition, verify_partition = pairs[0][0].partition, pairs[0][1].partition
     assert probe.draft is not None
@@ -264,12 +265,12 @@ def _side_by_side(
     verify: Callable[[], float],
     num_runs: int,
 ) -> tuple[list[float], list[float]]:
-    """Each stream runs as long as the other does; returns times during which both were running."""
+    """Run each stream as long as the other; return times during which both were running."""
     done = threading.Event()
     draft_times: list[float] = []
 
     def draft_stream() -> list[float]:
-        draft_times.append(draft())  # even if a busy machine starts this thread after the other has ended
+        draft_times.append(draft())  # a busy machine may start this thread after the other has ended
         while not done.is_set():
             draft_times.append(draft())
         return draft_times
@@ -285,7 +286,7 @@ def _side_by_side(
 
 
 def _in_stream(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
-    """Run work in its own thread, so that pinning ends with it."""
+    """Run work in its own thread, so that pinning ends with the thread."""
     result: list[float] = []
     worker = threading.Thread(target=lambda: result.extend(_pinned(probe, partition, work)))
     worker.start()

@@ -12,12 +12,12 @@ from faser_trtllm.errors import InvalidArgumentError
 class ProfileOptions:
     """Options of `faser profile`.
 
-    quick: fewer points and rounds, no calibration of pruning: what a policy needs that finds no profile.
-    lanes: of a quick profile: measure both sides of the split and held-out points all the same.
-    time_budget_s: runs as many interleaved rounds as fit, between 3 and 25.
+    quick: fewer points and rounds, and no calibration of pruning.
+    lanes: measure both partitions and held-out points in a quick profile, too.
+    time_budget_s: time for interleaved rounds, of which 3 to 25 are run.
     prompt_file: one prompt per line for the calibration of pruning; default: held-out standard library sources.
-    calibrate: whether to calibrate pruning if the target has exit layers.
-    cores, num_threads: as in ExecutorConfig; a profile is valid only for what it was measured on.
+    calibrate: calibrate pruning if the target has exit layers.
+    cores, num_threads: as in ExecutorConfig; a profile is valid only for these.
     """
 
     engine_dir: Path

@@ -1,4 +1,4 @@
-"""Plots a profile: staircases, draft steps, held-out points, early exit by depth."""
+"""Plot a profile: times by rows, draft steps, held-out points, early exit by depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both engines of a directory with filled caches, and the passes that a profile times."""
+"""Engines with filled caches, and the passes that a profile times."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from faser_trtllm.sampling.rejection import RejectionSampler, VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
-FILLED_ROWS = 64  # of a pass that fills caches within a budget
-LEAST_SHARE = 0.01  # of a block's time, that its further drafts take at least: a disturbed run may give less than none
-DRAFTED = 8  # tokens of a timed draft call, which amortise the call's overhead
+FILLED_ROWS = 64  # rows of a pass that fills caches within a budget
+LEAST_SHARE = 0.01  # least share of a block's time for its further drafts, since noise may make them negative
+DRAFTED = 8  # tokens of a timed draft call, to amortise its overhead
 
 
 class Probe(Closing):
-    """Engines that are open, and their caches. Not thread-safe, except that the draft and the target may run in two
-    threads when they are on different partitions.
+    """Open engines and their caches. Not thread-safe, except that draft and target may run in two threads on different
+    partitions.
 
-    A backend's probe has what a stream's thread does first (pin), and when work is done (wait). num_units: cores or SMs
-    of "all". num_experts: distinct experts that the target's pass of a point read, for those that were run.
+    A backend's probe overrides pin() and wait(). A mixture of experts runs different tokens in each slot, since they
+    decide which experts it reads.
 
-    A mixture of experts runs tokens of its own in each slot, since what it reads depends on them.
+    num_units: cores or SMs of "all". num_experts: distinct experts read by the target, by point that was run.
     """
 
     num_units: int
-    row_sizes: tuple[int, ...] = ()  # that passes are padded to
+    row_sizes: tuple[int, ...] = ()  # passes are padded to these
 
     def __init__(
         self,
@@ -49,12 +49,15 @@ class Probe(Closing):
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
-        """places: what an engine moves to, by partition: "all" and, where overlap is measured, "draft" and "verify".
-        num_filled_slots: slots with caches of their own; the others read those of them. stack: closed with it."""
+        """Allocate caches.
+
+        places: where an engine moves, by partition: "all" and, if overlap is measured, "draft" and "verify".
+        num_filled_slots: slots with their own caches, which the others share. stack: closed with the probe.
+        """
         self._stack = stack or ExitStack()
         self._places = places
         self.partitions = tuple(places)
-        self.target: Any = target  # a backend's engine, which moves as its probe says
+        self.target: Any = target  # a backend's engine, which the backend's probe moves
         self.draft: Any = draft
         self.limits = limits
         self._sampler = sampler
@@ -89,11 +92,10 @@ class Probe(Closing):
         """Prepare the calling thread before it runs an engine on a partition."""
 
     def wait(self, engine: Engine) -> None:
-        """Until the engine's work is done; a call that returns results to the host has waited already."""
+        """Wait for the engine's work; a call that returns results to the host has waited already."""
 
     def fill(self, progress: Callable[[int, int], None] | None = None, budget_s: float = math.inf) -> None:
-        """Run prompts through both engines, so that attention reads realistic caches. What does not fit the budget
-        stays as it was allocated."""
+        """Run prompts through both engines, within a budget, so that attention reads realistic caches."""
         limits = self.limits
         num_slots = self._num_filled_slots
         deadline_s = time.perf_counter() + budget_s
@@ -114,7 +116,7 @@ class Probe(Closing):
                 progress(slot + 1, num_slots)
 
     def runner(self, point: Point) -> Callable[[], float]:
-        """A function that runs the pass of a point once -> ms (of one draft step for draft_step)."""
+        """Return a function that runs a point's pass once and returns its ms (of one draft step for draft_step)."""
         spread = _split_evenly(point.num_rows, point.num_requests)
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
         requests = [self._request(slot, end) for slot, _, end in rows]
@@ -136,7 +138,7 @@ class Probe(Closing):
             return _milliseconds(lambda: draft.draft(call))
 
         def run_places() -> float:
-            """A further draft of a block, whose first one pays for the pass."""
+            """Time a further draft of a block, without the block's pass."""
             num_new_drafts[:] = num_new
             all_ms = run()
             num_new_drafts[:] = 1
@@ -149,7 +151,7 @@ class Probe(Closing):
     def _verify_runner(
         self, point: Point, rows: list[tuple[int, int, int]], requests: list[Request]
     ) -> Callable[[], float]:
-        """The pass followed by rejection sampling."""
+        """Return a runner of the pass with rejection sampling."""
         batch, sampler = self._batch(rows, logits=None, same_tokens=point.same_tokens), self._sampler
 
         def work() -> None:
@@ -182,7 +184,7 @@ class Probe(Closing):
         self.wait(other)
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
-        """One pass of the target in segments -> ms of each."""
+        """Run a pass of the target in segments and return the ms of each."""
         spread = _split_evenly(num_rows, num_requests)
         batch = self._batch([(s, context_len, context_len + n) for s, n in enumerate(spread)], logits=None)
         times = []
@@ -195,7 +197,7 @@ class Probe(Closing):
         self.wait(self.target)
 
     def exit_ms(self, num_rows: int, num_runs: int) -> list[float]:
-        """Candidate scores of num_rows rows at the first boundary, num_runs times -> ms of each."""
+        """Score candidates of num_rows rows at the first boundary num_runs times and return the ms of each run."""
         spread = _split_evenly(num_rows, min(num_rows, self.limits.max_num_requests))
         context = min(self.limits.main_context(), self._tokens[0].size - max(spread))
         batch = self._batch([(slot, context, context + n) for slot, n in enumerate(spread)], logits=0)
@@ -208,7 +210,7 @@ class Probe(Closing):
         self._stack.close()
 
     def _batch(self, rows: list[tuple[int, int, int]], logits: int | None, same_tokens: bool = False) -> RaggedBatch:
-        """(slot, first, end) per request; logits: number of last rows with logits each, None for all."""
+        """Return a batch of (slot, first, end) per request; logits: last rows of each with logits, None for all."""
         builder = BatchBuilder(self._table)
         for slot, first, end in rows:
             tokens = self._tokens[0 if same_tokens else slot]
@@ -216,7 +218,7 @@ class Probe(Closing):
         return builder.build()
 
     def _request(self, slot: int, num_tokens: int) -> Request:
-        """Half of the requests are greedy; of the rest every other one is seeded, which makes draws more expensive."""
+        """Return a request; half of them are greedy and a quarter seeded, which makes draws more expensive."""
         return Request(
             "probe",
             self._tokens[slot][:num_tokens],
@@ -231,12 +233,12 @@ class Probe(Closing):
 
 
 def probe_draft_len(max_draft_len: int) -> int:
-    """Drafts that a probe's engines and tables must hold."""
+    """Return the number of drafts that a probe's engines and tables must hold."""
     return max(DRAFTED, max_draft_len)
 
 
 def context_limits(built_seq_len: int, max_draft_len: int, largest: int) -> tuple[int, int]:
-    """-> the longest context that is measured, at most `largest`, and the max_seq_len that this takes."""
+    """Return the longest measured context, at most `largest`, and the max_seq_len for it."""
     margin = max(max_draft_len + 1, DRAFTED) + 1
     max_context = min(largest, built_seq_len - margin)
     return max_context, max_context + margin
@@ -247,9 +249,9 @@ def largest_context(quick: bool) -> int:
 
 
 def probe_sizes(built: BuildConfig, quick: bool, max_rows: int, max_requests: int) -> tuple[Limits, BuildConfig, int]:
-    """-> what is measured of engines that were built so, and the limits and the number of blocks to open them with.
+    """Return the limits of the grid, and the limits and number of blocks to open the engines with.
 
-    max_rows, max_requests: of a pass, at most.
+    max_rows, max_requests: limits of a pass.
     """
     max_context, max_seq_len = context_limits(built.max_seq_len, built.max_draft_len, largest_context(quick))
     limits = Limits(

@@ -1,4 +1,4 @@
-"""`faser profile`: measures an engine directory on this machine and writes the cost table next to the engines."""
+"""`faser profile`: measure an engine directory on this machine and write the cost table next to the engines."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from faser_trtllm.profiling.report import ProfileReport
 log = logging.getLogger(__name__)
 
 PLOT_FILE = "profile.png"
-QUICK_BUDGET_S = 2.0  # of passes, on machines and models where one round of all takes less
-QUICK_ROUND_S = 4.0  # after which a quick profile leaves out what curves can be extrapolated from
+QUICK_BUDGET_S = 2.0  # time for passes, if one round takes less
+QUICK_ROUND_S = 4.0  # after this a quick profile skips points that curves can extrapolate to
 QUICK_FILL_S = 0.5
 QUICK_SEGMENT_ROWS = ((1, 1), (8, 2), (32, 8), (64, 16))
 SEGMENT_ROWS = ((1, 1), (4, 1), (8, 2), (16, 4), (17, 4), (32, 8), (33, 8), (48, 8), (64, 16), (96, 16), (128, 32))
 EXIT_ROWS = (1, 8, 32, 128)
 TARGET_KINDS = ("verify", "decode")
-LANE_SHAPES = ((1, 4), (4, 16), (8, 32))  # requests drafted, rows verified concurrently
+LANE_SHAPES = ((1, 4), (4, 16), (8, 32))  # (requests drafted, rows verified) concurrently
 
 Progress = Callable[[str, int, int], None]  # (what is measured, units done, total units)
 
@@ -57,7 +57,7 @@ Progress = Callable[[str, int, int], None]  # (what is measured, units done, tot
 def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
     """Measure, then write profile.json and (with matplotlib, unless quick) profile.png into the engine directory.
 
-    Raises as measure_engine_dir, and OSError if the directory cannot be written.
+    Raises like measure_engine_dir, and OSError if the directory cannot be written.
     """
     report = measure_engine_dir(options, progress)
     write_json(report.to_json(), options.engine_dir / PROFILE)
@@ -67,10 +67,9 @@ def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None
 
 
 def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
-    """Measure without writing anything; a warning is logged if other work disturbed it, and one if curves do not fit.
+    """Measure without writing anything; log a warning if other work disturbed it, or if curves do not fit.
 
-    Raises ConfigError if the directory has no draft engine, or there is no GPU for one that needs it, EngineFileError
-    if it is not usable.
+    Raises ConfigError without a draft engine or a GPU that it needs, EngineFileError for an unusable directory.
     """
     options.validate()
     say = progress or (lambda what, done, total: None)
@@ -111,8 +110,8 @@ class Passes:
     num_rounds: int
     warning: str = ""
     quick: bool = False
-    sizes: tuple[int, ...] = ()  # that passes are padded to
-    routing: Routing | None = None  # of a mixture of experts, of the random tokens that were run
+    sizes: tuple[int, ...] = ()  # passes are padded to these
+    routing: Routing | None = None  # of a mixture of experts, with random tokens
 
     def table(self, fingerprint: Fingerprint) -> CostTable:
         return CostTable.fit(
@@ -158,7 +157,7 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
 
 
 def measured_routing(probe: Probe) -> Routing | None:
-    """How the tokens of the passes that were timed chose experts; None: there are none."""
+    """Return how the tokens of timed passes chose experts; None without experts."""
     spec = probe.target.spec
     seen = {point: count for point, count in probe.num_experts.items() if count and not point.same_tokens}
     if not spec.num_experts or not seen:
@@ -184,7 +183,7 @@ def grid(
     has_draft: bool = True,
     has_experts: bool = False,
 ) -> list[Point]:
-    """All points to measure. The partitions of overlapped modes get the quick grid, and without a draft model none."""
+    """Return the points to measure. Partitions of overlapped modes get the quick grid, or none without a draft."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
     points += expert_points(limits, ALL) if has_experts else []
     points += decode_points(limits, options.quick)
@@ -214,7 +213,7 @@ def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[Cost
 
 
 def _interference(probe: Probe, options: ProfileOptions, say: Progress) -> list[Interference]:
-    """The draft on its core next to a target on the other cores, and next to a target on all cores."""
+    """Measure the draft on its core next to a target on the other cores, and next to a target on all cores."""
     if "draft" not in probe.partitions or (options.quick and not options.lanes) or probe.draft is None:
         return []
     limits, found = probe.limits, []

@@ -1,4 +1,4 @@
-"""Real prompts: Python text held out from the demo pair's training."""
+"""Real prompts from Python text that was held out from the demo pair's training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAINING_NUM_FILES = 1528
 
 @dataclass(frozen=True)
 class PromptSet:
-    """token_ids: equally long prompts. held_out: whether the library has as many files as in the pair's training."""
+    """Prompts of equal length. held_out: the library has as many files as in the pair's training."""
 
     token_ids: tuple[tuple[int, ...], ...]
     source: str
@@ -40,7 +40,7 @@ class PromptSet:
 
 
 def library_files(root: Path) -> list[Path]:
-    """The library's sources in the order used by the training script."""
+    """Return the library's sources in the training script's order."""
     files = sorted(
         file
         for file in glob.glob(f"{root}/**/*.py", recursive=True)
@@ -59,7 +59,7 @@ def draw_prompts(
 ) -> PromptSet:
     """Draw num_prompts windows of prompt_len tokens, from different held-out files if there are enough.
 
-    root: a folder of Python sources; default: this interpreter's standard library.
+    root: a folder of Python sources, by default the standard library.
     """
     files = library_files(root or Path(sysconfig.get_paths()["stdlib"]))
     rng = random.Random(seed)

@@ -15,12 +15,12 @@ from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops.arrays import float32_at
 from faser_trtllm.policy.base import StatelessPolicy
 
-MAX_RANK = 8  # capped as in ExitModel
+MAX_RANK = 8  # as in ExitModel
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Tested drafts. place: among the pending drafts; margin: of the draft model; rank, gap [n, boundaries]."""
+    """Tested drafts: place among the pending drafts, the draft model's margin, and rank, gap [n, boundaries]."""
 
     place: npt.NDArray[np.int32]
     margin: npt.NDArray[np.float64]
@@ -31,8 +31,11 @@ class Observations:
 
 @dataclass
 class RecordingPolicy(StatelessPolicy, StepWatcher):
-    """boundaries: indices into EngineSpec.segments to record at. steps: of those that the executor reported (it watches
-    the executor, too), whether prompts ran, and the ms of drafting and verification."""
+    """A policy with a fixed draft length that also watches its executor.
+
+    boundaries: indices into EngineSpec.segments to record at.
+    steps: for each step, if prompts ran, and the ms of drafting and verification.
+    """
 
     num_draft_tokens: int
     boundaries: tuple[int, ...] = ()
@@ -55,7 +58,7 @@ class RecordingPolicy(StatelessPolicy, StepWatcher):
         num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
-        """Drops nothing, and writes down what is seen."""
+        """Record the signals and drop nothing."""
         self._slots = slots.tolist()
         ends = np.cumsum(num_drafts)[:-1]
 
@@ -72,7 +75,7 @@ class RecordingPolicy(StatelessPolicy, StepWatcher):
         num_accepted: Int32Array,
         outcome: Int32Array,
     ) -> None:
-        """Write down what rejection sampling found of the drafts that were looked at."""
+        """Record the results of rejection sampling for the drafts with signals."""
         views = [self._seen[boundary] for boundary in self.boundaries if boundary in self._seen]
         if views and len(views) == len(self.boundaries):
             columns = (column.tolist() for column in (slots, num_tokens, num_accepted, outcome))

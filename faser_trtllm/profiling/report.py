@@ -1,4 +1,4 @@
-"""Results of a profile besides the cost table, as values, JSON and text."""
+"""Results of a profile as values, JSON and text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faser_trtllm.profiling.exit_models import ExitQuality
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """samples were fitted, held_out were not; seconds: duration of the whole profile."""
+    """Results of a profile. samples were fitted, held_out were not; seconds: duration of the whole profile."""
 
     table: CostTable
     samples: tuple[CostSample, ...]
@@ -28,7 +28,7 @@ class ProfileReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """The cost table's JSON with all data it was made from."""
+        """Return the cost table's JSON with its data."""
         return self.table.to_json() | {
             "samples": [asdict(s) for s in self.samples],
             "held_out": [asdict(s) | {"predicted_ms": predict(self.table, s)} for s in self.held_out],
@@ -39,7 +39,7 @@ class ProfileReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """A summary for people."""
+        """Yield a summary for people."""
         fingerprint = self.table.fingerprint
         yield (
             f"{fingerprint.cpu_model}, {fingerprint.isa}, {fingerprint.num_threads} threads: "
@@ -76,8 +76,7 @@ class ProfileReport:
 
 
 def refit_errors(path: Path) -> Mapping[str, CurveError]:
-    """Fit the samples of a profile.json, on any machine -> errors by "kind@partition"; InvalidArgumentError if it has
-    no samples."""
+    """Fit the samples of a profile.json and return errors by "kind@partition"; InvalidArgumentError without samples."""
     try:
         data = parse_json(path.read_bytes(), finite=True)
         samples, held_out = (read_samples(data.get(name) or ()) for name in ("samples", "held_out"))
@@ -100,7 +99,7 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
 
 
 def error_lines(errors: Mapping[str, CurveError]) -> Iterator[str]:
-    """Mean errors by curve, for people."""
+    """Yield mean errors by curve, for people."""
     yield f"{'mean error of a curve':<22} {'in-sample':>10} {'held-out':>10}"
     for key, error in sorted(errors.items()):
         notes = ("fitted without slopes" if error.refitted else "", "left out" if error.left_out else "")
@@ -113,7 +112,7 @@ def _percent(share: float | None) -> str:
 
 
 def predict(table: CostTable, sample: CostSample) -> float | None:
-    """ms predicted by the curve of the sample's kind and partition; None if it was left out."""
+    """Return the ms that the curve of the sample's kind and partition predicts; None if it was left out."""
     curve = table.curves.get(sample.curve)
     if curve is None:
         return None

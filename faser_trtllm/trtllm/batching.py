@@ -1,4 +1,4 @@
-"""In-flight batching by TensorRT-LLM, as the executor asks for it (executor/batching.py)."""
+"""The executor's in-flight batching with TensorRT-LLM's schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faser_trtllm.trtllm.scheduler import TrtllmScheduler
 
 
 def trtllm_batching(config: ExecutorConfig) -> Batching:
-    """TensorRT-LLM's schedulers over its KV cache manager."""
+    """Return TensorRT-LLM's schedulers with its KV cache manager."""
     bindings, chunking = load_bindings(), config.scheduler_config.context_chunking_policy
 
     def open_trtllm(

@@ -4,8 +4,8 @@ TensorRT-LLM reserves room for max_draft_len drafts per request, calls the draft
 with zeros: padding is either rejected or equal to the target's own token. So a shorter proposal saves drafting but not
 verification, and we need not manage pages.
 
-Each of its processes has a copy of the drafter and asks that. Copies decide by clocks of their own, so they may differ:
-one process verifies on one GPU, or we refuse.
+Each TensorRT-LLM process calls its own copy of the drafter. Copies decide by their own clocks and may differ, so we
+refuse to run unless one process verifies on one GPU.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _REQUEST_FIELDS = (
     "py_orig_prompt_len",
     "py_request_id",
 )
-"""Fields of a request that are read and set and have no default."""
+"""Fields of a request without a default that are read or set here."""
 
 _PARALLEL_SIZES = {
     "tp_size": "tensor_parallel_size",
     "pp_size": "pipeline_parallel_size",
     "cp_size": "context_parallel_size",
 }
-"""Sizes of TensorRT-LLM's Mapping, with the names that its LLM API has for them."""
+"""Sizes of TensorRT-LLM's Mapping, with their names in its LLM API."""
 
 DraftOpener = Callable[[OpenRequest, ExitStack], Engine]
 
@@ -61,12 +61,13 @@ DraftOpener = Callable[[OpenRequest, ExitStack], Engine]
 class DrafterOptions:
     """Options of FaserDrafter.
 
-    engine_dir: of `faser build` with a draft; its target is not used. speculation: a policy, as in faser.yaml; "" is
-    price with a cost table, else fixed:max_draft_len. cost_table: a profile.json whose verify times are the target's.
-    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft on the GPU gets its own
-    green context, on the GPU that is torch's current one when it is first asked. max_concurrency: TensorRT-LLM stops
-    speculating while more requests than this are active. draft_len_schedule: its draft lengths by number of active
-    requests, each from its key on; 1.2 only.
+    engine_dir: a directory of `faser build` with a draft; its target is not used.
+    speculation: a policy of faser.yaml; "" is price with a cost table, else fixed:max_draft_len.
+    cost_table: a profile.json with the target's verify times.
+    cores, num_threads: for a draft on the CPU; keep TensorRT-LLM's threads off them. A draft on the GPU gets a green
+        context on the GPU that is torch's current one on first use.
+    max_concurrency: TensorRT-LLM stops speculating while more requests are active.
+    draft_len_schedule: TensorRT-LLM's draft lengths by number of active requests, each from its key on; 1.2 only.
     """
 
     engine_dir: Path
@@ -90,7 +91,7 @@ class OpenedDrafter:
     """The engine, the policy and the core of one drafter; close() frees them."""
 
     def __init__(self, options: DrafterOptions, open_engine: DraftOpener = open_draft) -> None:
-        """Raises ConfigError or EngineFileError."""
+        """Open the engine; raises ConfigError or EngineFileError."""
         with ExitStack() as stack:
             self.core = _open(options, open_engine, stack)
             self._stack = stack.pop_all()
@@ -100,7 +101,7 @@ class OpenedDrafter:
 
 
 def check_drafter(options: DrafterOptions) -> None:
-    """Raise for options that cannot work, without opening an engine: ConfigError, EngineFileError."""
+    """Raise ConfigError or EngineFileError for options that cannot work, without opening an engine."""
     engines = EngineDir.load(options.engine_dir)
     if not engines.has_draft:
         raise ConfigError(f"{options.engine_dir} has no draft engine; build one with --draft_checkpoint_dir")
@@ -161,32 +162,32 @@ def _open(options: DrafterOptions, open_engine: DraftOpener, stack: ExitStack) -
 
 
 def current_gpu() -> int:
-    """torch's current GPU, which TensorRT-LLM sets in the thread that drafts; 0 if torch has none."""
+    """Return torch's current GPU, which TensorRT-LLM sets in the drafting thread; 0 if torch has none."""
     torch = sys.modules.get("torch")
     return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_available() else 0
 
 
 def _read_costs(path: Path) -> CostTable:
-    """From any machine: the target's times are not those of this engine directory."""
+    """Read a table of any machine, since the target's times are not those of this engine directory."""
     table = CostTable.read(path)
     table.check_measured(path.name)
     return table
 
 
 def _make_drafter() -> type:
-    """FaserDrafter, derived from the installed package's Drafter."""
+    """Return FaserDrafter, derived from the installed package's Drafter."""
     from faser_trtllm.trtllm.gate import import_module, require_drafter
 
     release = require_drafter()
     base = import_module(_DRAFTER_MODULE).Drafter
 
     class FaserDrafter(base):  # type: ignore[misc, valid-type]
-        """Proposes drafts from our engine, with a length per request. Arguments: those of DrafterOptions.
+        """A drafter with our engine and a draft length per request. Its arguments are those of DrafterOptions.
 
         The engine is opened on first use, in the drafting process, so the object can be pickled before.
         """
 
-        # From 1.3 on: padding comes after pages were allocated, so a request asks for those of the padding then.
+        # Since 1.3 padding follows the allocation of pages, so a request asks for the padding's pages then.
         _needs_padding_kv_extension = True
 
         def __init__(self, engine_dir: str | Path, *, max_draft_len: int = 4, **options: Any) -> None:
@@ -210,10 +211,7 @@ def _make_drafter() -> type:
             self._is_checked = False
 
         def decoding_config(self, max_draft_len: int | None = None) -> Any:
-            """The UserProvidedDecodingConfig of this drafter, which must agree with it in every number.
-
-            Raises ConfigError for another max_draft_len.
-            """
+            """Return the UserProvidedDecodingConfig of this drafter; ConfigError for a different max_draft_len."""
             own = self.faser_options
             if max_draft_len not in (None, own.max_draft_len):
                 raise ConfigError(
@@ -232,9 +230,9 @@ def _make_drafter() -> type:
         def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
             """Fill py_draft_tokens of the generation requests.
 
-            Raises ConfigError where drafts would be wrong: on several GPUs, with another max_draft_len in the
-            configuration, or where a class of TensorRT-LLM lacks what is recorded of it. If drafting itself fails, it
-            proposes nothing from then on.
+            Raises ConfigError if drafts would be wrong: on several GPUs, with a different max_draft_len in the
+            configuration, or if a class of TensorRT-LLM lacks recorded members. If drafting itself fails, it proposes
+            nothing from then on.
             """
             requests = list(scheduled_requests.generation_requests)
             if not self._is_checked:
@@ -250,7 +248,7 @@ def _make_drafter() -> type:
                 request.py_draft_tokens = proposal
 
         def end(self, request: Any) -> None:
-            """The request has ended or was paused: its slot is free."""
+            """Free the slot of a request that has ended or was paused."""
             if self._opened is not None and not _is_dummy(request):
                 self._opened.core.end(request.py_request_id)
 
@@ -292,20 +290,20 @@ def _make_drafter() -> type:
 
 
 def _make_resources() -> type:
-    """FaserResources, derived from the installed package's BaseResourceManager."""
+    """Return FaserResources, derived from the installed package's BaseResourceManager."""
     from faser_trtllm.trtllm.gate import import_module, require_drafter
 
     require_drafter()
     base = import_module(_RESOURCE_MODULE).BaseResourceManager
 
     class FaserResources(base):  # type: ignore[misc, valid-type]
-        """Tells a drafter which requests have ended; TensorRT-LLM calls it as one of its resource managers."""
+        """A resource manager of TensorRT-LLM that notifies a drafter of ended requests."""
 
         def __init__(self, drafter: Any) -> None:
             self._drafter = drafter
 
         def get_max_resource_count(self) -> int:
-            """Slots of the draft; requests beyond them run without drafts, so they limit nothing."""
+            """Return the draft's slots; further requests run without drafts, so this limits nothing."""
             options = self._drafter.faser_options
             return options.max_batch_size or EngineDir.load(options.engine_dir).build_config.max_batch_size
 
@@ -323,7 +321,7 @@ def _make_resources() -> type:
 
 
 def check_request(request: Any) -> None:
-    """ConfigError if a request of TensorRT-LLM lacks a field that drafting needs."""
+    """Raise ConfigError if a request of TensorRT-LLM lacks a field that drafting needs."""
     from faser_trtllm.trtllm.gate import drafter_contract_error
 
     missing = [name for name in _REQUEST_FIELDS if not hasattr(request, name)]
@@ -332,9 +330,9 @@ def check_request(request: Any) -> None:
 
 
 def check_one_process(resource_manager: Any) -> None:
-    """ConfigError if TensorRT-LLM runs the target on more than one GPU, by the mapping of its KV cache manager.
+    """Raise ConfigError if TensorRT-LLM runs the target on more than one GPU.
 
-    Both kinds of manager have one; without it, nothing here tells on how many GPUs the target runs.
+    The number is only known from the mapping of the KV cache manager, which both kinds of manager have.
     """
     from faser_trtllm.trtllm.gate import drafter_contract_error, import_module
 
@@ -352,7 +350,7 @@ def check_one_process(resource_manager: Any) -> None:
 
 
 def check_parallel_sizes(options: Mapping[str, Any]) -> None:
-    """ConfigError if one of the LLM API's options asks for several GPUs (attention DP has as many ranks as TP)."""
+    """Raise ConfigError if an option of the LLM API asks for several GPUs (attention DP has as many ranks as TP)."""
     for name in _PARALLEL_SIZES.values():
         size = options.get(name, 1)
         if size not in (None, 1):
@@ -363,7 +361,7 @@ def check_parallel_sizes(options: Mapping[str, Any]) -> None:
 
 
 def _is_dummy(request: Any) -> bool:
-    """True if a request only pads the batch: for attention DP, or for a CUDA graph."""
+    """Return True if a request only pads the batch, for attention DP or for a CUDA graph."""
     return any(getattr(request, mark, False) for mark in _DUMMY_MARKS)
 
 
@@ -379,7 +377,7 @@ _MADE: dict[str, Callable[[], type]] = {"FaserDrafter": _make_drafter, "FaserRes
 
 
 def __getattr__(name: str) -> Any:
-    """FaserDrafter and FaserResources derive from classes of TensorRT-LLM, which is imported on first access."""
+    """Create FaserDrafter and FaserResources on first access, since their base classes import TensorRT-LLM."""
     if name not in _MADE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = made = _MADE[name]()

@@ -1,6 +1,6 @@
-"""Drafting for another executor's requests: lengths by our policies, drafts by our engine, ahead while it verifies.
+"""Drafting for a foreign executor, with our policies and engine, also ahead while the executor verifies.
 
-Knows requests only by id and tokens; imports nothing from TensorRT-LLM. The caller decides what is accepted, so nothing
+Requests are known only by id and tokens; nothing is imported from TensorRT-LLM. The caller accepts drafts, so nothing
 here can change an output.
 """
 
@@ -32,7 +32,7 @@ _COMPARED = 16  # tokens at each end of a request, to recognise it
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request that wants drafts. token_ids: all tokens so far. max_drafts: room in its executor."""
+    """A request for drafts. token_ids: all tokens so far. max_drafts: room in its executor."""
 
     request_id: int
     token_ids: Sequence[int]
@@ -41,23 +41,23 @@ class Asked:
 
 
 def num_pending_drafts(max_draft_len: int, draft_ahead: bool) -> int:
-    """Maximum per request: the proposal, the guess of the target's own token after it, and the next proposal."""
+    """Return the maximum per request: a proposal, the guess of the target's next token, and the next proposal."""
     return 2 * max_draft_len + 1 if draft_ahead else max_draft_len
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """Drafting that runs while the target verifies."""
+    """A drafting call that runs while the target verifies."""
 
     plan: SchedulerOutput
     drafting: Drafting
 
 
 class DraftCore:
-    """Drafts for one batch after another. One caller at a time; close() waits for drafting ahead.
+    """A drafter of successive batches. One caller at a time; close() waits for drafting ahead.
 
-    A request is tracked by its id from the first call on. Its draft KV is in a slot; new requests take the least
-    recently used slot, so the end of a request need not be reported. It can be (end()): then its slot is free at once.
+    A request is tracked by its id. Its draft KV is in a slot; new requests take the least recently used slot, so calls
+    of end() are optional, and free a slot at once.
     """
 
     def __init__(
@@ -70,8 +70,10 @@ class DraftCore:
         draft_ahead: bool = True,
         draft_window: int | None = None,
     ) -> None:
-        """engine: the draft model's, with KV blocks for max_batch_size requests of max_seq_len tokens. draft_window:
-        tokens within which it drafts, None: all."""
+        """Use a draft engine with KV blocks for max_batch_size requests of max_seq_len tokens.
+
+        draft_window: tokens within which it drafts, None: all.
+        """
         spec = engine.spec
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         if spec.num_blocks < spec.max_batch_size * blocks:
@@ -89,16 +91,16 @@ class DraftCore:
         ahead = ModelDrafter(engine, self._sampling, block_table, self._capacity, clock)
         self._ahead_worker = DraftWorker(Cascade([ahead], self._sampling, spec.vocab_size, clock, draft_window))
         self._ahead: _Ahead | None = None
-        self._is_drafting = policy.name != "off"  # the last step had drafts, or would have had
+        self._is_drafting = policy.name != "off"  # the last step wanted drafts
         self._known: OrderedDict[int, Request] = OrderedDict()  # most recently used last
         self._free_slots = list(range(spec.max_batch_size))
         self._ended: list[int] = []  # since the last call, while their drafting ahead may still run
         self._last: _LastStep | None = None
-        self.num_reused_drafts = 0  # proposed from drafting ahead, without drafting in the step
-        self.num_dropped_drafts = 0  # drafted ahead after tokens that were then rejected
+        self.num_reused_drafts = 0  # proposed without drafting in the step
+        self.num_dropped_drafts = 0  # followed tokens that were rejected
 
     def propose(self, asked: Sequence[Asked], coming: Sequence[Asked] = ()) -> list[list[int]]:
-        """The drafts of each request, at most max_drafts and max_draft_len long; [] if drafting does not pay.
+        """Return drafts of each request, at most max_drafts and max_draft_len; [] if drafting is not worthwhile.
 
         coming: requests whose prompts the target runs in this step; the draft model runs them at the same time.
         """
@@ -136,7 +138,7 @@ class DraftCore:
         return proposals
 
     def end(self, request_id: int) -> None:
-        """The request ended, or was paused: its slot is free from the next call on. Unknown ids are ignored."""
+        """Free the slot of a request that ended or was paused, from the next call on. Unknown ids are ignored."""
         self._ended.append(request_id)
 
     def close(self) -> None:
@@ -144,7 +146,7 @@ class DraftCore:
         self._ahead_worker.close()
 
     def _follow_all(self, asked: Sequence[Asked]) -> list[Request | None]:
-        """The tracked requests, as many as there are slots; None for the others."""
+        """Return the tracked requests, as many as there are slots; None for the others."""
         for one in asked:
             if one.request_id in self._known:
                 self._known.move_to_end(one.request_id)  # so that no new request takes its slot
@@ -152,11 +154,11 @@ class DraftCore:
         return [self._follow(one) if place < room else None for place, one in enumerate(asked)]
 
     def _follow(self, one: Asked) -> Request | None:
-        """The request brought up to date; None if the draft model cannot follow it."""
+        """Update a request's state; None if the draft model cannot follow it."""
         request = self._known.get(one.request_id)
         num_tokens = len(one.token_ids)
         if request is not None and not _continues(request, one.token_ids):
-            self._forget(one.request_id)  # the id now belongs to another request
+            self._forget(one.request_id)  # the id is now a different request's
             request = None
         room = self._spec.max_seq_len - self._capacity - 1
         if num_tokens > room or (request is not None and num_tokens >= request.max_num_tokens):
@@ -186,7 +188,7 @@ class DraftCore:
             arrival_s=self._clock.now_s(),
         )
         request.max_draft_len = self.max_draft_len
-        request.num_computed_tokens = request.num_tokens - 1  # by the other executor's target
+        request.num_computed_tokens = request.num_tokens - 1  # computed by the executor's target
         request.state = RequestState.RUNNING
         request.slot = self._free_slots.pop()
         self._sampling.bind(request.slot, request)
@@ -337,17 +339,17 @@ def _pending(request: Request) -> npt.NDArray[np.int32]:
 
 
 def _num_agreed(request: Request, new: npt.NDArray[Any]) -> int:
-    """How many of the new tokens were predicted."""
+    """Return the number of new tokens that were predicted."""
     both = min(new.size, request.num_drafts)
     differ = np.flatnonzero(_pending(request)[:both] != new[:both])
     return int(differ[0]) if differ.size else both
 
 
 def _continues(request: Request, token_ids: Sequence[int]) -> bool:
-    """True if these tokens continue the request.
+    """Return True if these tokens continue the request.
 
-    Only its two ends are compared: comparing all tokens would take longer than drafting. If an id is reused for a text
-    with the same ends, drafts get worse and nothing else changes.
+    Only both ends are compared, since comparing all tokens would take longer than drafting. If an id is reused for a
+    text with the same ends, drafts get worse and nothing else changes.
     """
     n = request.num_tokens
     tail = max(0, n - _COMPARED)

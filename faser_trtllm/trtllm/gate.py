@@ -1,6 +1,6 @@
-"""The one door to TensorRT-LLM: its version is checked before anything of it is imported.
+"""The only import of TensorRT-LLM, after a check of its version.
 
-Two adapters, two gates: the scheduler's classes are those of 1.2, the drafter's base class is in later releases, too.
+The scheduler's classes are those of 1.2; the drafter's base class is in later releases, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from faser_trtllm.errors import ConfigError
 ACCEPTED = ">=1.2,<1.3"
 FIX = f"install tensorrt-llm{ACCEPTED} (the extra trtllm)"
 DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
-"""Releases whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
+"""Releases whose drafter is recorded (check/recorded), 1.3 and 1.4 from release candidates."""
 
 _DRAFTER_FIX = "install 1.2.x, 1.3.0rc or 1.4.0rc, or serve without it (faser serve)"
 _CONTRACT_FIX = "faser check --trtllm lists what differs; install another version, or serve without it (faser serve)"
@@ -40,7 +40,7 @@ _HOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """TensorRT-LLM's scheduling classes; nothing else of it is touched by the scheduler and the KV cache manager."""
+    """TensorRT-LLM's classes that the scheduler and the KV cache manager use."""
 
     LlmRequestState: Any
     SamplingConfig: Any
@@ -56,7 +56,7 @@ class Bindings:
 
 
 def require_scheduler() -> str:
-    """The installed version, if its scheduler is recorded; ConfigError if there is none, or another."""
+    """Return the installed version; ConfigError unless its scheduler is recorded."""
     version = installed_version("its scheduler")
     if not is_accepted(version):
         why = _REMOVED if release_of(version) in DRAFTER_RELEASES[1:] else ""
@@ -65,7 +65,7 @@ def require_scheduler() -> str:
 
 
 def require_drafter() -> str:
-    """The release ("1.3") of the installed version, if its drafter is recorded; ConfigError otherwise."""
+    """Return the release ("1.3") of the installed version; ConfigError unless its drafter is recorded."""
     version = installed_version("FaserDrafter")
     if not is_drafter_known(version):
         raise ConfigError(f"TensorRT-LLM {version} is installed, and {_why_unknown(version)}; {_DRAFTER_FIX}")
@@ -84,12 +84,12 @@ def _why_unknown(version: str) -> str:
 
 
 def drafter_contract_error(what: str) -> ConfigError:
-    """what: differs from the record, and what follows, as a clause ("has no x, so ...")."""
+    """Return an error; what: a clause with the difference and its consequence ("has no x, so ...")."""
     return ConfigError(f"TensorRT-LLM {installed_version('FaserDrafter')} {what}; {_CONTRACT_FIX}")
 
 
 def installed_version(what: str) -> str:
-    """what: needs it, for the sentence of the ConfigError that says it is missing."""
+    """Return the installed version; ConfigError says that `what` needs it if it is missing."""
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise ConfigError(f"the package tensorrt_llm is missing, and {what} needs it; {FIX}")
     try:
@@ -99,7 +99,7 @@ def installed_version(what: str) -> str:
 
 
 def load_bindings() -> Bindings:
-    """TensorRT-LLM's classes; ConfigError if it is missing, of another version, or cannot be imported here."""
+    """Return TensorRT-LLM's classes; ConfigError if it is missing, of a wrong version, or cannot be imported here."""
     require_scheduler()
     found: dict[str, Any] = {}
     for module, names in _HOMES.items():
@@ -112,30 +112,30 @@ def load_bindings() -> Bindings:
 
 
 def is_accepted(version: str) -> bool:
-    """True if the scheduler of a version is recorded: at least 1.2 and below 1.3, candidates of both excluded."""
+    """Return True if a version's scheduler is recorded: at least 1.2 and below 1.3, without candidates of both."""
     return release_of(version) == "1.2" and not _is_candidate_of_first(version)
 
 
 def is_drafter_known(version: str) -> bool:
-    """True if the drafter of a version is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
+    """Return True if a version's drafter is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
     release = release_of(version)
     return release in DRAFTER_RELEASES and _is_candidate_of_first(version) == (release != "1.2")
 
 
 def release_of(version: str) -> str:
-    """ "1.3.0rc22" -> "1.3"; "" if it is no version."""
+    """Return "1.3" for "1.3.0rc22"; "" if it is not a version."""
     match = re.match(r"(\d+\.\d+)(?=[.abrd+-]|$)", version)
     return match[1] if match else ""
 
 
 def _is_candidate_of_first(version: str) -> bool:
-    """True if it is a candidate of the first release of its line: 1.3.0rc22, but neither 1.3.0 nor 1.3.1rc1."""
+    """Return True for a candidate of the first release of its line: 1.3.0rc22, but neither 1.3.0 nor 1.3.1rc1."""
     match = re.match(r"\d+\.\d+(?:\.(\d+))?[.-]?(a|b|rc|dev)?", version)
     return match is not None and int(match[1] or 0) == 0 and match[2] is not None
 
 
 def import_module(module: str) -> Any:
-    """A module of TensorRT-LLM; ConfigError if it cannot be imported here."""
+    """Import a module of TensorRT-LLM; ConfigError if that fails here."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:

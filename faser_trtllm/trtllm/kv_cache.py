@@ -1,8 +1,7 @@
-"""TensorRT-LLM's KVCacheManager by our KV cache protocol: it decides which blocks a sequence has.
+"""An adapter of TensorRT-LLM's KVCacheManager, which assigns block ids, to our KV cache protocol.
 
-Only block ids come from it. The KV memory is our engines' own; the pools that TensorRT-LLM allocates for its blocks
-have one layer, one head and the smallest head size. Block reuse is off: TensorRT-LLM does not know which blocks the
-draft model has filled.
+The KV memory belongs to our engines; the pools that TensorRT-LLM allocates have one layer, one head and the smallest
+head size. Block reuse is off, because TensorRT-LLM does not know which blocks the draft model has filled.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import numpy.typing as npt
 
 from faser_trtllm.kvcache.base import BlockListener, CachedPrefix, Int32Array
 
-_HEAD_SIZE = 8  # what a pool needs at least to be aligned
+_HEAD_SIZE = 8  # the smallest size with aligned pools
 _BEAM_WIDTH = 1
 
 
 class TrtllmKVCacheManager:
-    """bindings: TensorRT-LLM's classes (faser_trtllm/trtllm/gate.py).
+    """A KV cache manager with TensorRT-LLM's classes (bindings, trtllm/gate.py).
 
-    A sequence counts the tokens whose KV it holds or is about to hold, as TensorRT-LLM's own executor does: the prompt
-    at first, one and its drafts more before a pass, and back to what is computed after it.
+    As in TensorRT-LLM's executor a sequence counts tokens whose KV it holds or will hold: at first the prompt, before a
+    pass one more and its drafts, and after it those computed.
     """
 
     def __init__(
@@ -39,7 +38,9 @@ class TrtllmKVCacheManager:
         self.num_allocated_blocks = 0
         max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
         self.block_table: npt.NDArray[np.int32] = np.zeros((max_batch_size, max_blocks_per_seq), np.int32)
-        self.bounds = np.tile(np.array([np.iinfo(np.int32).max] * 2 + [-1], np.int32), (max_batch_size, 1))  # never
+        self.bounds = np.tile(
+            np.array([np.iinfo(np.int32).max] * 2 + [-1], np.int32), (max_batch_size, 1)
+        )  # never reached
         self._window = max_seq_len
         self._requests: list[Any | None] = [None] * max_batch_size  # LlmRequest per slot
         self._num_tokens = [0] * max_batch_size
@@ -71,12 +72,12 @@ class TrtllmKVCacheManager:
         return len(self._block_ids(slot))
 
     def hold(self, slot: int, llm_request: Any) -> None:
-        """The next sequence of the slot is this LlmRequest's."""
+        """Set the LlmRequest of the slot's next sequence."""
         assert self._requests[slot] is None, f"slot {slot} is taken"
         self._requests[slot] = llm_request
 
     def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int, salt: str = "") -> CachedPrefix:
-        """Blocks for the whole context at once, as TensorRT-LLM does it; hold() came before. No block is reused."""
+        """Allocate blocks for the whole context at once, as TensorRT-LLM does; call hold() first."""
         request = self._request(slot)
         self.impl.add_sequence(request.request_id, num_tokens, _BEAM_WIDTH, request)
         self._num_tokens[slot] = num_tokens
@@ -120,7 +121,7 @@ class TrtllmKVCacheManager:
         self._num_tokens[slot] = 0
 
     def watch(self, listener: BlockListener) -> bool:
-        """Nothing is reused, so there is nothing to tell."""
+        """Do nothing, since no block is reused."""
         return False
 
     def check_integrity(self) -> None:

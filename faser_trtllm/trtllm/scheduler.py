@@ -1,7 +1,7 @@
-"""In-flight batching by TensorRT-LLM's own schedulers: who is admitted, chunked and paused, and who gets blocks.
+"""In-flight batching by TensorRT-LLM's schedulers, which admit, chunk and pause requests and allocate blocks.
 
-What stays ours is what TensorRT-LLM has no say in: each request's own draft length, set before its schedulers look, so
-that both they and the blocks count it; and what is computed, drafted and accepted, which rewinds the blocks afterwards.
+We set each request's draft length before its schedulers run, so that rows and blocks are counted; after the pass we
+rewind blocks to the accepted tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEAM = 0
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Tokens of a context to run, who decodes, and who gives up its slot; by our request ids."""
+    """Context tokens to run, requests that decode, and requests that are paused, by our request ids."""
 
     chunks: dict[str, int]
     generations: set[str]
@@ -43,9 +43,9 @@ class _Choice:
 
 
 class TrtllmScheduler(Scheduler):
-    """bindings: TensorRT-LLM's classes (faser_trtllm/trtllm/gate.py).
+    """A scheduler with TensorRT-LLM's classes (bindings, trtllm/gate.py).
 
-    TensorRT-LLM sees the requests that run, in order of admission, then as many of the queue as slots are free.
+    TensorRT-LLM is given the running requests in order of admission, then as many of the queue as slots are free.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TrtllmScheduler(Scheduler):
         self._llm_requests.pop(request.request_id, None)
 
     def schedule(self) -> SchedulerOutput:
-        """Decide one step: who runs how many rows. Blocks for them are allocated."""
+        """Decide the rows of each request in one step, and allocate their blocks."""
         finished = self._expire()
         candidates = self._running + self._waiting.first(len(self._free_slots))
         contexts = [request for request in candidates if self._in_context(request)]
@@ -126,16 +126,16 @@ class TrtllmScheduler(Scheduler):
         return outputs
 
     def _rewind(self, rows: ScheduledRequests, spare: Sequence[Request]) -> None:
-        """What was allocated and not accepted goes back, the draft model's KV in it is lost and made up for later."""
+        """Return blocks of rows that were not accepted; the draft model recomputes its KV in them later."""
         for request in rows.requests:
             if request.is_finished or self._in_context(request):
-                continue  # in a context it holds the blocks of its whole prompt, and no others
+                continue  # a request in its context holds exactly its prompt's blocks
             self._blocks.rewind(request.slot, request.num_computed_tokens)
             held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
             request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
 
     def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: Roles) -> _Choice:
-        """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""
+        """Run TensorRT-LLM's two schedulers: by free blocks, then by the rows of a pass."""
         requests = {self._llm_request(request).request_id: request for request in candidates}
         for request in candidates:
             self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
@@ -150,7 +150,7 @@ class TrtllmScheduler(Scheduler):
         )
 
     def _resting(self, roles: Roles) -> Any:
-        """Ids that TensorRT-LLM takes to be in another micro batch: the half that waits for its turn."""
+        """Return the ids of the waiting half, which TensorRT-LLM treats as a separate micro batch."""
         resting = self._bindings.ReqIdsSet()
         for request in self._running:
             if roles.get(request.slot) is Role.NONE:
@@ -165,13 +165,13 @@ class TrtllmScheduler(Scheduler):
                 scheduled.append(ScheduledRequest(request, choice.chunks[request.request_id], 0, 0))
             elif request.request_id in choice.generations:
                 scheduled.append(self._place(request, shares[request.slot], roles[request.slot]))
-        # Pending drafts that TensorRT-LLM did not count come after everybody's blocks, or wait.
+        # Pending drafts that TensorRT-LLM did not count get blocks last, or wait.
         for item in scheduled:
             request, share = item.request, shares.get(item.request.slot, 0)
             if item.num_drafts > share and not self._blocks.allocate(
                 request.slot, request.num_tokens + item.num_drafts
             ):
-                # They stay pending without rows; the draft model's KV of them is made up for later.
+                # They stay pending without rows; the draft model recomputes their KV later.
                 newest = request.num_tokens + share - 1
                 request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, newest)
         return scheduled
@@ -187,7 +187,7 @@ class TrtllmScheduler(Scheduler):
         return ScheduledRequest(request, 1, wanted, share if role is Role.BOTH else min(share, pending))
 
     def _admit_request(self, request: Request) -> None:
-        """A slot, and blocks for its whole context."""
+        """Assign a slot, and blocks for the whole context."""
         self._waiting.take(request)
         self._table.enter(self._free_slots.pop(), request)
         request.state = RequestState.RUNNING
@@ -202,7 +202,7 @@ class TrtllmScheduler(Scheduler):
         self._llm_request(request).pause(self._limits.max_seq_len)
 
     def _llm_request(self, request: Request) -> Any:
-        """TensorRT-LLM's view of a request, made when it is first looked at."""
+        """Return TensorRT-LLM's view of a request, created on first use."""
         known = self._llm_requests.get(request.request_id)
         if known is None:
             known = self._llm_requests[request.request_id] = self._bindings.LlmRequest(
@@ -215,11 +215,11 @@ class TrtllmScheduler(Scheduler):
         return known
 
     def _in_context(self, request: Request) -> bool:
-        """By TensorRT-LLM's phases: the last chunk of a prompt may be one token, which is no decoding there."""
+        """Return True in TensorRT-LLM's context phase, which includes a prompt's last chunk of one token."""
         return bool(self._llm_request(request).is_context_init_state)
 
     def _follow(self, request: Request) -> None:
-        """Tell TensorRT-LLM's view what the pass did: the chunk is done, tokens are new."""
+        """Update TensorRT-LLM's view after a pass: the finished chunk and new tokens."""
         llm_request = self._llm_request(request)
         if self._in_context(request):
             llm_request.move_to_next_context_chunk()

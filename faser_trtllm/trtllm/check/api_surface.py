@@ -1,6 +1,6 @@
-"""The part of TensorRT-LLM's API that we use, as recorded in recorded/*.json, and how sure each entry is.
+"""The part of TensorRT-LLM's API that we use, recorded in recorded/*.json with our confidence in each entry.
 
-The adapters are tested against stand-ins generated from it; `faser check --trtllm` compares it with what is installed.
+The adapters are tested against stand-ins generated from it; `faser check --trtllm` compares it with the installation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRAFTER = "drafter"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A default that is an object of the package, by its name there ("LlmRequestState.CONTEXT_INIT")."""
+    """A default that is an object of the package, by name ("LlmRequestState.CONTEXT_INIT")."""
 
     name: str
 
@@ -32,7 +32,7 @@ class Entry:
     """One name of the package: a class, an enum, a function or a value.
 
     init, args and methods hold arguments in the recorded spelling; signature() makes them an inspect.Signature.
-    read_write: attribute -> its type. other_modules: where some versions of the release have the name instead.
+    read_write: types by attribute. other_modules: modules that have the name in some versions of the release.
     """
 
     name: str  # dotted, with its module
@@ -63,13 +63,13 @@ class Entry:
 
     @property
     def callables(self) -> dict[str, Sequence[str]]:
-        """Everything that is called with arguments: __init__ and the methods."""
+        """Return the arguments of __init__ and the methods."""
         return ({} if self.init is None else {"__init__": self.init}) | dict(self.methods)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSurface:
-    """The names that one of our adapters uses. recorded_from: in words. entries: by their dotted names."""
+    """The names that one of our adapters uses. recorded_from: the source in words. entries: by dotted name."""
 
     name: str
     release: str
@@ -78,7 +78,7 @@ class ApiSurface:
 
 
 def load_api_surface(adapter: str, release: str) -> ApiSurface:
-    """adapter: SCHEDULER or DRAFTER. release: "1.2"."""
+    """Load the names that an adapter (SCHEDULER or DRAFTER) uses of a release such as "1.2"."""
     document = json.loads((RECORDED / f"{adapter}-{release}.json").read_text())
     return ApiSurface(
         adapter,
@@ -89,7 +89,7 @@ def load_api_surface(adapter: str, release: str) -> ApiSurface:
 
 
 def load_entries(release: str) -> dict[str, Entry]:
-    """Everything that is recorded of a release."""
+    """Load all recorded names of a release."""
     found: dict[str, Entry] = {}
     for path in sorted(RECORDED.glob(f"*-{release}.json"), reverse=True):
         found |= load_api_surface(path.stem.partition("-")[0], release).entries
@@ -97,15 +97,14 @@ def load_entries(release: str) -> dict[str, Entry]:
 
 
 def signature(arguments: Sequence[str]) -> inspect.Signature:
-    """The signature of arguments in the recorded spelling, without self."""
+    """Return the signature of arguments in the recorded spelling, without self."""
     return inspect.Signature(parse_arguments(arguments))
 
 
 def parse_arguments(arguments: Sequence[str]) -> list[inspect.Parameter]:
-    """Arguments as texts -> parameters, whose annotations are texts; defaults that are no literals are Symbols.
+    """Parse "name: type = default" (both parts optional), "/", "*", "*args" and "**kwargs" as in Python.
 
-    "name: type = default" with both parts optional, "/" after the positional-only ones, "*" before the keyword-only
-    ones, "*args", "**kwargs".
+    Annotations are texts; defaults that are not literals become Symbols.
     """
     parameters: list[inspect.Parameter] = []
     kind: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -1,4 +1,4 @@
-"""Compares the recorded API surface with an installed TensorRT-LLM: names, arguments, types, attributes and values."""
+"""Compare the recorded API surface with an installed TensorRT-LLM: names, arguments, types, attributes and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One entry of the API surface. problems: how the package differs. unseen: what cannot be inspected."""
+    """The result for one entry of the API surface. problems: differences. unseen: parts that cannot be inspected."""
 
     name: str
     problems: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Finding:
 
 
 def compare(surface: Mapping[str, Entry]) -> list[Finding]:
-    """A finding per entry of the API surface; imports the package's modules."""
+    """Return a finding per entry of the API surface; imports the package's modules."""
     return [_compare_entry(entry) for entry in surface.values()]
 
 
@@ -62,7 +62,7 @@ def _compare_entry(entry: Entry) -> Finding:
 
 
 def _import_first(module: str, others: Sequence[str]) -> ModuleType:
-    """The first of them that there is; ImportError of the first if none is."""
+    """Import the first module that exists; the first one's ImportError if none does."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -87,7 +87,7 @@ def _compare_attributes(entry: Entry, found: type) -> Iterator[str]:
 
 
 def _written_type(setter: Any) -> str:
-    """The type that a property's setter takes, "" if it does not tell."""
+    """Return the type that a property's setter takes, "" if it is unknown."""
     for parameters in installed_signatures(setter):
         if parameters:
             return annotation_text(parameters[-1].annotation)
@@ -95,7 +95,7 @@ def _written_type(setter: Any) -> str:
 
 
 def _has_instance_attribute(found: type, name: str) -> bool:
-    """True if the class itself tells of it: a property, an annotation, or a field of a model."""
+    """Return True if the class declares the attribute: a property, an annotation, or a field of a model."""
     fields = getattr(found, "model_fields", {})
     return (
         hasattr(found, name) or name in fields or any(name in vars(c).get("__annotations__", {}) for c in found.__mro__)
@@ -103,7 +103,7 @@ def _has_instance_attribute(found: type, name: str) -> bool:
 
 
 def _source(found: type) -> str | None:
-    """The text of a class and its bases in the same package; None if there is none to read."""
+    """Return the source of a class and its bases in the same package; None if there is none."""
     texts = []
     for part in found.__mro__:
         if part.__module__.split(".")[0] != found.__module__.split(".")[0]:
@@ -116,7 +116,7 @@ def _source(found: type) -> str | None:
 
 
 def _compare_call(name: str, found: Any, arguments: Sequence[str], unseen: list[str]) -> list[str]:
-    """Problems of calling found as the API surface records it; of several overloads, the one with the fewest."""
+    """Return problems with a call as recorded, for the overload with the fewest problems."""
     overloads = installed_signatures(found)
     where = f"{name}: " if name else ""
     if not overloads:
@@ -139,7 +139,7 @@ def _compare_arguments(arguments: Sequence[str], installed: Sequence[inspect.Par
             yield from _compare_types(ours, theirs)
         return
     if any(a.startswith("*") and len(a) > 1 and not a.startswith("**") for a in arguments):
-        return  # whatever comes is passed on
+        return  # it accepts any arguments
     loose = {name for argument in arguments if is_unconfirmed(argument) for name in signature([argument]).parameters}
     by_name = {p.name: p for p in installed}
     for parameter in recorded:
@@ -171,14 +171,14 @@ def _compare_types(recorded: inspect.Parameter, installed: inspect.Parameter) ->
 
 
 def _differs(recorded: Any, installed: Any) -> bool:
-    """True if a default differs; those that are objects of the package are not compared, only that there is one."""
+    """Return True if a default differs; for objects of the package it only has to exist."""
     if recorded is _EMPTY or installed is _EMPTY:
         return recorded is not _EMPTY
     return not isinstance(recorded, Symbol) and recorded != installed and not callable(installed)
 
 
 def installed_signatures(found: Any) -> list[list[inspect.Parameter]]:
-    """Parameters of every overload without self, from nanobind's signature, Python's, or the doc's first lines."""
+    """Return each overload's parameters without self, from nanobind's or Python's signature, or from the docstring."""
     texts = [(entry[0], entry[2:]) for entry in getattr(found, "__nb_signature__", ())]
     if not texts:
         try:
@@ -191,7 +191,7 @@ def installed_signatures(found: Any) -> list[list[inspect.Parameter]]:
 
 
 def parse_signature(text: str, defaults: Sequence[Any] = ()) -> list[inspect.Parameter]:
-    r"""Parameters of nanobind's "def f(self, a: int, b: bool = \0, /) -> None"; \0 stands for defaults[0]."""
+    r"""Parse nanobind's "def f(self, a: int, b: bool = \0, /) -> None", where \0 stands for defaults[0]."""
     written = [part for part in _split(text[text.index("(") + 1 :]) if not re.match(r"self\b", part)]
 
     def value(default: Any) -> Any:
@@ -202,7 +202,7 @@ def parse_signature(text: str, defaults: Sequence[Any] = ()) -> list[inspect.Par
 
 
 def _split(text: str) -> Iterator[str]:
-    """The arguments of a call's text up to its closing bracket: commas inside brackets and quotes do not count."""
+    """Yield the arguments of a call's text up to its closing bracket, split at commas outside brackets and quotes."""
     depth, start, quote = 0, 0, ""
     for place, character in enumerate(text):
         if quote:

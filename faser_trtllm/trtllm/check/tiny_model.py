@@ -1,7 +1,7 @@
-"""A model of two tables that runs anywhere, to drive the whole executor under either scheduler.
+"""A model of two tables that runs anywhere, to drive the whole executor with either scheduler.
 
-The next token depends on the last three tokens, read back from where a real engine keeps keys and values: a wrong
-block or a stale row changes the text.
+The next token depends on the last three tokens, which are read back from KV blocks: a wrong block or a stale row
+changes the text.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SPEC = EngineSpec(
 
 
 class TableEngine(HostPruning, Closing):
-    """An engine over a table of logits [VOCAB_SIZE ** CONTEXT, VOCAB_SIZE] fp32; it has no segments to prune at."""
+    """An engine with a table of logits [VOCAB_SIZE ** CONTEXT, VOCAB_SIZE] fp32, in one segment."""
 
-    distinct_experts = 0.0  # no layer has any
+    distinct_experts = 0.0  # it has no experts
 
     def __init__(self, table: npt.NDArray[np.float32]) -> None:
         self.spec = SPEC
@@ -72,7 +72,7 @@ class TableEngine(HostPruning, Closing):
         raise NotImplementedError("one segment has no boundary to exit at")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; no memory is held."""
 
     def _place(self, batch: RaggedBatch, slot: int, position: int) -> tuple[int, int]:
         size = SPEC.tokens_per_block
@@ -89,7 +89,7 @@ class TableEngine(HostPruning, Closing):
 
 @dataclass
 class TinyRun(StepWatcher):
-    """What a run gave: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
+    """The result of a run: tokens by request, and numbers of pauses, chunks and accepted drafts."""
 
     tokens: dict[str, list[int]]
     num_paused: int = 0
@@ -104,7 +104,7 @@ class TinyRun(StepWatcher):
 
 
 def run_tiny_model(scheduler: SchedulerKind, capacity: CapacitySchedulerPolicy) -> TinyRun:
-    """Eight requests with draft lengths of their own over a cache that is too small for them, to their end."""
+    """Run eight requests with different draft lengths in a cache that is too small for them."""
     rng = np.random.default_rng(7)
     target = (2 * rng.standard_normal((VOCAB_SIZE**CONTEXT, VOCAB_SIZE))).astype(np.float32)
     draft = (target + 0.8 * rng.standard_normal(target.shape)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Types of arguments as text: those that are recorded, and those that nanobind and Python write for what is installed.
+"""Types of arguments as text, from our records and from nanobind and Python.
 
 Both are reduced to one spelling: no modules, `list` for any sequence, `dict` for any mapping, `X | None` for Optional.
 """
@@ -10,7 +10,7 @@ import inspect
 import re
 from typing import Any
 
-ANYTHING = "object"  # not recorded, or not told
+ANYTHING = "object"  # not recorded or not known
 _UNTOLD = frozenset({"", "object", "Any", "handle", "args", "kwargs"})
 _SPELLINGS = {
     "Sequence": "list",
@@ -25,7 +25,7 @@ _SPELLINGS = {
 
 @functools.cache
 def alternatives(text: str) -> frozenset[str]:
-    """ "collections.abc.Sequence[int] | None" -> {"list[int]", "None"}; empty if the type is not told."""
+    """Split "collections.abc.Sequence[int] | None" into {"list[int]", "None"}; empty for an unknown type."""
     plain = re.sub(r"(?:\w+\.)+(\w+)", r"\1", text.replace(" ", "").strip("'\""))
     plain = re.sub(r"\w+", lambda word: _SPELLINGS.get(word[0], word[0]), plain)
     while True:
@@ -38,7 +38,7 @@ def alternatives(text: str) -> frozenset[str]:
 
 
 def annotation_text(annotation: Any) -> str:
-    """An annotation as Python or nanobind gives it; "" if there is none."""
+    """Return an annotation of Python or nanobind as text; "" if there is none."""
     if annotation is inspect.Parameter.empty:
         return ""
     if isinstance(annotation, str):
@@ -47,13 +47,13 @@ def annotation_text(annotation: Any) -> str:
 
 
 def differ(recorded: str, installed: str, *, may_be_none: bool = False) -> bool:
-    """True if a value of the recorded type may not be passed. may_be_none: the installed default is None."""
+    """Return True if a value of the recorded type may not be passed. may_be_none: the installed default is None."""
     ours, theirs = alternatives(recorded), alternatives(installed)
     return bool(ours and theirs) and bool(ours - theirs - ({"None"} if may_be_none else set()))
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The parts of a type's text between separators that are outside brackets."""
+    """Split a type's text at separators outside brackets."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")

@@ -1,7 +1,7 @@
-"""Golden vectors of the scheduling rules, and how one is run on TensorRT-LLM's schedulers.
+"""Golden vectors of the scheduling rules, and a runner for TensorRT-LLM's schedulers.
 
-The same vectors run on our own scheduler in the tests; where the two differ on purpose, a vector names the difference
-(README.md of this folder) and what ours does instead.
+Tests run the same vectors on our own scheduler; where the two differ on purpose, a vector names the difference
+(README.md of this folder) and our result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VECTORS = Path(__file__).parent / "vectors.json"
 
 @dataclass(frozen=True, slots=True)
 class VectorLimits:
-    """chunking: None runs every context as one."""
+    """Limits of a vector's service. chunking: None runs each context in one chunk."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -36,7 +36,7 @@ class VectorLimits:
 
 @dataclass(frozen=True, slots=True)
 class VectorRequest:
-    """generated: tokens after the prompt, the last without KV. position: how far a context has run."""
+    """A request. generated: tokens after the prompt, the last without KV. position: context tokens already run."""
 
     prompt: int
     max_tokens: int
@@ -59,7 +59,7 @@ class VectorRequest:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One step, by the index of each request in the vector ("0", "1", ...). None: not compared."""
+    """One step, by the index of each request in the vector ("0", "1", ...). None is not compared."""
 
     context: Mapping[str, int]
     generation: Mapping[str, int]
@@ -72,7 +72,7 @@ class Schedule:
         return cls(**{**data, "paused": tuple(data["paused"])})
 
     def seen_as(self, expected: Schedule) -> Schedule:
-        """This schedule reduced to the fields that the expected one compares."""
+        """Return this schedule with the fields of the expected one only."""
         return Schedule(
             self.context,
             self.generation,
@@ -154,7 +154,7 @@ def run_on_tensorrt_llm(vector: Vector, bindings: Bindings) -> Schedule:
 
 
 def _llm_request(place: int, request: VectorRequest, kv: TrtllmKVCacheManager, bindings: Bindings) -> Any:
-    """A request brought to the vector's state by the calls that a service would make. Its id is its place."""
+    """Return a request in the vector's state, made by the calls of a service. Its id is its place."""
     llm_request = bindings.LlmRequest(
         request_id=place,
         max_new_tokens=request.max_tokens,

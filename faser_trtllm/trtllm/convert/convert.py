@@ -1,7 +1,7 @@
-"""Converts a TensorRT-LLM configuration to ours, key by key, with a report; no key is dropped silently.
+"""Convert a TensorRT-LLM configuration to ours, key by key, with a report; no key is dropped silently.
 
-Reads the YAML of the LLM API (trtllm-serve's --config, the model.yaml of its Triton models), an engine's config.json
-and a build_config file. Names are those of TensorRT-LLM 1.2 to 1.4, from its public source; nothing of it is imported.
+Sources are the YAML of the LLM API (trtllm-serve's --config, the model.yaml of its Triton models), an engine's
+config.json and a build_config file of TensorRT-LLM 1.2 to 1.4, which is not imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from faser_trtllm.trtllm.convert.verdict import (
 class Conversion:
     """The result for every key. source: "llm_api", "engine_config", "build_config" or "flags".
 
-    serve: settings as in faser.yaml, nested. build: options of `faser build` by name.
+    serve: nested settings of faser.yaml. build: options of `faser build` by name.
     """
 
     source: str
@@ -56,7 +56,7 @@ class Conversion:
             raise ConfigError(self.refusals[0] + more)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return {
             "source": self.source,
             "refused": len(self.refusals),
@@ -66,7 +66,7 @@ class Conversion:
         }
 
     def as_text(self) -> str:
-        """One line per key."""
+        """Return the report with one line per key."""
         return "\n".join(str(verdict) for verdict in self.verdicts)
 
 
@@ -90,9 +90,9 @@ def gather(source: str, judged: Iterable[Verdict]) -> Conversion:
 
 
 def is_trtllm(data: Mapping[Any, Any]) -> bool:
-    """True if a configuration is TensorRT-LLM's: some keys exist only there, and none only in faser.yaml.
+    """Return True for a configuration of TensorRT-LLM: some keys exist only there, and none only in faser.yaml.
 
-    A misspelt key counts as the key it resembles. Keys that exist in both mean the same.
+    A misspelt key counts as the key that it resembles. Keys that exist in both mean the same.
     """
     ours, theirs = set(_our_names(ServiceConfig)), set(_their_names(LLM_API)) | set(ENGINE_CONFIG) | set(BUILD)
     known = ours | theirs
@@ -153,9 +153,9 @@ def _walk(data: Mapping[Any, Any], rules: Rules, section: str) -> Iterator[Verdi
 
 
 def _meant(name: Any, section: str, rules: Rules) -> str:
-    """The key that an unknown one may stand for: a key of another section, or one that it resembles.
+    """Return the key that an unknown one may stand for: a key of another section, or a similar one.
 
-    "kv_cache_config.kv_cache_dtype" -> "kv_cache_config.dtype".
+    For "kv_cache_config.kv_cache_dtype" it is "kv_cache_config.dtype".
     """
     text = str(name)
     for other, keys in (("kv_cache_config", KV_CACHE), ("scheduler_config", SCHEDULER), ("speculative_config", FIELDS)):
@@ -166,7 +166,7 @@ def _meant(name: Any, section: str, rules: Rules) -> str:
 
 
 def _without_conflicts(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """Two keys that map to the same setting must agree; otherwise the second is refused."""
+    """Refuse the second of two keys that map to the same setting with different values."""
     said: dict[tuple[str, str], Verdict] = {}
     for verdict in verdicts:
         for place, values in (("serve", verdict.serve), ("build", verdict.build)):
@@ -182,7 +182,7 @@ def _without_conflicts(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
 
 
 def _names(data: Mapping[Any, Any], depth: int = 0) -> Iterator[str]:
-    """Dotted names of keys, including those inside sections."""
+    """Yield dotted names of keys, including those inside sections."""
     for name, value in data.items():
         if isinstance(value, Mapping) and value and depth == 0 and name in ("kv_cache_config", "scheduler_config"):
             yield from (f"{name}.{inner}" for inner in _names(value, 1))

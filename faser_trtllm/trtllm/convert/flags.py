@@ -1,7 +1,7 @@
 """Flags of trtllm-build and trtllm-serve that our commands lack or name differently.
 
-`faser build` and `faser serve` pass unknown flags to judge_flags. A flag is treated like the configuration key with the
-same meaning (rules.py): accepted, ignored with a reason, or refused by name.
+A flag is treated like the configuration key with the same meaning (rules.py): accepted, ignored with a reason, or
+refused by name.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ class Flags:
     positional: tuple[str, ...]
 
     def without(self, subcommand: str, is_named: bool) -> tuple[str, ...]:
-        """The positional arguments less `serve` of `trtllm-serve serve MODEL`. is_named: a flag gives the model."""
+        """Return the positional arguments without the subcommand. is_named: a flag gives the model."""
         found = self.positional
         return found[1:] if found[:1] == (subcommand,) and (is_named or len(found) > 1) else found
 
 
 def judge_flags(arguments: Sequence[str], known: Mapping[str, Rule], own: Sequence[str]) -> Flags:
-    """arguments: those that the command did not know. own: the command's flags, for suggestions.
+    """Convert the arguments that a command did not know. own: the command's flags, for suggestions.
 
     Raises InvalidArgumentError for an unknown flag, a missing value, or the first refused flag.
     """
@@ -177,7 +177,7 @@ def _verdicts(
 
 
 def _value(text: str) -> Any:
-    """The text parsed as YAML, if that gives a scalar."""
+    """Parse a text as YAML if that gives a scalar."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):

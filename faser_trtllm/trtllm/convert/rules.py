@@ -53,7 +53,7 @@ def _dtype(key: str, value: Any) -> Verdict:
 
 
 def _quantization(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
-    """Quantization settings have no effect as long as they name no algorithm."""
+    """Judge quantization settings, which have no effect unless they name an algorithm."""
     for name, value in section.items():
         path = join(key, name)
         if value is None or "quant_algo" not in str(name):
@@ -84,7 +84,7 @@ def _environment(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
 
 
 def _lora_config(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
-    """An engine's config.json always has a lora_config; it matters only if it names weights."""
+    """Judge lora_config, which every engine's config.json has and which matters only if it names weights."""
     for name, value in section.items():
         rule = _LORA if name == "lora_dir" else ignored("it concerns LoRA, which is not requested without lora_dir")
         yield rule(join(key, name), value)
@@ -98,11 +98,11 @@ PLUGINS: Mapping[str, Rule] = {
     "paged_kv_cache": only(True, "enable", otherwise="the KV cache is paged; leave it enabled"),
     "streamingllm": only(False, "disable", otherwise="StreamingLLM is not supported; leave it disabled"),
 }
-"""Entries of plugin_config that do more than choose kernels. The names of the others differ between releases."""
+"""Entries of plugin_config that do more than choose kernels; names of other entries differ between releases."""
 
 
 def judge_plugin(key: str, value: Any) -> Verdict:
-    """key: plain or dotted; its last part names the plugin."""
+    """Judge one plugin; key is plain or dotted, and its last part names the plugin."""
     rule = PLUGINS.get(key.rpartition(".")[2].removeprefix("--"), ignored("faser build's backend chooses its kernels"))
     return rule(key, value)
 
@@ -114,7 +114,7 @@ def _plugins(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
 
 
 def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
-    """pretrained_config describes a converted checkpoint; ours are read from Hugging Face's format."""
+    """Judge pretrained_config, which describes a converted checkpoint; we read Hugging Face's format."""
     for name, value in section.items():
         path = join(key, name)
         if name == "quantization" and isinstance(value, Mapping):

@@ -1,5 +1,8 @@
-"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads, block drafters (DFlash, DSpark),
-MTP layers and n-grams are supported, other methods are refused by name."""
+"""Convert TensorRT-LLM's speculative_config.
+
+Draft models, EAGLE-3 and Medusa heads, block drafters (DFlash, DSpark), MTP layers and n-grams are supported; other
+methods are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ _ONE_CHAIN = ignored("one chain is drafted and no tree, which changes no text")
 
 
 def _layers_left(key: str, value: Any) -> Verdict:
-    """TensorRT-LLM names the layers that hidden rows leave, faser build those that they enter."""
+    """Convert TensorRT-LLM's layers, named by their outputs, to those of `faser build`, named by their inputs."""
     layers = sorted(value) if isinstance(value, (list, tuple, set)) and value else []
     if not layers or not all(whole(0).accepts(layer) for layer in layers):
         return refusal(key, value, f"{key} is {show(value)}, it must list layers from 0 on")
@@ -136,7 +139,7 @@ _MEDUSA_RULES: dict[str, Rule] = {
 
 
 def _slots(key: str, value: Any) -> Verdict:
-    """shift_label: a block's first row drafts, too."""
+    """Convert shift_label, which means that a block's first row drafts, too."""
     if not BOOLEAN.accepts(value):
         return refusal(key, value, f"{key} is {show(value)}, it must be {BOOLEAN.says}")
     note = "which row of a block drafts first"
@@ -194,7 +197,7 @@ FIELDS = (*_RULES, *_SCHEDULED)
 
 
 def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
-    """One verdict per key of speculative_config; `key` is its dotted name."""
+    """Return one verdict per key of speculative_config, whose dotted name is `key`."""
     kind = section.get("decoding_type")
     refused_kind = _refused_kind(f"{key}.decoding_type", kind, section.get("method"))
     if refused_kind is not None:
@@ -250,7 +253,7 @@ def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
 
 
 def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
-    """method: as vLLM spells the kind."""
+    """Refuse a method that is not supported; method: vLLM's spelling of the kind."""
     if kind is None and method is not None:
         ours = "decoding_type, speculative_model and max_draft_len in place of method, model and num_speculative_tokens"
         return refusal(path, None, f"{path} is missing, and method ({show(method)}) is vLLM's; write {ours}")
@@ -265,7 +268,7 @@ def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
 
 
 def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Iterable[Verdict]:
-    """draft_len_schedule and max_concurrency become one table of lengths by batch size."""
+    """Convert draft_len_schedule and max_concurrency to one table of lengths by batch size."""
     given = {join(key, name): section[name] for name in _SCHEDULED if section.get(name) is not None}
     if not given or not whole(1).accepts(max_draft_len):
         for path, value in given.items():
@@ -300,7 +303,7 @@ def _with_whole_keys(schedule: Any) -> Any:
 
 
 def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
-    """Why this is not a schedule of 1.2, where a length applies from its batch size on; "" if it is one."""
+    """Return why this is not a schedule of 1.2, where a length applies from its batch size on; "" if it is one."""
     entries = list(schedule.items()) if isinstance(schedule, Mapping) else []
     if not entries or not all(whole(1).accepts(size) and whole(0).accepts(length) for size, length in entries):
         return f"{path} is {show(schedule)}, it must map batch sizes from 1 on to draft lengths from 0 on"
@@ -322,7 +325,7 @@ def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
 
 
 def _in_words(table: Mapping[int, int]) -> str:
-    """ "{1: 4, 8: 0}" -> "batch sizes 1 to 7 draft 4, 8 and more draft 0"."""
+    """Return "batch sizes 1 to 7 draft 4, 8 and more draft 0" for {1: 4, 8: 0}."""
     sizes = list(table)
     parts = []
     for size, following in zip(sizes, [*sizes[1:], None], strict=True):
@@ -338,7 +341,7 @@ def _in_words(table: Mapping[int, int]) -> str:
 
 
 def judge_decoding_mode(key: str, value: Any) -> Verdict:
-    """speculative_decoding_mode of trtllm-build, by name or by the number that config.json holds (1 and 2)."""
+    """Judge speculative_decoding_mode of trtllm-build, by name or by config.json's number (1 and 2)."""
     name = str(value).lower().removeprefix("speculativedecodingmode.")
     if name in ("none", "1", "draft_tokens_external", "2"):
         return Verdict(key, value, Outcome.IGNORED, "faser build takes the draft checkpoint instead")

@@ -1,4 +1,4 @@
-"""Reads TensorRT-LLM's environment variable for synthetic acceptance."""
+"""TensorRT-LLM's environment variable for synthetic acceptance."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Config = TypeVar("Config", bound=ExecutorConfig)
 
 
 def with_forced_acceptance(config: Config, environment: Mapping[str, str]) -> Config:
-    """The configuration with synthetic_acceptance from the environment, unless it has its own.
+    """Return the configuration with synthetic_acceptance from the environment, unless it has its own.
 
-    The variable holds the mean number of accepted draft tokens per step, the target's own token not counted; 0 is off.
+    The variable is the mean number of accepted draft tokens per step, without the target's own token; 0 is off.
     """
     text = environment.get(FORCED_ACCEPTANCE, "").strip()
     if not text or config.synthetic_acceptance is not None:
@@ -30,7 +30,7 @@ def with_forced_acceptance(config: Config, environment: Mapping[str, str]) -> Co
 
 
 def parse_forced(value: object) -> float | None:
-    """The variable's value as a number, None if it is not one."""
+    """Return the variable's value as a number, None if it is not one."""
     try:
         forced = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Checks a tokenizer that is named separately from the model: it must be the model's own."""
+"""Check that a tokenizer named separately from the model is the model's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = "tokenizer.json"
 def check_tokenizer(build: Mapping[str, Any], directory: Path) -> None:
     """Raise ConfigError if build["tokenizer"] differs from the tokenizer.json in directory.
 
-    build: of a Conversion. A directory without tokenizer.json is not checked here.
+    build: Conversion.build. A directory without tokenizer.json is not checked here.
     """
     named = build.get("tokenizer")
     own = directory / _FILE

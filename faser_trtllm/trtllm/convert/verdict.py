@@ -19,7 +19,7 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """key: dotted, as in the file. serve: the resulting keys of faser.yaml (dotted). build: options of faser build.
+    """The verdict on a key, which is dotted. serve: dotted keys of faser.yaml. build: options of `faser build`.
 
     reason: why the key is ignored, the sentence that refuses it, or a note on the result.
     """
@@ -32,7 +32,7 @@ class Verdict:
     build: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; values that JSON cannot hold become shortened text."""
+        """Return a dict for JSON; values that JSON cannot hold become shortened text."""
         return {
             "key": self.key,
             "value": plain(self.value),
@@ -91,7 +91,7 @@ def one_of(*choices: str) -> Kind:
 
 
 def became(kind: Kind, *, serve: str | None = None, build: str | None = None, note: str = "") -> Rule:
-    """The value is used as it is, under these names."""
+    """Use the value unchanged under these names."""
 
     def judge(key: str, value: Any) -> Verdict:
         if not kind.accepts(value):
@@ -124,7 +124,7 @@ def refused(reason: str) -> Rule:
 
 
 def only(*allowed: Any, otherwise: str) -> Rule:
-    """Ignore these values, which describe what happens anyway, and refuse others. Strings compare without case."""
+    """Ignore these values, which describe our behaviour, and refuse others. Strings compare without case."""
 
     def judge(key: str, value: Any) -> Verdict:
         if any(_same(value, choice) for choice in allowed):
@@ -139,31 +139,31 @@ def refusal(key: str, value: Any, sentence: str) -> Verdict:
 
 
 def unknown(key: str, value: Any, meant: str) -> Verdict:
-    """meant: a suggestion, "" if there is none."""
+    """Refuse an unknown key. meant: a suggestion, "" if there is none."""
     hint = f"; did you mean {meant}?" if meant else ", leave it out"
     return refusal(key, value, f"{key} is not a key of TensorRT-LLM{hint}")
 
 
 def nearest(name: Any, names: Iterable[str]) -> str:
-    """The known name that this one resembles most; "" if it resembles none."""
+    """Return the most similar known name; "" if there is none."""
     return next(iter(difflib.get_close_matches(str(name), list(names), n=1)), "")
 
 
 def join(section: str, name: Any) -> str:
-    """The dotted name of a key; section: "" at the top."""
+    """Return the dotted name of a key; section: "" at the top."""
     spelled = name if isinstance(name, str) and name.isprintable() else _REPR.repr(name)
     return f"{section}.{spelled}" if section else spelled
 
 
 def show(value: Any) -> str:
-    """A value for a message, shortened."""
+    """Return a shortened value for a message."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) and len(value) <= 200 and value.isprintable() else _REPR.repr(value)
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON."""
+    """Convert a value for JSON."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
