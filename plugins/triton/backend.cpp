@@ -1,4 +1,4 @@
-// The backend `faser`: passes the requests of its models to an engine process, and its answers to Triton.
+// The backend `faser`: passes its models' requests to an engine process, and that process's answers to Triton.
 #include <time.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Model {
   uint32_t id = 0;
 };
 
-// The engines of this server, one for each configuration.
+// The engines of this server, one per configuration.
 struct Engines {
   std::mutex mutex;
   std::vector<std::shared_ptr<Engine>> engines;
@@ -33,7 +33,7 @@ Engines& all() {
 
 uint64_t now_ns() {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);  // the clock of Triton, which subtracts its own times from these
+  clock_gettime(CLOCK_MONOTONIC, &now);  // Triton's own clock: it subtracts its times from these
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
@@ -65,7 +65,7 @@ TRITONSERVER_Error* model_of(TRITONBACKEND_ModelInstance* instance, Model** foun
   return nullptr;
 }
 
-// Takes the engine out of the list if no model uses it; the caller ends it.
+// Removes the engine from the list if no model uses it; the caller ends it.
 void drop_unused(Engines& list, const std::shared_ptr<Engine>& engine) {
   if (!engine->has_models())
     list.engines.erase(std::remove(list.engines.begin(), list.engines.end(), engine), list.engines.end());
@@ -120,7 +120,7 @@ FASER_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model
   return nullptr;
 }
 
-// Newer servers ask this; 2.51 does not.
+// Newer servers call this; Triton 2.51 does not.
 FASER_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance* instance) {
   Model* model;
   if (auto* error = model_of(instance, &model)) return error;

@@ -22,14 +22,14 @@ namespace {
 
 constexpr int kChildFd = 3;
 constexpr size_t kReadBytes = 1 << 18;
-constexpr size_t kKeptBytes = 8 << 20;  // of the buffer, when a frame that was larger has been read
+constexpr size_t kKeptBytes = 8 << 20;  // size of the buffer after a larger frame was read
 
 std::string variable(const char* name, const char* fallback) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : fallback;
 }
 
-// fork() would copy a process of many threads; posix_spawn does not.
+// fork() would copy a process with many threads; posix_spawn does not.
 int spawn(int socket) {
   const std::string python = variable("FASER_PYTHON", "python3");
   const std::string module = variable("FASER_ENGINE_MODULE", "faser_trtllm.serving.engine_process.main");
@@ -75,7 +75,7 @@ int Channel::start() {
     log_error(std::string("no socket could be made: ") + std::strerror(errno));
     return -1;
   }
-  // dup2 of an end to its own number would leave it closed in the child.
+  // dup2 of a descriptor to its own number would leave it closed in the child.
   int theirs = ends[1];
   if (theirs == kChildFd) theirs = dup(theirs);
   const int pid = spawn(theirs);
@@ -122,7 +122,7 @@ bool Channel::flush() {
     const std::string& first = backlog_.front();
     const ssize_t sent =
         ::send(socket_, first.data() + num_sent_, first.size() - num_sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent <= 0) break;  // a broken socket shows itself to the reader
+    if (sent <= 0) break;  // the reader notices a broken socket
     num_sent_ += static_cast<size_t>(sent);
     num_backlog_bytes_ -= static_cast<size_t>(sent);
     if (num_sent_ < first.size()) continue;

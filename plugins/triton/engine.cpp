@@ -19,7 +19,7 @@ namespace {
 constexpr double kPingPeriodS = 1.0;
 constexpr double kStartCheckPeriodS = 0.25;
 constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this multiple of a slow step's time
-constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
+constexpr double kSteadyS = 10.0;   // a process that ran this long resets the back-off
 constexpr double kMaxTimeS = 1e9;   // above what faser.yaml allows, and cannot overflow the clock
 constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
 constexpr char kNotSent[] =
@@ -74,11 +74,11 @@ Opened Engine::open(const ModelInfo& info, uint32_t* model) {
     return {OpenStatus::kFailed,
             {TRITONSERVER_ERROR_UNAVAILABLE, "the engine process does not take requests; load the model again later"}};
   }
-  // A process that drains opens no more models, and none follows it.
+  // A draining process opens no more models, and no process follows it.
   const auto is_decided = [&] {
     return models_[*model].has_answer || state_ == State::kClosed || state_ == State::kDraining;
   };
-  // The first process's time is its own affair; a later one may crash for ever.
+  // The first process may take as long as it needs; later ones might crash again and again.
   changed_.wait(lock, [&] { return is_decided() || num_starts_ > 1; });
   changed_.wait_for(lock, ticks(settings_.startup_timeout_s), is_decided);
   const Model found = models_[*model];
@@ -133,7 +133,7 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
     if (refusal.message.empty()) {
       const Sent sent = accepts() ? channel_.send(frame) : Sent::kNobodyReads;
       if (sent == Sent::kYes) {
-        if (requests_.empty()) channel_.wake();  // cancellation is asked about from now on
+        if (requests_.empty()) channel_.wake();  // from now on, the thread polls for cancellation
         requests_.emplace(handle, open);
         return;
       }
@@ -142,7 +142,7 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
       else if (sent == Sent::kTooMuchWaits)
         refusal = {TRITONSERVER_ERROR_UNAVAILABLE, "the engine process does not take requests; try again later"};
       else
-        refusal = {TRITONSERVER_ERROR_UNAVAILABLE, kStopped};  // its end is not yet known
+        refusal = {TRITONSERVER_ERROR_UNAVAILABLE, kStopped};  // the thread has not noticed its end yet
     }
     const auto found = models_.find(model);
     if (found != models_.end()) info = found->second.info;
@@ -181,7 +181,7 @@ std::string Engine::open_frame(uint32_t model, const ModelInfo& info) const {
   return frame.frame();
 }
 
-// The engine's own thread. The kernel kills the process when this thread ends, whatever the reason.
+// The engine's own thread. When it ends, for whatever reason, the kernel kills the engine process.
 void Engine::run() {
   for (;;) {
     const Clock::time_point started = Clock::now();
@@ -224,7 +224,8 @@ void Engine::serve_process() {
     int timeout_ms = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // A pause of this process or machine is no silence of the engine: a pass counts for a ping's period at most.
+      // A pause of this process or machine does not count as silence: each pass of the loop counts for a ping's period
+      // at most.
       if (awaits_pong_) silent_s_ += std::min(Seconds(now - last_pass).count(), kPingPeriodS);
       last_pass = now;
       if (is_stuck(started)) return;
@@ -343,7 +344,7 @@ void Engine::answer(FrameReader& body) {
     const auto found = requests_.find(handle);
     if (found == requests_.end()) throw std::runtime_error("it answered a request that is not open");
     request = found->second;
-    if (is_final) requests_.erase(found);  // from now on nobody asks whether it was cancelled
+    if (is_final) requests_.erase(found);  // ends polling for its cancellation
     if (request->is_dropped) return;
     request->is_large |= num_bytes > kLargeBytes;
     request->is_dropped = request->is_large && large_responses_.is_full(request.get(), num_bytes, kMaxUnsentBytes);

@@ -1,4 +1,4 @@
-// One engine process: started, watched and restarted, and given the requests of all models that share it.
+// Starts, watches and restarts an engine process, and passes on the requests of all models that share it.
 #ifndef FASER_TRITON_ENGINE_H_
 #define FASER_TRITON_ENGINE_H_
 
@@ -24,7 +24,7 @@
 
 namespace faser {
 
-// What Triton says of a model; the engine process reads its configuration.
+// A model as Triton describes it; the engine process reads its configuration.
 struct ModelInfo {
   std::string name, version, repository, config_json;
 };
@@ -34,9 +34,9 @@ struct Opened {
   Refusal error;
 };
 
-// All threads of Triton may call it; its own thread does the rest: it reads the engine process's frames, answers
-// requests, asks which were cancelled, and starts the process again after a crash. Triton turns a response into JSON on
-// the thread that sends it, so another thread sends the large ones: pings and other requests do not wait for them.
+// All threads of Triton may call it. Its own thread reads the engine process's frames, answers requests, polls for
+// cancellation, and restarts the process after a crash. Triton turns a response into JSON on the thread that sends it,
+// so another thread sends large responses, and pings and other requests do not wait for them.
 class Engine {
  public:
   Engine();
@@ -44,11 +44,11 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Waits until the engine process serves the model, refuses it, or turns out to have another configuration.
+  // Waits until the engine process serves the model, refuses it, or reports another configuration.
   Opened open(const ModelInfo& info, uint32_t* model);
   void close(uint32_t model);
   bool has_models();
-  // Takes a request of a model, and answers it in any case.
+  // Takes a request of a model; always answers it.
   void submit(uint32_t model, TRITONBACKEND_Request* request);
   bool is_ready();
 
@@ -60,7 +60,7 @@ class Engine {
     bool has_answer = false;
     Opened answer{};
   };
-  // Times that the engine process reads from its configuration; until it has, only the first is used.
+  // Times that the engine process reads from its configuration; until then, only the first is used.
   struct Settings {
     double startup_timeout_s = 600, health_timeout_s = 10, hang_timeout_s = 60;
     double restart_backoff_s = 0.5, restart_backoff_max_s = 30, cancellation_check_period_s = 0.1;
@@ -82,7 +82,7 @@ class Engine {
   Refusal unavailable() const;
   std::string open_frame(uint32_t model, const ModelInfo& info) const;
 
-  std::mutex mutex_;  // guards all but what only the engine's own thread uses
+  std::mutex mutex_;  // guards everything but members that only the engine's own thread uses
   std::condition_variable changed_;
   State state_ = State::kStarting;
   Channel channel_;
@@ -91,7 +91,7 @@ class Engine {
   Settings settings_;
   double backoff_s_ = 0;
   Clock::time_point retry_at_;
-  // The time that a ping has waited for its answer, and for how long the executor had made no progress at the last one.
+  // How long a ping has waited for its answer, and how long the executor had not made progress at the last answer.
   double silent_s_ = 0, stalled_s_ = 0;
   bool awaits_pong_ = false;
   double slow_step_s_ = 0;
@@ -99,9 +99,9 @@ class Engine {
   std::atomic<uint64_t> next_handle_{1};
   uint32_t next_model_ = 0;
   uint32_t num_starts_ = 0;
-  Metrics metrics_;  // its own thread's only
+  Metrics metrics_;  // only its own thread uses it
   TaskThread large_responses_;
-  Pace pace_;  // of the thread that reads
+  Pace pace_;  // of the reading thread
   int pid_ = -1;
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// Triton's errors, and its log.
+// Triton's errors and log.
 #ifndef FASER_TRITON_LOG_H_
 #define FASER_TRITON_LOG_H_
 
@@ -14,7 +14,7 @@ inline void log_error(const std::string& message) {
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
-// True if a call went well; else its error is logged and deleted.
+// Returns true if a call succeeded; otherwise logs and deletes its error.
 inline bool succeeded(TRITONSERVER_Error* error, const char* what) {
   if (error == nullptr) return true;
   log_error(std::string(what) + ": " + TRITONSERVER_ErrorMessage(error));

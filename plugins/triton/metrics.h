@@ -11,13 +11,13 @@
 
 namespace faser {
 
-// The metrics of one engine, used by its thread. A series outlives the engine process and the model that declared it:
-// its counters go on.
+// The metrics of one engine, used by its thread. A series outlives the engine process and the model that declared it,
+// so counters continue.
 class Metrics {
  public:
   // Applies a kMetrics body: declarations and changes.
   void apply(FrameReader& body);
-  // The engine process ended: its gauges become 0, its numbers of series are forgotten.
+  // Sets gauges to 0 and forgets the numbers of series, after the engine process ended.
   void rest();
   // Publishes whether requests would be served now.
   void set_ready(bool is_ready);

@@ -1,4 +1,4 @@
-// Spaces the steps' responses that have waited, since Triton's HTTP server loses those that come too fast.
+// Spaces out responses that have waited, since Triton's HTTP server loses responses that come too fast.
 #ifndef FASER_TRITON_PACE_H_
 #define FASER_TRITON_PACE_H_
 
@@ -9,9 +9,9 @@
 namespace faser {
 
 // Each HTTP thread of Triton takes responses of generate_stream from a socket pair that holds 277 of them (Linux's
-// default of 208 KiB). Of more it loses the end of the stream without an error: the result of evthr_defer is not read
-// (2.51 to 2.73). More wait when the server was paused and the engine process went on.
-constexpr std::chrono::microseconds kPerResponse{60}, kMostPerStep{4000};  // steps of so many take longer themselves
+// default of 208 KiB). If there are more, it loses the end of the stream without an error, since it ignores the result
+// of evthr_defer (2.51 to 2.73). More can wait if the server was paused while the engine process continued.
+constexpr std::chrono::microseconds kPerResponse{60}, kMostPerStep{4000};  // steps with more responses take longer
 
 class Pace {
  public:

@@ -39,7 +39,7 @@ void put_json_text(std::string& json, const char* name, const std::string& text)
   json.append(1, '"');
 }
 
-// A Refusal as an object of JSON.
+// Returns a Refusal as a JSON object.
 std::string json_of(const Refusal& refusal) {
   std::string json = "{";
   put_json_text(json, "code", code_name(refusal.code));
@@ -131,7 +131,7 @@ void OpenRequest::send_outputs(FrameReader& body, bool is_final) {
   TRITONSERVER_Error* error = nullptr;
   for (uint16_t i = 0, count = body.take<uint16_t>(); i < count; ++i) {
     const uint8_t name_size = body.take<uint8_t>();
-    const char* const name = body.take_bytes(name_size + 1);  // with its final 0
+    const char* const name = body.take_bytes(name_size + 1);  // with its final '\0'
     const auto datatype = static_cast<TRITONSERVER_DataType>(body.take<uint8_t>());
     const uint8_t num_dims = body.take<uint8_t>();
     int64_t shape[256];
@@ -217,7 +217,7 @@ Parameters read_parameters(TRITONBACKEND_Request* request) {
 
 std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request,
                           const Parameters& parameters) {
-  if (parameters.has_two_clients)  // the client's own, next to that of the proxy
+  if (parameters.has_two_clients)  // one of them is the client's own, not the proxy's
     throw std::runtime_error(std::string(kClientHeader) + " was sent twice; leave it to the server's proxy");
   FrameWriter frame(ToEngine::kRequest);
   frame.put(model);

@@ -19,10 +19,10 @@
 
 namespace faser {
 
-constexpr int kNice = 10;  // a tenth of the time of a thread with 0, when both want the core
+constexpr int kNice = 10;  // gets a tenth of the time of a thread with 0 if both need the core
 
-// Tasks of one owner run in their order; owners take turns, a task each, so that a short list does not wait for a long
-// one. Starts with the first task. The destructor runs what is left. Tasks do not throw.
+// Tasks of one owner run in order; owners take turns, one task each, so that a short list does not wait for a long one.
+// The thread starts with the first task, and the destructor runs the remaining ones. Tasks do not throw.
 class TaskThread {
  public:
   TaskThread() = default;
@@ -48,8 +48,8 @@ class TaskThread {
     if (!thread_.joinable()) thread_ = std::thread(&TaskThread::run, this);
     changed_.notify_all();
   }
-  // Whether waiting tasks would hold more than limit bytes with one more of the owner's, and the owner's at least the
-  // mean of all owners.
+  // Returns true if one more task of the owner would make waiting tasks hold more than limit bytes, and the owner's
+  // tasks hold at least the mean of all owners.
   bool is_full(const void* owner, size_t num_bytes, size_t limit) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tasks_.find(owner);
@@ -65,7 +65,7 @@ class TaskThread {
   };
 
   void run() {
-#ifdef __linux__  // where threads have priorities of their own
+#ifdef __linux__  // threads have their own priorities there
     setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
 #endif
     std::unique_lock<std::mutex> lock(mutex_);
@@ -92,7 +92,7 @@ class TaskThread {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unordered_map<const void*, Tasks> tasks_;  // owners that have any
+  std::unordered_map<const void*, Tasks> tasks_;  // of owners that have any
   std::deque<const void*> turns_;                 // the same owners in turn
   size_t num_bytes_ = 0;
   bool closing_ = false;

@@ -1,4 +1,4 @@
-// Frames between this backend and the engine process: the length of the rest (4 bytes), a type, a body. All numbers are
+// Frames between this backend and the engine process: the length of the rest (4 bytes), a type and a body. Numbers are
 // little endian. The peer is faser_trtllm/serving/engine_process/wire.py.
 #ifndef FASER_TRITON_WIRE_H_
 #define FASER_TRITON_WIRE_H_
@@ -11,14 +11,14 @@
 
 namespace faser {
 
-constexpr char kClientHeader[] = "x-faser-client";  // of HTTP and gRPC; Triton makes it a parameter
+constexpr char kClientHeader[] = "x-faser-client";  // a header of HTTP and gRPC, which Triton makes a parameter
 constexpr uint32_t kWireVersion = 3;
-constexpr const char* kRelease = "0.1.0";            // of the package, which must be the engine process's
-constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
-constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends
-constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // of what the engine process has yet to read
-constexpr uint64_t kLargeBytes = 8ull << 10;         // of a response that is sent by a thread of its own
-constexpr uint64_t kMaxUnsentBytes = 256ull << 20;   // of large responses that wait for that thread
+constexpr const char* kRelease = "0.1.0";            // release of the package; the engine process must have the same
+constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // in a client's request
+constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // in a frame of the engine process
+constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // that the engine process has not read yet
+constexpr uint64_t kLargeBytes = 8ull << 10;         // larger responses are sent by another thread
+constexpr uint64_t kMaxUnsentBytes = 256ull << 20;   // in large responses that wait for that thread
 
 enum class ToEngine : uint8_t { kHello = 1, kOpen, kClose, kRequest, kCancel, kPing };
 enum class FromEngine : uint8_t { kHello = 1, kOpened, kResponses, kPong, kDraining, kMetrics };
@@ -53,7 +53,7 @@ class FrameWriter {
   std::string data_;
 };
 
-// Reads a body; throws std::runtime_error instead of reading beyond its end.
+// Reads a body; throws std::runtime_error instead of reading past its end.
 class FrameReader {
  public:
   FrameReader(const char* begin, const char* end) : at_(begin), end_(end) {}

@@ -182,7 +182,7 @@ class InputTensor:
 
 
 class Body:
-    """Reads numbers and texts from a frame's body; raises WireError at its end."""
+    """Reads numbers and texts from a frame's body; raises WireError instead of reading past its end."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
