@@ -25,9 +25,10 @@ MAX_MARGIN = 20.0  # logits; larger margins carry no information, and would put 
 
 
 class AcceptanceModel:
-    """sigmoid(slope[s, j] * min(margin, MAX_MARGIN) + intercept[s, j]) at place j of sampling mode s.
+    """Acceptance probability by margin: sigmoid(slope[s, j] * min(margin, MAX_MARGIN) + intercept[s, j]) at place j of
+    sampling mode s.
 
-    slope, intercept [NUM_MODES, max_draft_len] fp32: whoever fits the model writes them in place; they never move.
+    slope, intercept [NUM_MODES, max_draft_len] fp32: fitting writes them in place, and they never move.
     """
 
     def __init__(self, max_draft_len: int) -> None:

@@ -20,11 +20,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class HiddenRows:
-    """tensor [KV tokens + 2, layers * hidden_size] of the target's dtype: rows of tokens, of dummies and of zeros.
+    """The target's hidden rows in `tensor` [KV tokens + 2, layers * hidden_size], of the target's dtype.
 
-    A row holds the target's hidden row before each listed layer, in their order; layer num_layers stands for the output
-    of the last layer. The target's passes write the tensor and the head's read it; both find their rows when a batch is
-    uploaded.
+    The rows after the KV tokens' are one that dummies write to, and one of zeros. A row holds the target's hidden row
+    before each listed layer, in their order; layer num_layers stands for the output of the last layer. The target's
+    passes write the tensor and the head's read it; both find their rows when a batch is uploaded.
     """
 
     def __init__(

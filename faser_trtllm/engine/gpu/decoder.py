@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Each size of a pass takes memory of its own, so there should be few large sizes."""
+        """True if each size of a pass takes memory of its own, so that there should be few large sizes."""
 
     @property
     def weight_bytes(self) -> int:
@@ -52,11 +52,11 @@ class Decoder(Protocol):
 
     @property
     def has_kv(self) -> bool:
-        """Rows without logits have an effect: they write KV."""
+        """True if rows without logits have an effect, because they write KV."""
 
     @property
     def num_distinct(self) -> Tensor | None:
-        """int32 [1]: experts whose weights a pass has read, summed over its layers; None for a dense model."""
+        """Experts whose weights a pass has read, summed over its layers, int32 [1]; None for a dense model."""
 
     def hidden(self, segment: int) -> Tensor:
         """Return [max_num_tokens, hidden_size], the buffer that a segment leaves its rows in."""
@@ -80,7 +80,7 @@ class Decoder(Protocol):
 
     @property
     def is_read(self) -> bool:
-        """A head reads hidden rows that the passes keep."""
+        """True if a head reads hidden rows that the passes keep."""
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
         """Write LM head scores to `out` fp32 [n, num_candidates], after a segment that left num_hidden rows.
@@ -90,7 +90,7 @@ class Decoder(Protocol):
 
     @property
     def has_prune_plan(self) -> bool:
-        """prune() is available: scores, decision and compaction as one compiled plan."""
+        """True if prune() is available: scores, decision and compaction as one compiled plan."""
 
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
         """Compact a segment's `rows` hidden rows, with dummies, in place, and fill `kept` int32 [num_requests].

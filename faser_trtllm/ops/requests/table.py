@@ -13,13 +13,12 @@ TEXTS_DTYPE = np.dtype(native.FaserTexts)
 
 
 class RequestTable:
-    """counts int32 [max_batch_size, NUM_COUNTS], with the columns that core/request.py names; times_s [max_batch_size,
-    2] as Request.times_s; texts [max_batch_size] (TEXTS_DTYPE): addresses of the tokens, the end ids and, for a request
-    with a prediction, its draft sources, 0 in an empty slot. None of them moves."""
+    """The counts, times and text addresses of all slots, in arrays that never move."""
 
     def __init__(self, max_batch_size: int) -> None:
-        self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)
-        self.times_s: Float64Array = np.zeros((max_batch_size, 2))
+        self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)  # columns: see core/request.py
+        self.times_s: Float64Array = np.zeros((max_batch_size, 2))  # as Request.times_s
+        # Addresses of the tokens, the end ids and, with a prediction, the draft sources; 0 in an empty slot.
         self.texts: SamplingArray = np.zeros(max_batch_size, TEXTS_DTYPE)
         self._end_ids: list[Int32Array | None] = [None] * max_batch_size  # keep alive for their addresses
 
