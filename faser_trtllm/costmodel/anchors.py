@@ -1,6 +1,6 @@
-"""Operator times by size on the whole of a GPU, from NVIDIA's measured tables (data/anchors.json, data/NOTICE).
+"""Operator times by size on a whole GPU, from NVIDIA's measured tables (data/anchors.json, data/NOTICE).
 
-The anchors are operators of eleven models. What a layer's matrices, an LM head or a layer's attention take is
+The anchors are operators of eleven models. Times of a layer's matrices, an LM head or a layer's attention are
 interpolated between them by size: parameters per GPU, or bytes of a token's cache, both on logarithmic scales.
 """
 
@@ -22,8 +22,8 @@ from faser_trtllm.costmodel.shape import SHAPES, ModelShape
 
 Array = npt.NDArray[np.float64]
 
-SAME_SIZE = 0.01  # anchors whose sizes differ by less are one, their mean
-TAIL_POINTS = 8  # of the rows, whose mean slope goes on after the last
+SAME_SIZE = 0.01  # anchors whose sizes differ by less are averaged
+TAIL_POINTS = 8  # last row counts, whose mean slope extrapolates
 
 ANCHORED = {
     "llama-2-13b": SHAPES["llama-2-13b"],
@@ -39,19 +39,19 @@ ANCHORED = {
     "eagle3-70b": SHAPES["llama-3.3-70b"].eagle3(),
 }
 """The anchors' models, by their names in the file."""
-_SHARDED = "llama-3.3-70b-tp4"  # whose all-reduces stand for all
+_SHARDED = "llama-3.3-70b-tp4"  # its all-reduces stand for those of all models
 
 
 @dataclass(frozen=True)
 class BySize:
-    """Times [num_sizes, ...] of one operator at rising sizes."""
+    """Times [num_sizes, ...] of one operator at ascending sizes."""
 
     sizes: Array
     ms: Array
 
     @staticmethod
     def of(points: Sequence[tuple[float, Array]]) -> BySize:
-        """Points in any order; those of one size are averaged."""
+        """Sort points, and average those of equal size."""
         groups: list[list[tuple[float, Array]]] = []
         for point in sorted(points, key=lambda point: point[0]):
             if groups and point[0] < (1.0 + SAME_SIZE) * groups[-1][0][0]:
@@ -62,7 +62,7 @@ class BySize:
         return BySize(np.array(sizes), np.array([np.mean([ms for _, ms in group], axis=0) for group in groups]))
 
     def at(self, size: float) -> Array:
-        """Straight lines between logarithms; beyond the ends in proportion to the size."""
+        """Interpolate between logarithms; beyond the ends times are proportional to the size."""
         sizes, ms = self.sizes, self.ms
         if size <= sizes[0] or size >= sizes[-1]:
             end = 0 if size <= sizes[0] else -1
@@ -74,8 +74,10 @@ class BySize:
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """Times of one model on the whole of one GPU, in ms, by the rows of the file: all layers' matrices, the LM head,
-    elementwise kernels and all-reduces; attention [batch, context] of one row per request."""
+    """Times of one model on a whole GPU, in ms, by rows; gemm: all layers' matrices.
+
+    attention [batch, context] is for one row per request.
+    """
 
     rows: Array
     gemm: Array
@@ -87,18 +89,18 @@ class OperatorTimes:
     attention: Array
 
     def by_rows(self, what: Array, num_rows: float) -> float:
-        """One of the first four at any number of rows."""
+        """Return one of the times by rows at any number of rows."""
         return _between(self.rows, what, num_rows)
 
     def attention_ms(self, num_requests: float, context_len: float) -> float:
-        """Linear between the measured ones, in proportion to requests or context beyond the largest."""
+        """Interpolate linearly; beyond the largest times are proportional to requests or context."""
         beyond = max(1.0, num_requests / self.batch[-1]) * max(1.0, context_len / self.contexts[-1])
         by_context = [np.interp(num_requests, self.batch, column) for column in self.attention.T]
         return float(beyond * np.interp(context_len, self.contexts, by_context))
 
 
 class Anchors:
-    """The operators of a GPU by size."""
+    """Operator times of a GPU by size."""
 
     def __init__(self, gpu: Gpu) -> None:
         data = load_anchors()
@@ -137,7 +139,7 @@ class Anchors:
         )
 
     def _elementwise(self, shape: ModelShape) -> Array:
-        """Kernels per layer and once, each a floor and bytes: linear, fitted to all anchors."""
+        """Return a linear fit to all anchors: kernels per layer and once, each with a floor and bytes."""
         shapes = list(self._found)
         design = np.concatenate([self._kernel_sizes(s) for s in shapes])
         ms = np.concatenate([self._found[s]["elem"] for s in shapes])
@@ -147,7 +149,7 @@ class Anchors:
         return np.asarray(self._kernel_sizes(shape) @ found)
 
     def _kernel_sizes(self, shape: ModelShape) -> Array:
-        """[rows, 5]: a layer's floor, its rows x hidden and rows x intermediate size, and the same of a pass."""
+        """Return [rows, 5]: floor, rows x hidden, rows x intermediate size of all layers; floor, rows x hidden once."""
         layers, rows = shape.num_layers, self._rows
         hidden, intermediate = rows * shape.hidden_size, rows * shape.intermediate_size / shape.num_gpus
         return np.stack(
@@ -155,7 +157,7 @@ class Anchors:
         )
 
     def _all_reduce(self, shape: ModelShape) -> Array:
-        """Two per layer, by their bytes."""
+        """Return the times of two all-reduces per layer, by their bytes."""
         if shape.num_gpus == 1:
             return np.zeros(self._rows.size)
         like, ms = self._sharded
@@ -165,19 +167,19 @@ class Anchors:
 
 @functools.lru_cache(maxsize=1)
 def load_anchors() -> Mapping[str, Any]:
-    """The file: "source" in words, the grids "rows", "batch" and "ctx", and times by GPU and model."""
+    """Read the file: "source" in words, the grids "rows", "batch" and "ctx", and times by GPU and model."""
     text = resources.files("faser_trtllm.costmodel").joinpath("data/anchors.json").read_text()
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def anchors_version() -> str:
-    """Where the anchors come from, with the version."""
+    """Return the source of the anchors, with its version."""
     return str(load_anchors()["source"])
 
 
 def _between(rows: Array, ms: Array, num_rows: float) -> float:
-    """Linear between the rows, and on with the mean slope of the last."""
+    """Interpolate linearly between rows, and extrapolate with the mean slope of the last ones."""
     if num_rows <= rows[-1]:
         return float(np.interp(num_rows, rows, ms))
     slope = (ms[-1] - ms[-TAIL_POINTS]) / (rows[-1] - rows[-TAIL_POINTS])
@@ -185,5 +187,5 @@ def _between(rows: Array, ms: Array, num_rows: float) -> float:
 
 
 def _rising(ms: Array) -> Array:
-    """Never less for more rows: what is, is noise."""
+    """Make times non-decreasing in rows; decreases are noise."""
     return np.cumsum(nnls(np.tril(np.ones((ms.size, ms.size))), ms))

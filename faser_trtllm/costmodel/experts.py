@@ -1,8 +1,8 @@
-"""Times of a layer's experts on the whole of a GPU, from NVIDIA's measured tables (data/experts.json, data/NOTICE).
+"""Times of a layer's experts on a whole GPU, from NVIDIA's measured tables (data/experts.json, data/NOTICE).
 
-ms = fixed + distinct experts x ms per expert + what rows beyond one per expert add. The anchors are the experts of a
-few models; those of other sizes are interpolated between the anchors of the same bytes per weight: the bandwidth that
-is reached and the fixed part over the logarithm of an expert's parameters, and what rows add from the nearest.
+ms = fixed + distinct experts x ms per expert + ms of rows beyond one per expert. The anchors are the experts of a few
+models. Other sizes are interpolated between anchors of the same bytes per weight: bandwidth and the fixed part over the
+logarithm of an expert's parameters; further rows are those of the nearest anchor.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ ANCHORED = {
     "gpt-oss-120b": SHAPES["gpt-oss-120b"],
 }
 """The anchors' models, by their names in the file."""
-REFERENCE = "h100"  # whose tables stand for a GPU that has none of its own
+REFERENCE = "h100"  # its tables stand for a GPU without any
 
 
 @dataclass(frozen=True)
 class ExpertTimes:
-    """Times of one layer's experts. rows, more_ms: what rows beyond one per expert add, in straight lines. is_assumed:
-    scaled from another GPU's tables."""
+    """Times of one layer's experts. more_ms: time of rows beyond one per expert, at the points of rows.
+
+    is_assumed: scaled from a different GPU's tables.
+    """
 
     fixed_ms: float
     expert_ms: float
@@ -44,7 +46,7 @@ class ExpertTimes:
     is_assumed: bool = False
 
     def ms(self, num_rows: float, num_experts: float, *, bandwidth: float = 1.0, sm_share: float = 1.0) -> float:
-        """A pass of num_rows rows that take num_experts distinct experts, on shares of the bandwidth and of the SMs."""
+        """Return ms of num_rows rows with num_experts distinct experts, on shares of the bandwidth and the SMs."""
         rows, more_ms = self.rows, self.more_ms
         slope = (more_ms[-1] - more_ms[-2]) / (rows[-1] - rows[-2])
         more = np.interp(num_rows, rows, more_ms) + max(0.0, num_rows - rows[-1]) * slope
@@ -52,8 +54,7 @@ class ExpertTimes:
 
 
 def expert_times(gpu: Gpu, shape: ModelShape) -> ExpertTimes:
-    """The experts of a mixture on a GPU; of one without tables those of REFERENCE, in proportion to bandwidth and
-    arithmetic."""
+    """Return the times of a mixture's experts; a GPU without tables uses REFERENCE's, scaled by bandwidth and flops."""
     assert shape.experts is not None, "a dense model has no experts"
     experts, found = shape.experts, load_experts()["gpus"].get(gpu.name, {})
     anchors = {ANCHORED[name]: times for name, times in found.items() if _bytes(ANCHORED[name]) == experts.value_bytes}
@@ -77,7 +78,7 @@ def expert_times(gpu: Gpu, shape: ModelShape) -> ExpertTimes:
 
 @functools.lru_cache(maxsize=1)
 def load_experts() -> Mapping[str, Any]:
-    """The file: "source" in words, and by GPU and model "fixed_ms", "expert_ms" and "more", pairs of rows and ms."""
+    """Read the file: "source" in words, and by GPU and model "fixed_ms", "expert_ms" and "more" (rows, ms)."""
     found: dict[str, Any] = json.loads(
         resources.files("faser_trtllm.costmodel").joinpath("data/experts.json").read_text()
     )
@@ -90,12 +91,12 @@ def _bytes(shape: ModelShape) -> float:
 
 
 def _rows_per_expert(shape: ModelShape) -> float:
-    """Rows that bring each expert one."""
+    """Return the number of rows that give each expert one row."""
     assert shape.experts is not None
     return shape.experts.routing.num_experts / shape.experts.routing.top_k
 
 
 def _all_params(shape: ModelShape) -> float:
-    """Times of a layer's experts: what rows add at as many rows per expert is in proportion to it."""
+    """Return the parameters of a layer's experts, to which the time of further rows is proportional."""
     assert shape.experts is not None
     return shape.experts.routing.num_experts * shape.expert_params

@@ -1,4 +1,4 @@
-"""The machine and the engines that a cost table is valid for, and where the table lies."""
+"""The machine and the engines that a cost table is valid for, and the table's path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROFILE = "profile.json"
 
 
 def fingerprint_of(engine_dir: Path, num_threads: int) -> Fingerprint:
-    """The fingerprint of a whole engine directory (EngineDir.load accepted it) on this machine.
+    """Return the fingerprint of an engine directory that EngineDir.load accepted on this machine.
 
-    Of GPU engines it names the first GPU, its architecture and driver, and its SMs; ConfigError where there is none.
+    For GPU engines it names the first GPU, its architecture, driver and SMs; ConfigError without a GPU.
     """
     manifest = (engine_dir / "manifest.json").read_bytes()
     if find_backend(json.loads(manifest)["backend"]).on_cpu:
@@ -30,19 +30,19 @@ def fingerprint_of(engine_dir: Path, num_threads: int) -> Fingerprint:
 
 
 def gpu_fingerprint(made_of: bytes) -> Fingerprint:
-    """The fingerprint of engines on the first GPU. made_of: their manifest, or what they are made of without one."""
+    """Return the fingerprint of engines on the first GPU. made_of: their manifest, or bytes that identify them."""
     return Fingerprint(*gpu_model(), hashlib.sha256(made_of).hexdigest())
 
 
 def gpu_model() -> tuple[str, str, int]:
-    """The first GPU: its name, its architecture with the driver's CUDA version, its SMs. ConfigError without one."""
+    """Return name, architecture with the driver's CUDA version, and SMs of the first GPU; ConfigError without one."""
     version = driver.driver_version()
     architecture = f"{driver.device_arch()}, driver {version // 1000}.{version % 1000 // 10}"
     return driver.device_name(), architecture, driver.num_sms()
 
 
 def cpu_model() -> str:
-    """The processor's name from the kernel, or the architecture."""
+    """Return the processor's name from the kernel, or the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -53,20 +53,19 @@ def cpu_model() -> str:
 
 
 def extra_table_path(engine_dir: Path, fingerprint: Fingerprint) -> Path:
-    """Where a table for this fingerprint goes if profile.json is another machine's, which machines that share the
-    directory go on using."""
+    """Return the path of this machine's table if profile.json belongs to a different machine that shares the folder."""
     digest = hashlib.sha256(json.dumps(asdict(fingerprint)).encode()).hexdigest()
     return engine_dir / f"profile-{digest[:12]}.json"
 
 
 def load_costs(engine_dir: Path, num_threads: int) -> CostTable | None:
-    """The directory's table for this machine; None if it has no profile.json, ConfigError if no table fits."""
+    """Return the directory's table for this machine; None without profile.json, ConfigError if no table fits."""
     found = find_costs(engine_dir, num_threads)
     return None if found is None else found[1]
 
 
 def find_costs(engine_dir: Path, num_threads: int) -> tuple[Path, CostTable] | None:
-    """load_costs(), with the table's file."""
+    """Return the table of load_costs() with its file."""
     path = engine_dir / PROFILE
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""GPUs as the cost model sees them: sizes, and what of the bandwidth a share of the SMs can draw."""
+"""GPUs in the cost model: sizes, and the bandwidth that a share of the SMs can use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from faser_trtllm.errors import InvalidArgumentError
 
-SATURATION_POWER = 2.2  # of the bandwidth over SMs: (1 + (a x)^-2.2)^(-1/2.2), fitted to public curves
+SATURATION_POWER = 2.2  # bandwidth over SMs: (1 + (a x)^-2.2)^(-1/2.2), fitted to public curves
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """memory_gb: of 10^9 bytes. gb_per_ms: HBM read bandwidth that is reached. tflops: dense bf16 that is reached.
+    """A GPU. gb_per_ms: HBM read bandwidth in practice. tflops: dense bf16 in practice. GB are 10^9 bytes.
 
-    sm_gb_per_ms: what one SM draws at most. sm_step: green contexts take a multiple of so many SMs.
+    sm_gb_per_ms: limit of one SM. sm_step: green contexts have a multiple of this many SMs.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Gpu:
     has_fp8: bool = True
 
     def bandwidth_share(self, share: float) -> float:
-        """The share of the bandwidth that a share (above 0, to 1) of the SMs can draw."""
+        """Return the share of the bandwidth that a share (above 0, to 1) of the SMs can use."""
         return self._saturation(share) / self._saturation(1.0)
 
     def split(self, share: float) -> int:
-        """SMs of a green context with about this share of all, and at least one step left over."""
+        """Return the SMs of a green context with about this share of all, which leaves at least one step."""
         steps = max(1, round(share * self.num_sms / self.sm_step))
         return min(steps, (self.num_sms - 1) // self.sm_step) * self.sm_step
 
@@ -40,7 +40,7 @@ class Gpu:
         return found
 
 
-# Bandwidths: 0.9 of the specified ones. An SM draws 45 GB/s on Hopper by two public curves; elsewhere it is assumed.
+# Bandwidths: 0.9 of the specified ones. An SM uses 45 GB/s on Hopper by two public curves; elsewhere it is assumed.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -54,7 +54,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of a name in any case; InvalidArgumentError for an unknown one."""
+    """Return the GPU of a name in any case; InvalidArgumentError for an unknown one."""
     found = GPUS.get(name.lower())
     if found is None:
         raise InvalidArgumentError(f"gpu is {name!r}, the cost model knows {', '.join(GPUS)}; take the nearest of them")

@@ -1,8 +1,8 @@
-"""Passes that were measured on a GPU, put together from their parts.
+"""Times of passes on a GPU, composed from measured kernels.
 
 A pass is its matrix products by rows, and per layer attention, append_kv, the gated activation and the merging of
-chunks, each as its kernel was measured. So its shape shares nothing with the curves that a profile fits, and a policy
-can be tested on times that its table does not describe exactly.
+chunks. Its times do not have the form of the curves that a profile fits, so a policy can be tested on times that its
+table does not describe exactly.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from faser_trtllm.errors import ConfigError
 
 H100 = "h100-measured"
 NAMES = (H100,)
-MAX_NUM_TOKENS = 2048  # rows of a pass, at most
+MAX_NUM_TOKENS = 2048  # most rows of a pass
 
 
 @dataclass(frozen=True)
 class ByRows:
-    """A time that grows with a number of rows or requests: straight lines between what was measured, and beyond."""
+    """A time by rows or requests, interpolated and extrapolated linearly."""
 
     at: tuple[float, ...]
     times: tuple[float, ...]
@@ -39,10 +39,9 @@ class ByRows:
 
 
 class MeasuredGpu:
-    """The times of one pair on one GPU, in ms. Raises ConfigError for a name that is none of NAMES.
+    """Times of one pair on one GPU, in ms. Raises ConfigError for a name that is not in NAMES.
 
-    is_padded: passes above MAX_GRAPH_ROWS are padded as the engines do now; on the day of the measurements they were
-    not.
+    is_padded: passes above MAX_GRAPH_ROWS are padded like those of the engines; when measured they were not.
     """
 
     traffic = None
@@ -63,7 +62,7 @@ class MeasuredGpu:
         self._rows_ms = self._by_rows("draft_rows_ms", "rows", "ms")
 
     def verify_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """A pass of the target with its acceptance test."""
+        """Return the time of a target pass with rejection sampling."""
         rows = self._buckets.rows(num_rows)
         layer_us = sum(time(rows) for time in self._us_per_layer) + self._combine_us(num_rows)
         layer_us += self._attention_us(num_rows, num_requests, context_len)
@@ -72,22 +71,22 @@ class MeasuredGpu:
         return self._gemm_ms(rows) + 1e-3 * kernels_us + test_ms
 
     def decode_ms(self, num_requests: int, context_len: float) -> float:
-        """A GPU's caches hold no weights from pass to pass, so drafting between passes changes nothing."""
+        """Return the time of a pass without drafts; drafting in between makes no difference to a GPU's caches."""
         return self.verify_ms(num_requests, num_requests, context_len)
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """One step of a draft call."""
+        """Return the time of one step of a draft call."""
         return self._step_ms(num_requests) + self._draft_context_ms(num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """The first step of a draft call, over all rows that the draft model has not seen."""
+        """Return the time of a draft call's first step, with all rows that the draft model has not seen."""
         ms = self._rows_ms(self._buckets.rows(num_rows))
-        if num_rows > MAX_GRAPH_ROWS:  # prompts, mostly
+        if num_rows > MAX_GRAPH_ROWS:  # mostly prompts
             return ms
         return ms + self._draft_context_ms(min(num_rows, num_requests), context_len)
 
     def host_ms(self, num_requests: int, num_joining: int, is_drafting: bool) -> float:
-        """The time of a step besides its passes, with so many requests that decode and so many whose prompts run."""
+        """Return the time of a step outside its passes, by numbers of decoding and of joining requests."""
         given = self.data["host_ms"]
         once, per_request = given["drafting" if is_drafting else "off"]
         return float(once + per_request * num_requests + given["per_joining"] * num_joining)
@@ -103,13 +102,13 @@ class MeasuredGpu:
         return Interference(draft_partition, verify_partition, given["draft"], given["verify"])
 
     def _draft_context_ms(self, num_requests: float, context_len: float) -> float:
-        """The time of a context beyond the one of the measurement."""
+        """Return the additional time of a context longer than the measured one."""
         given = self.data["draft_step_ms"]
         per_position_us = float(given["us_per_position"]) + float(given["us_per_request_position"]) * num_requests
         return 1e-3 * per_position_us * (context_len - float(given["context"]))
 
     def _attention_us(self, num_rows: int, num_requests: int, context_len: float) -> float:
-        """A block walks a chunk, however few there are; many requests are bound by the cache's bytes."""
+        """Return attention's time: at least one block's walk of a chunk, and the cache's bytes for many requests."""
         given = self.data["attention"]
         floor_us = given["floor_us"] + given["us_per_position"] * min(context_len, given["chunk"])
         gb = 1e-9 * num_requests * context_len * self.data["kv_bytes_per_token"]
@@ -123,13 +122,13 @@ class MeasuredGpu:
 
     @property
     def source(self) -> str:
-        """Where, when and of which models the passes were measured, in words."""
+        """Place, date and models of the measurement, in words."""
         given = self.data
         return f"passes that were measured on {given['measured']}, of {given['target']} and {given['draft']}"
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """That passes are padded to, ascending."""
+        """Row counts that passes are padded to, ascending."""
         return (*self._buckets.sizes(), *self._buckets.large_sizes())
 
     def _by_rows(self, key: str, at: str, times: str) -> ByRows:

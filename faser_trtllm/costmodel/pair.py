@@ -1,4 +1,4 @@
-"""A target and its draft model on one GPU: what the parts of a step take."""
+"""Times of the parts of a step, for a target and its draft model on one GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from faser_trtllm.costmodel.passes import PassModel
 from faser_trtllm.costmodel.shape import ModelShape
 from faser_trtllm.errors import InvalidArgumentError
 
-CATCH_UP_ROWS = 1.5  # per request, of a draft call's first step: what the last step committed and it has not seen
+CATCH_UP_ROWS = 1.5  # unseen rows per request in a draft call's first step
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """The host's share, which is stated and not modelled. step_ms: of a step, besides its passes. draft_call_ms: of a
-    draft call, besides its steps. draft_step_ms: of a draft step, drawing and bookkeeping. test_row_ms: rejection
-    sampling, per row. boundary_ms: between two segments of a pass where rows may be dropped: the graph ends, the host
-    decides and launches the next. score_row_ms: its scores. A step, a call and a boundary are as measured on an H100,
-    2026-11-26.
+    """Times of the host, which are not modelled. Those of a step, call and boundary were measured on an H100.
+
+    step_ms: a step without its passes. draft_call_ms: a draft call without its steps.
+    draft_step_ms: drawing and bookkeeping of a draft step.
+    test_row_ms: rejection sampling, per row.
+    boundary_ms: between two segments, where the host chooses rows and launches the next graph.
+    score_row_ms: candidate scores of a boundary, per row.
     """
 
     step_ms: float = 0.6
@@ -31,7 +33,7 @@ class HostTimes:
 
 
 class Pair:
-    """draft_sms: of the green context for drafting in overlapped steps; the target has the others."""
+    """A pair on one GPU. draft_sms: SMs for drafting in overlapped steps; the target has the others."""
 
     def __init__(
         self,
@@ -71,13 +73,12 @@ class Pair:
         )
 
     def verify_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A target pass with rejection sampling."""
+        """Return the time of a target pass with rejection sampling."""
         ms = self.target.ms(num_rows, num_requests, context_len, sm_share=sm_share)
         return ms + self.host.test_row_ms * num_rows
 
     def draft_rows_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A draft call's first step: the draft model's pass over rows it has not seen, with a draw for each request; a
-        block drafter's, with the pass over its blocks."""
+        """Return the time of a draft call's first step, with unseen rows and a draw per request, or with all blocks."""
         if self.draft.shape.block_size:
             blocks = self.draft.shape.block_size * num_requests
             ms = self.draft.ms(blocks, num_requests, context_len, sm_share=sm_share)
@@ -87,18 +88,18 @@ class Pair:
         return ms + self.host.draft_step_ms + self.host.draft_call_ms
 
     def draft_step_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A later step of the same call, a row for each request; of a block, whose pass is done, a draw."""
+        """Return the time of a later step with a row per request, or for blocks of a draw."""
         if self.draft.shape.block_size:
             return self.host.draft_step_ms
         return self.draft.ms(num_requests, num_requests, context_len, sm_share=sm_share) + self.host.draft_step_ms
 
     def drafting_gb(self, length: int, num_requests: float, context_len: float) -> float:
-        """GB that a draft call of so many steps reads."""
+        """Return the GB that a draft call of `length` steps reads."""
         passes = min(1, length) if self.draft.shape.block_size else length
         return passes * self.draft.pass_gb(num_requests, context_len)
 
     def drafting_ms(self, length: int, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A draft call of so many steps."""
+        """Return the time of a draft call of `length` steps."""
         if length == 0:
             return 0.0
         first = self.draft_rows_ms(CATCH_UP_ROWS * num_requests, num_requests, context_len, sm_share)

@@ -1,4 +1,4 @@
-"""Models as the cost model sees them: the sizes of what one GPU runs."""
+"""Model shapes for the cost model: sizes of the part that one GPU runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.experts import TOP_K_SOFTMAX
 
 NUM_GPUS = (1, 4)  # tensor parallel: the anchors have all-reduces of 4 GPUs
-EAGLE3_VOCAB = 32_000  # an EAGLE-3 head draws from a part of the vocabulary
-DENSE_WIDTH = 3  # times the hidden size, of the MLP of a mixture's drafters, as published for Qwen3-30B-A3B
-BLOCK_LAYERS, BLOCK_SIZE, BLOCK_FEATURES = 5, 16, 5  # of published block drafters; features: layers of the target read
-MXFP4 = 4.25 / 8  # bytes of a weight: 32 of 4 bits share a scale of 8
+EAGLE3_VOCAB = 32_000  # tokens that an EAGLE-3 head can draft
+DENSE_WIDTH = 3  # MLP width over hidden size in a mixture's drafters, as published for Qwen3-30B-A3B
+BLOCK_LAYERS, BLOCK_SIZE, BLOCK_FEATURES = (
+    5,
+    16,
+    5,
+)  # of published block drafters; features: the target's layers that are read
+MXFP4 = 4.25 / 8  # bytes per weight: 32 weights of 4 bits share a scale of 8
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of every layer of a mixture. intermediate_size: of one. value_bytes: of a weight, 2, 1 (fp8) or
-    MXFP4."""
+    """A mixture's experts. intermediate_size: width of one. value_bytes: per weight, 2, 1 (fp8) or MXFP4."""
 
     routing: Routing
     intermediate_size: int
@@ -30,12 +33,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder. Sizes of the whole model; num_gpus share its matrices and its KV heads evenly.
+    """A decoder. Sizes are the whole model's; num_gpus share its matrices and KV heads evenly.
 
-    weight_bytes, kv_bytes: per value, 2 or (fp8) 1. tied: the embedding is the LM head. experts: of a mixture, whose
-    intermediate_size is that of what every row takes next to them, 0 if there is nothing. block_size: rows of a block
-    drafter's blocks, whose embedding and LM head are its target's; 0: it is none. is_head: it drafts from its target's
-    hidden rows. windowed_share: of the layers, attends to the last `window` tokens only.
+    intermediate_size: width of the MLP, or with experts of the part that every row uses, 0 for none.
+    weight_bytes, kv_bytes: per value, 2 or (fp8) 1. tied: the embedding is the LM head.
+    block_size: rows of a block drafter's blocks, whose embedding and LM head are its target's; 0 for other models.
+    is_head: it drafts from its target's hidden rows.
+    windowed_share: share of the layers that attend to the last `window` tokens only.
     """
 
     name: str
@@ -58,7 +62,7 @@ class ModelShape:
 
     @property
     def layer_params(self) -> float:
-        """Parameters of one layer's matrices that every row takes, per GPU."""
+        """Parameters of one layer's dense matrices, per GPU."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         router = self.hidden_size * self.experts.routing.num_experts if self.experts else 0
         return (attention + router + 3 * self.hidden_size * self.intermediate_size) / self.num_gpus
@@ -70,7 +74,7 @@ class ModelShape:
 
     @property
     def expert_gb(self) -> float:
-        """One expert of every layer."""
+        """GB of one expert in every layer."""
         return 1e-9 * self.num_layers * self.expert_params * (self.experts.value_bytes if self.experts else 0.0)
 
     @property
@@ -80,17 +84,17 @@ class ModelShape:
 
     @property
     def dense_gb(self) -> float:
-        """Weights that every pass reads on one GPU."""
+        """GB of weights that every pass reads on one GPU."""
         return 1e-9 * (self.num_layers * self.layer_params * self.weight_bytes + 2 * self.head_params)
 
     @property
     def pass_gb(self) -> float:
-        """Weights that a pass of one row reads on one GPU."""
+        """GB of weights that a pass of one row reads on one GPU."""
         return self.dense_gb + (self.experts.routing.top_k * self.expert_gb if self.experts else 0.0)
 
     @property
     def resident_gb(self) -> float:
-        """Weights in the memory of one GPU, all experts among them; the embedding is kept whole."""
+        """GB of weights in the memory of one GPU, with all experts; the embedding is not split."""
         if self.block_size:
             return self.dense_gb - 2e-9 * self.head_params + self.context_gb
         experts_gb = self.experts.routing.num_experts * self.expert_gb if self.experts else 0.0
@@ -98,7 +102,7 @@ class ModelShape:
 
     @property
     def context_gb(self) -> float:
-        """Weights that make keys and values of the target's hidden rows, for a block drafter."""
+        """GB of weights with which a block drafter computes keys and values of the target's hidden rows."""
         features = BLOCK_FEATURES * self.hidden_size**2
         return 2e-9 * (features + self.num_layers * self.hidden_size * 2 * self.num_kv_heads * self.head_dim)
 
@@ -114,7 +118,7 @@ class ModelShape:
 
     @property
     def gflop_per_row(self) -> float:
-        """GFLOP of one row in the matrices that every row takes, per GPU."""
+        """GFLOP of one row in the dense matrices, per GPU."""
         return 2e-9 * (self.num_layers * self.layer_params + self.head_params)
 
     @property
@@ -123,7 +127,7 @@ class ModelShape:
         return 4e-9 * self.num_layers * self.num_heads * self.head_dim / self.num_gpus
 
     def on(self, num_gpus: int) -> ModelShape:
-        """Tensor parallel over so many GPUs; InvalidArgumentError for a number without anchors."""
+        """Return the model on num_gpus (tensor parallelism); InvalidArgumentError for a number without anchors."""
         if num_gpus not in NUM_GPUS:
             raise InvalidArgumentError(
                 f"num_gpus is {num_gpus}, the cost model has all-reduces of {NUM_GPUS[-1]} GPUs only; "
@@ -142,14 +146,14 @@ class ModelShape:
         return replace(self, num_gpus=num_gpus)
 
     def in_fp8(self) -> ModelShape:
-        """Layers and KV cache in fp8; the LM head stays, and so do experts in fewer bits."""
+        """Return the model with layers and KV cache in fp8; the LM head and experts in fewer bits stay."""
         experts = self.experts
         if experts is not None:
             experts = replace(experts, value_bytes=min(1.0, experts.value_bytes))
         return replace(self, weight_bytes=1, kv_bytes=1, experts=experts)
 
     def with_overlap(self, overlap: float) -> ModelShape:
-        """Of two rows of a request, of a mixture's experts; InvalidArgumentError where that means nothing."""
+        """Return the mixture with this overlap of experts of two rows of a request; InvalidArgumentError if invalid."""
         if not 0.0 <= overlap < 1.0:
             raise InvalidArgumentError(
                 f"expert_overlap is {overlap}, it must be at least 0 and less than 1: the share of a row's experts "
@@ -161,11 +165,11 @@ class ModelShape:
         return replace(self, experts=replace(self.experts, routing=routing))
 
     def eagle3(self) -> ModelShape:
-        """The EAGLE-3 head of this target: one dense layer of its size on one GPU, in bf16."""
+        """Return the target's EAGLE-3 head: one dense layer of its size on one GPU, in bf16."""
         return self._drafter("eagle3", num_layers=1, vocab_size=min(EAGLE3_VOCAB, self.vocab_size))
 
     def block_drafter(self) -> ModelShape:
-        """The block drafter of this target: dense layers of its size on one GPU, in bf16, with its LM head."""
+        """Return the target's block drafter: dense layers of its size on one GPU, in bf16, with its LM head."""
         return self._drafter("block drafter", num_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE)
 
     def _drafter(self, kind: str, **sizes: Any) -> ModelShape:
@@ -176,7 +180,7 @@ class ModelShape:
 
     @staticmethod
     def of(name: str, config: ModelConfig) -> ModelShape:
-        """The shape of a checkpoint's configuration. gpt-oss's experts are in MXFP4."""
+        """Return the shape of a checkpoint's configuration. gpt-oss's experts are in MXFP4."""
         experts, found = None, config.experts
         if found is not None:
             value_bytes = MXFP4 if found.scoring == TOP_K_SOFTMAX else 2.0
@@ -223,7 +227,7 @@ SHAPES = {
 
 
 def find_shape(name: str) -> ModelShape:
-    """A built-in name, or a checkpoint's directory with a config.json; InvalidArgumentError for neither."""
+    """Return the shape of a built-in name or a checkpoint directory; InvalidArgumentError for neither."""
     found = SHAPES.get(name.lower())
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""A pair's cost table, as `faser profile` would have written it: the model's times instead of measured ones."""
+"""A pair's cost table in the form of `faser profile`, with modelled instead of measured times."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 
 CONTEXTS = (256, 1024, 4096)
 LARGE_ROWS = (320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-REQUEST_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the rows
-USUAL_REQUESTS, USUAL_LENGTH = 64, 4  # of the step whose slowdowns stand for all, for policies
+REQUEST_SHARES = (0.125, 0.25, 0.5, 1.0)  # requests as shares of the rows
+USUAL_REQUESTS, USUAL_LENGTH = 64, 4  # the step whose slowdowns policies use for all steps
 
 
 @dataclass(frozen=True)
 class ExitSignal:
-    """What an early exit knows at a boundary, assumed: of the drafts that will be rejected it doubts `recall`, of the
-    others `false`. depth: share of the layers before it."""
+    """An assumed early exit, which doubts the share `recall` of drafts that will be rejected, and `false` of others.
+
+    depth: share of the layers before it.
+    """
 
     depth: float = 0.25
     recall: float = 0.4
     false: float = 0.03
 
     def model(self, boundary: int) -> ExitModel:
-        """Bayes' rule, where rank 0 is no doubt and rank 1 is doubt."""
+        """Return the model by Bayes' rule, where rank 0 is no doubt and rank 1 is doubt."""
         calm = math.log((1.0 - self.false) / (1.0 - self.recall))
         doubt = math.log(self.false / self.recall)
         return ExitModel(boundary, rank=doubt - calm, gap=0.0, survival=1.0, intercept=calm, pays=True)
@@ -44,7 +46,7 @@ def modelled_table(
     contexts: Sequence[int] = CONTEXTS,
     exit_signal: ExitSignal | None = None,
 ) -> CostTable:
-    """contexts: tokens, around which attention is fitted. exit_signal: for two segments, with pruning between them."""
+    """Return the table. contexts: tokens for which attention is fitted. exit_signal: adds a boundary with pruning."""
     targets, drafts = list(_grid(max_batch_size, contexts)), list(_grid(max_batch_size, contexts))
     steps = [(n, n, c) for n in _rows() if n <= max_batch_size for c in contexts]
     verify_share, draft_share = 1.0 - pair.draft_share, pair.draft_share
@@ -90,7 +92,7 @@ def modelled_table(
 
 
 def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
-    """Errors of the fit to the model, with how far that is off."""
+    """Return errors of the fit to the model, with the model's own errors."""
     is_mixture = pair.target.shape.experts is not None
     by_kind = error_by_kind(pair.gpu.name, is_mixture=is_mixture)
     public = {f"{kind}@{ALL}": error for kind, error in by_kind.items()}
@@ -101,13 +103,13 @@ def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
 
 
 def _rows() -> list[int]:
-    """Both sides of each bucket's edge, and larger passes."""
+    """Return row counts on both sides of each bucket's edge, and of larger passes."""
     sizes = Buckets(MAX_GRAPH_ROWS).sizes()
     return sorted({*sizes, *(size + 1 for size in sizes), *LARGE_ROWS})
 
 
 def _grid(max_requests: int, contexts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Rows, requests and context."""
+    """Yield rows, requests and context."""
     for rows in _rows():
         for requests in sorted({min(max_requests, max(1, round(share * rows))) for share in (0.0, *REQUEST_SHARES)}):
             for context in contexts:
@@ -132,7 +134,7 @@ def _segment_ms(
 
 
 def _usual_interference(pair: Pair) -> Interference:
-    """Slowdowns of a usual step, for policies, which know one pair of factors; simulated time follows the traffic."""
+    """Return slowdowns of a usual step for policies, which use one pair of factors; simulated time uses traffic."""
     n, length, context = USUAL_REQUESTS / 2, USUAL_LENGTH, CONTEXTS[1]
     draft_ms = pair.drafting_ms(length, n, context, pair.draft_share)
     verify_ms = pair.verify_ms(n * (1 + length), n, context, 1.0 - pair.draft_share)

@@ -1,4 +1,4 @@
-"""Advice on a plan: the recommended faser.yaml, the commands, and what to know before."""
+"""Advice on a plan: the recommended faser.yaml, the commands, and notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from faser_trtllm.planner.systems import OFF, SYSTEMS
 
 
 def service_config(plan: Plan) -> str:
-    """faser.yaml."""
+    """Return the recommended faser.yaml."""
     system = SYSTEMS[plan.recommended]
     room = plan.memory[system.drafter]
     lines = [
@@ -25,7 +25,7 @@ def service_config(plan: Plan) -> str:
 
 
 def batch_size(plan: Plan) -> int:
-    """The largest load, as far as the memory holds it; where requests arrive as they like, what the memory holds."""
+    """Return the largest load that fits in memory; for open loops the requests that fit."""
     room = plan.memory[SYSTEMS[plan.recommended].drafter]
     in_flight = [run.concurrency for run in plan.runs]
     largest = max((c for c in in_flight if c is not None), default=256)
@@ -33,7 +33,7 @@ def batch_size(plan: Plan) -> int:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Sentences that belong to the figures."""
+    """Return notes on the figures."""
     found = []
     if plan.source == MODELLED:
         found.append(
@@ -74,7 +74,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 def _experts_note(plan: Plan) -> str:
-    """The rows of a pass and the experts that they read."""
+    """Return a note on a pass's rows and the experts that they read."""
     q = plan.question
     reads = [
         f"{few:.0f} with {n} in flight and one row each, {many:.0f} with {1 + MAX_DRAFT_LEN} rows each"

@@ -1,4 +1,4 @@
-"""The batch that fits into a GPU's memory."""
+"""The batch size that fits into a GPU's memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import NUM_GPUS, ModelShape
 from faser_trtllm.errors import InvalidArgumentError
 
-USABLE = 0.9  # of the memory, for weights, caches and work space
-WORK_GB = 3.0  # CUDA, graphs and activations, assumed
+USABLE = 0.9  # share of the memory for weights, caches and work space
+WORK_GB = 3.0  # CUDA, graphs and activations (assumed)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """In 10^9 bytes of one GPU. kv_tokens: that the caches hold, of the target and of the draft model if there is one.
+    """Memory of one GPU in 10^9 bytes. kv_tokens: tokens in the caches of the target and, if any, the draft model.
 
     max_batch_size: requests of mean_len tokens that fit at a time.
     """
@@ -27,7 +27,7 @@ class MemoryPlan:
 
 
 def plan_memory(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int) -> MemoryPlan:
-    """InvalidArgumentError if the models leave no room for one request."""
+    """Plan the memory; InvalidArgumentError if the models leave no room for one request."""
     found = _room(gpu, target, draft, mean_len)
     if not found.max_batch_size:
         names = target.name if draft is None else f"{target.name} with {draft.name}"
@@ -48,7 +48,7 @@ def _room(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int)
 
 
 def _fixes(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int) -> list[str]:
-    """Flags with which it would fit."""
+    """Return flags with which it would fit."""
     most = NUM_GPUS[-1]
     found = []
     if target.num_gpus < most and _room(gpu, target.on(most), draft, mean_len).max_batch_size:

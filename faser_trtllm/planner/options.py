@@ -15,14 +15,14 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.acceptance import Acceptance
 from faser_trtllm.planner.load.arrivals import TRACES, Arrival, Lengths, generated_arrivals, read_arrivals
 
-TRACE_S = 600.0  # of a generated trace
+TRACE_S = 600.0  # duration of a generated trace
 MAX_PROMPT, MAX_OUTPUT = 8192, 2048  # tokens; longer requests are cut
-MAX_PADDING = 1024  # tokens by which models of one tokenizer may pad their vocabularies differently
+MAX_PADDING = 1024  # largest difference between padded vocabularies of one tokenizer
 
 
 @dataclass(frozen=True)
 class Load:
-    """concurrency: requests in flight; None: they arrive as arrivals() says."""
+    """A load. concurrency: requests running at a time; None: requests come from arrivals()."""
 
     name: str
     concurrency: int | None
@@ -31,10 +31,10 @@ class Load:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """requests: tokens of the requests of closed loops. max_requests: of one run.
+    """Options of `faser plan`. requests: lengths of requests in closed loops. max_requests: limit of one run.
 
-    head_acceptance: of the EAGLE-3 head and of the block drafter, "eagle3" and "block", where it is not that of the
-    draft model. systems: labels of systems.py. exit_signal: of an early exit's judgements, for pruning.
+    head_acceptance: acceptance of "eagle3" and "block", if it is not the draft model's. systems: labels of systems.py.
+    exit_signal: quality of an early exit, for pruning.
     """
 
     gpu: Gpu
@@ -75,7 +75,7 @@ class PlanOptions:
 
 
 def parse_loads(text: str, seed: int) -> tuple[Load, ...]:
-    """ "8,64", a CSV file, or "azure:5" (a trace's name and requests per second), or several with commas."""
+    """Parse numbers, CSV files and "azure:5" (a trace's name and requests per second), separated by commas."""
     return tuple(_parse_load(part.strip(), seed) for part in text.split(",") if part.strip()) or _no_load(text)
 
 
@@ -104,7 +104,7 @@ def _parse_load(text: str, seed: int) -> Load:
             f"load is {text!r}, which is no number of requests in flight, no CSV file, and none of "
             f"{', '.join(f'{trace}:RATE' for trace in TRACES)}"
         )
-    next(read_arrivals(path), None)  # a file that cannot be read is refused now
+    next(read_arrivals(path), None)  # refuse an unreadable file now
     return Load(path.name, None, lambda: read_arrivals(path, MAX_PROMPT, MAX_OUTPUT))
 
 
@@ -113,7 +113,7 @@ def _no_load(text: str) -> tuple[Load, ...]:
 
 
 def parse_requests(text: str) -> Lengths:
-    """ "sharegpt" (a trace's name) or "1024,512" (tokens of every prompt and output)."""
+    """Parse a trace's name such as "sharegpt", or "1024,512" (tokens of every prompt and output)."""
     if text in TRACES:
         return TRACES[text]
     prompt, _, output = text.partition(",")
@@ -126,7 +126,7 @@ def parse_requests(text: str) -> Lengths:
 
 
 def parse_acceptance(text: str) -> Acceptance:
-    """A number, a JSON file, or the name of a published curve."""
+    """Parse a number, a JSON file, or the name of a published curve."""
     try:
         mean = float(text)
     except ValueError:
@@ -136,7 +136,7 @@ def parse_acceptance(text: str) -> Acceptance:
 
 
 def parse_exit_signal(text: str) -> ExitSignal:
-    """ "0.8,0.05": of the drafts that will be rejected, and of the others, the shares that an early exit doubts."""
+    """Parse "0.8,0.05": the shares of drafts to be rejected, and of others, that an early exit doubts."""
     try:
         recall, false = map(float, text.split(","))
     except ValueError:
@@ -150,12 +150,12 @@ def parse_exit_signal(text: str) -> ExitSignal:
 
 
 def find_draft(name: str, target: ModelShape) -> ModelShape:
-    """A draft model as find_shape() has it, or "eagle3" or "block": the target's head or block drafter."""
+    """Return a draft model of find_shape(), or for "eagle3" or "block" the target's head or block drafter."""
     if name in ("eagle3", "block"):
         return target.eagle3() if name == "eagle3" else target.block_drafter()
     return find_shape(name)
 
 
 def draw_lengths(options: PlanOptions) -> Iterator[tuple[int, int]]:
-    """Prompt and output tokens of the requests of a closed loop."""
+    """Yield prompt and output tokens of a closed loop's requests."""
     return options.requests.draw(np.random.default_rng(options.seed), MAX_PROMPT, MAX_OUTPUT)

@@ -1,4 +1,4 @@
-"""A plan as one HTML page that needs nothing else: it opens offline and fetches nothing."""
+"""A plan as one self-contained HTML page, which opens offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: every system under every load, by simulation with the real scheduler and policies on modelled costs."""
+"""A plan: simulations of every system under every load, with the real scheduler and policies on modelled costs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from faser_trtllm.planner.systems import DRAFT_MODEL, OFF, PREFERENCE, SYSTEMS, 
 from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 MAX_DRAFT_LEN = 8
-MAX_BATCH_SIZE = 512  # of an open loop, whose concurrency is what comes of it
+MAX_BATCH_SIZE = 512  # of an open loop
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 64  # of a closed loop
-AS_GOOD = 0.02  # systems whose scores differ by less are equals
-HOST_REQUESTS = 16  # the host's time of a step hardly depends on them
+AS_GOOD = 0.02  # systems whose scores differ by less count as equal
+HOST_REQUESTS = 16  # for the host's time of a step, which hardly depends on them
 QUANTILES = (0.5, 0.9, 0.99)
 
 Progress = Callable[[str, int, int], None]
-"""Told which run is at work, how many requests have ended, of how many."""
+"""A callback that gets the name of the run, and how many requests have ended of how many."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A figure and how far the truth may be from it."""
+    """A figure with its error band."""
 
     low: float
     value: float
@@ -51,7 +51,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Run:
-    """One system under one load. Times in ms by quantile. speed_up: of tokens per second over `off`.
+    """One system under one load. Times are ms by quantile. speed_up: tokens per second over those of `off`.
 
     goodput: share of requests that meet the objectives. is_memory_bound: not all requests of the load fit at a time.
     """
@@ -73,8 +73,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """memory: by System.drafter. distinct_experts: of a layer of a mixture, by requests in flight, in passes of a row
-    and of 1 + MAX_DRAFT_LEN rows of each request. recommended: a system's label."""
+    """A plan. memory: by System.drafter. recommended: a system's label.
+
+    distinct_experts: per layer of a mixture, by running requests, in passes of 1 and 1 + MAX_DRAFT_LEN rows of each.
+    """
 
     question: dict[str, Any]
     source: str
@@ -90,7 +92,7 @@ class Plan:
 
 
 def make_plan(options: PlanOptions, progress: Progress = lambda what, done, total: None) -> Plan:
-    """InvalidArgumentError if the models do not fit."""
+    """Simulate all runs; InvalidArgumentError if the models do not fit."""
     mean_len = math.ceil(options.requests.prompt_mean + options.requests.output_mean)
     target = options.target
     drafts = {DRAFT_MODEL: options.draft, "eagle3": target.eagle3(), "block": target.block_drafter()}
@@ -141,7 +143,7 @@ def _read_table(options: PlanOptions) -> CostTable | None:
 
 
 def _measured_table(name: str, gpu: Gpu) -> CostTable:
-    """The table that a full profile would have found; the host's share of a step is that with HOST_REQUESTS."""
+    """Return the table of a full profile; the host's time of a step is that with HOST_REQUESTS."""
     measured = MeasuredGpu(name)
     if measured.gpu != gpu.name:
         raise InvalidArgumentError(f"table is {name}, which needs gpu {measured.gpu}; it is {gpu.name}")
@@ -195,7 +197,7 @@ def _simulate(
 
 
 def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
-    """The error of times: the table's own, and more where drafting and verification overlap."""
+    """Return the error of times: the table's own, and more if drafting and verification overlap."""
     by_kind = table.held_out_errors or error_by_kind(options.gpu.name, is_mixture=options.target.experts is not None)
     return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
 
@@ -271,8 +273,10 @@ def _distinct_experts(options: PlanOptions, table: CostTable) -> dict[int, tuple
 
 
 def _recommended(options: PlanOptions, runs: list[Run]) -> str:
-    """The best by the geometric mean over the loads of tokens per second, of requests within the objectives if there
-    are any; among equals the one that PREFERENCE has first."""
+    """Return the best system by the geometric mean over loads of tokens per second (within the objectives, if any).
+
+    Among equals it is the first one in PREFERENCE.
+    """
     has_objectives = options.ttft_ms is not None or options.tpot_ms is not None
 
     def score(label: str) -> float:

@@ -8,13 +8,13 @@ from html import escape
 
 from faser_trtllm.planner.plan import Band
 
-WIDTH, ROW, LABEL, GAP = 720, 22, 150, 150  # pixels: of the plot, of a bar, left of the bars, right of them
-HEIGHT = 240  # of a line plot
+WIDTH, ROW, LABEL, GAP = 720, 22, 150, 150  # pixels: plot, bar, left and right of the bars
+HEIGHT = 240  # pixels of a line plot
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
 
 
 def bars(title: str, values: Mapping[str, Band], unit: str, digits: int = 0, marked: str = "") -> str:
-    """A bar per label, with a line from low to high; `marked` has a stronger colour."""
+    """Plot a bar per label, with a line from low to high; `marked` has a stronger colour."""
     most = max((band.high for band in values.values()), default=1.0) or 1.0
     scale = (WIDTH - LABEL - GAP) / most
     parts = []
@@ -36,7 +36,7 @@ def bars(title: str, values: Mapping[str, Band], unit: str, digits: int = 0, mar
 
 
 def lines(title: str, series: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """A line per label over 0, 1, 2, ..."""
+    """Plot a line per label over 0, 1, 2, ..."""
     most = max((max(values, default=0.0) for values in series.values()), default=0.0) or 1.0
     longest = max((len(values) for values in series.values()), default=1)
     left, right, top, bottom = 60, WIDTH - LABEL, 30, HEIGHT - 30

@@ -1,4 +1,4 @@
-"""The systems that a plan compares: a policy, and what drafts."""
+"""The systems that a plan compares, each a policy and a drafter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ FIXED = (1, 2, 3, 5)
 
 @dataclass(frozen=True)
 class System:
-    """speculation: the policy's spelling in faser.yaml. drafter: OFF, DRAFT_MODEL, "eagle3" or "block"; the last two
-    are the target's."""
+    """A system. speculation: a policy of faser.yaml. drafter: OFF, DRAFT_MODEL, or the target's "eagle3" or "block"."""
 
     label: str
     speculation: str
@@ -22,7 +21,7 @@ class System:
 
     @property
     def is_head(self) -> bool:
-        """It drafts from the target's hidden rows."""
+        """True if it drafts from the target's hidden rows."""
         return self.drafter not in (OFF, DRAFT_MODEL)
 
 
@@ -40,12 +39,11 @@ SYSTEMS = {
     )
 }
 PREFERENCE = (OFF, PRICE, "price+pruning", "price+overlap", "schedule", *(f"fixed:{k}" for k in FIXED))
-"""Which of equals is recommended: the simplest, then what learns. Heads and block drafters are not, since a target has
-to have one."""
+"""Order of recommendation among equals. Heads and block drafters are left out, since not every target has one."""
 
 
 def parse_systems(text: str | None) -> tuple[str, ...]:
-    """Labels with semicolons; None: all. `off` is always there, to compare with."""
+    """Parse labels separated by semicolons; None: all. `off` is always added for comparison."""
     labels = list(SYSTEMS) if text is None else [label.strip() for label in text.split(";")]
     for label in labels:
         if label not in SYSTEMS:

@@ -30,7 +30,7 @@ def render_text(plan: Plan) -> str:
 
 
 def cells(run: Run) -> tuple[str, ...]:
-    """The columns of HEADINGS."""
+    """Return the columns of HEADINGS."""
     ttft, tpot = run.ttft_ms, run.tpot_ms
     return (
         run.system,
@@ -44,7 +44,7 @@ def cells(run: Run) -> tuple[str, ...]:
 
 
 def show(band: Band, digits: int) -> str:
-    """ "8,554 (7,776-9,409)" """
+    """Return a text such as "8,554 (7,776-9,409)"."""
     return f"{band.value:,.{digits}f} ({band.low:,.{digits}f}-{band.high:,.{digits}f})"
 
 

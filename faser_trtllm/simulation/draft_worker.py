@@ -1,4 +1,4 @@
-"""Drafting in a simulated step: it runs first, and its simulated time overlaps verification."""
+"""Drafting in a simulated step, which runs first while its simulated time overlaps verification."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from faser_trtllm.simulation.priced_engine import PassTimes, PricedEngine, Runni
 
 
 class SimulatedDraftWorker(DraftWorker):
-    """An overlapped draft does not depend on the concurrent verification, so it can run before it.
+    """A worker that runs an overlapped draft before the verification, on which it does not depend.
 
-    engines: by role, "target" and "draft"; the worker selects the partition of their costs, and both are slowed while
-    the other one runs: by what they draw from memory if the table knows it, else by its interference. host_ms: of a
-    step besides drafting and the pass; called before both.
+    engines: by role, "target" and "draft". The worker selects the partition of their costs; both are slowed while the
+    other one runs, by memory traffic if the table has it, else by its interference.
+    host_ms: returns the time of a step outside drafting and the pass; called before both.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class SimulatedDraftWorker(DraftWorker):
         target, draft = self._engines["target"], self._engines["draft"]
         overlapped = plan.mode is not Mode.SERIAL
         target.partition, draft.partition = (VERIFY, DRAFT) if overlapped else (ALL, ALL)
-        target.beside = None
+        target.concurrent = None
         if not overlapped:
             return super().draft(plan)
         start_s = self._clock.now_s()
         draft.taken = Work(0.0, 0.0)
-        drafting = _Beside(self._clock)
+        drafting = _Concurrent(self._clock)
         drafting.run(self._stage, plan)
         self._clock.advance(start_s - self._clock.now_s())
-        drafting.rest = target.beside = RunningDraft(draft.taken, self._costs)
+        drafting.rest = target.concurrent = RunningDraft(draft.taken, self._costs)
         return drafting
 
 
-class _Beside(Drafting):
-    """Waiting for it advances the clock to its end."""
+class _Concurrent(Drafting):
+    """An overlapped draft; waiting for it advances the clock to its end."""
 
     rest: RunningDraft | None = None
 

@@ -1,5 +1,4 @@
-"""An engine that computes with another one and takes its times from a cost table, on a clock that only passes
-advance."""
+"""An engine that computes with a wrapped one and advances a clock by a cost table."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ PassTimes: TypeAlias = CostTable | MeasuredGpu
 
 
 class RunningDraft:
-    """Time that a draft has left while the target runs passes at the same time."""
+    """The remaining time of a draft while the target runs passes."""
 
     def __init__(self, work: Work, costs: PassTimes) -> None:
         self.rest = work
         self._costs = costs
 
     def run(self, verify: Work) -> float:
-        """A pass that starts now -> its ms. The draft's rest is what is left at the pass's end."""
+        """Return the ms of a pass that starts now, and reduce the draft's remaining time."""
         rest_ms, verify_ms = side_by_side(self.rest.ms, verify.ms, self._slowdowns(verify))
         left_ms = max(0.0, rest_ms - verify_ms)
         self.rest = Work(left_ms, self.rest.gb * left_ms / self.rest.ms if self.rest.ms else 0.0)
@@ -42,10 +41,10 @@ class RunningDraft:
 
 
 class PricedEngine(DelegatingEngine):
-    """Advances the clock by the table's cost of each call of `inner`.
+    """An engine whose calls of `inner` advance the clock by the table's cost.
 
-    role: "target" or "draft". partition: the table's partition for the passes; beside: the draft that runs meanwhile.
-    The draft worker sets both in an overlapped step, and reads what was taken.
+    role: "target" or "draft". partition: the table's partition for the passes.
+    concurrent: the draft that runs meanwhile. The draft worker sets both in an overlapped step.
     """
 
     def __init__(self, inner: Engine, costs: PassTimes, clock: ManualClock, role: str = "target") -> None:
@@ -55,10 +54,10 @@ class PricedEngine(DelegatingEngine):
         self._clock = clock
         self._segment = 0  # the last segment that ran
         self.num_runs = 0
-        self.draft_engine: PricedEngine | None = None  # for a target: consecutive passes cost less
+        self.draft_engine: PricedEngine | None = None  # of a target, whose consecutive passes cost less
         self._num_draft_runs = 0
         self.partition = ALL
-        self.beside: RunningDraft | None = None
+        self.concurrent: RunningDraft | None = None
         self.taken = Work(0.0, 0.0)
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
@@ -97,7 +96,7 @@ class PricedEngine(DelegatingEngine):
         for step in range(1, int(drafted.max(initial=0))):
             drafting = int(np.count_nonzero(drafted > step))
             ms += costs.draft_step_ms(drafting, context_len, self.partition)
-            if not self.spec.block_size:  # whose further drafts are draws
+            if not self.spec.block_size:  # a block's further drafts are draws
                 gb += self._gb(drafting, context_len)
         self._take(ms, gb)
         return drafted
@@ -113,36 +112,35 @@ class PricedEngine(DelegatingEngine):
         return self._costs.decode_ms(*sizes) if counted is None else counted.decode_ms(*sizes, self.distinct_experts)
 
     def _segment_ms(self, segment: int, batch: RaggedBatch, num_experts: float) -> float:
-        """num_experts: of the segment, where `inner` counts those of the pass so far."""
+        """Return the ms of a segment. num_experts: of the segment; `inner` counts those of the pass so far."""
         sizes = segment, batch.num_rows, batch.num_requests, _context_len(batch)
         counted = self._counted
         return self._costs.segment_ms(*sizes) if counted is None else counted.segment_ms(*sizes, num_experts)
 
     @property
     def _counted(self) -> CostTable | None:
-        """The costs, where `inner` counts the experts of its passes."""
+        """Return the costs if `inner` counts the experts of its passes."""
         return self._costs if isinstance(self._costs, CostTable) and self.distinct_experts else None
 
     def _is_plain(self, batch: RaggedBatch) -> bool:
-        """Whether there is one row per request and nothing was drafted since the last pass."""
+        """Return True for one row per request if nothing was drafted since the last pass."""
         num_runs = 0 if self.draft_engine is None else self.draft_engine.num_runs
         has_drafted, self._num_draft_runs = num_runs != self._num_draft_runs, num_runs
         return batch.num_rows == batch.num_requests and not has_drafted and self.partition == ALL
 
     def _gb(self, num_requests: int, context_len: float) -> float:
-        """What a pass moves; 0 if the table does not know."""
+        """Return the GB that a pass moves; 0 if unknown."""
         traffic = self._costs.traffic
         return 0.0 if traffic is None else traffic.of_pass(self._role, num_requests, context_len)
 
     def _take(self, ms: float, gb: float = 0.0) -> None:
         self.num_runs += 1
         self.taken = Work(self.taken.ms + ms, self.taken.gb + gb)
-        if self.beside is not None:
-            ms = self.beside.run(Work(ms, gb))
+        if self.concurrent is not None:
+            ms = self.concurrent.run(Work(ms, gb))
         self._clock.advance(1e-3 * ms)
 
 
 def _context_len(batch: RaggedBatch) -> float:
-    """Mean number of tokens that a request of the batch attends to: next to decoding requests, prompts have many rows
-    and few tokens."""
+    """Return the mean context of the batch's requests, not rows: prompts have many rows with few tokens."""
     return float(batch.positions[batch.cu_rows[1:] - 1].mean()) + 1.0

@@ -1,4 +1,4 @@
-"""An engine that computes with another one and counts the experts that a synthetic router gives to its passes."""
+"""An engine that computes with a wrapped one and counts experts by a synthetic router."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from faser_trtllm.simulation.router import SyntheticRouter
 
 
 class RoutedEngine(DelegatingEngine):
-    """A request's rows are routed by its slot and their positions, drafts as the text in their places."""
+    """An engine whose rows are routed by slot and position, drafts like text at their positions."""
 
     def __init__(self, inner: Engine, router: SyntheticRouter) -> None:
         super().__init__(inner)
         self._router = router
-        self._counts = [0.0]  # of the pass's segments so far
+        self._counts = [0.0]  # distinct experts in each segment of the pass so far
 
     @property
     def distinct_experts(self) -> float:

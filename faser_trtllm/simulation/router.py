@@ -1,4 +1,4 @@
-"""A router that exists as numbers only: which experts the rows of requests take, with as much overlap as is wanted."""
+"""A synthetic router, which assigns experts to the rows of requests with a given overlap."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy.typing as npt
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.nnls import FloatArray
 
-FADING = 0.35  # correlation of neighbouring rows in the part of their scores that is no topic
-TRIALS, LAYERS_TRIED = 100, 4  # pairs of rows in each of so many layers, that an overlap is estimated from
-HALVINGS = 14  # of the interval in which a share is sought
+FADING = 0.35  # correlation of neighbouring rows' scores apart from the topic
+TRIALS, LAYERS_TRIED = 100, 4  # pairs of rows and layers for an estimate of overlap
+HALVINGS = 14  # of the interval in the search for a share
 
 
 class SyntheticRouter:
-    """A row takes the top k of scores that are Gaussian: in parts an expert's popularity, the request's topic and what
-    fades along its rows. Layers are independent of each other.
+    """A router that takes the top k of Gaussian scores, so that the closed form's assumptions do not hold exactly.
 
-    So the closed form's assumptions do not hold exactly.
+    A score has parts for an expert's popularity, the request's topic, and a part that fades along the request's rows.
+    Layers are independent of each other.
     """
 
     def __init__(self, routing: Routing, num_requests: int, num_positions: int, *, num_layers: int = 8, seed: int = 0):
-        """routing.overlap: of rows next to each other; routing.across: of rows of two requests."""
+        """Draw routes. routing.overlap: of neighbouring rows; routing.across: of rows of two requests."""
         self.routing = routing
         self._rng = np.random.default_rng(seed)
         chance = routing.chance
@@ -38,13 +38,13 @@ class SyntheticRouter:
         self._taken = np.packbits(taken.transpose(1, 2, 0, 3), axis=3)  # [requests, positions, layers, bytes]
 
     def distinct(self, requests: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> float:
-        """Distinct experts of a layer of a pass over these rows, the mean over layers."""
+        """Return the distinct experts of a pass over these rows, the mean over layers."""
         rows = self._taken[requests % len(self._taken), positions % self._taken.shape[1]]
         used = np.bitwise_or.reduce(rows, axis=0)
         return float(np.unpackbits(used).sum() / used.shape[0])
 
     def _share(self, overlap: float, overlap_of: Callable[[float], float], most: float = 1.0) -> float:
-        """The share of a part of the scores that gives an overlap."""
+        """Return the share of a part of the scores that gives an overlap."""
         low, high = 0.0, most
         for _ in range(HALVINGS):
             share = 0.5 * (low + high)
@@ -52,14 +52,14 @@ class SyntheticRouter:
         return 0.5 * (low + high)
 
     def _alike(self, popular: float, topic: float) -> tuple[float, float]:
-        """Overlaps of neighbouring rows, and of rows of two requests, as these parts of the scores give them."""
+        """Return the overlap of neighbouring rows, and of rows of two requests, with these parts of the scores."""
         routes = [self._routes(TRIALS, 2, popular, topic) for _ in range(LAYERS_TRIED)]
         pairs = np.array([(_overlap(r[:, 0], r[:, 1]), _overlap(r[:-1, 0], r[1:, 0])) for r in routes])
         within, across = pairs.mean(0).tolist()
         return within, across
 
     def _routes(self, num_requests: int, num_rows: int, popular: float, topic: float) -> npt.NDArray[np.int64]:
-        """[num_requests, num_rows, top_k] experts of a layer."""
+        """Return a layer's experts [num_requests, num_rows, top_k]."""
         experts, top_k = self.routing.num_experts, self.routing.top_k
         draw = self._rng.standard_normal
         noise: FloatArray = draw((num_requests, num_rows, experts))
@@ -71,5 +71,5 @@ class SyntheticRouter:
 
 
 def _overlap(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
-    """Share of a row's experts that the row in its place takes, too."""
+    """Return the share of a row's experts that the other array's row takes, too."""
     return float((one[:, :, None] == other[:, None, :]).any(2).mean())

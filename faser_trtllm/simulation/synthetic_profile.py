@@ -1,4 +1,4 @@
-"""A profile of a machine that exists as numbers only: what was measured elsewhere times its points, with noise."""
+"""A synthetic profile, whose points have the times of a MeasuredGpu with noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS = Limits(max_rows=1280, max_num_requests=256, max_context=0, max_draft_le
 
 
 def synthetic_profile(gpu: MeasuredGpu, *, quick: bool = True, noise: float = 0.0, seed: int = 0) -> CostTable:
-    """The cost table that `faser profile` would make of this GPU.
+    """Return the cost table that `faser profile` would make of this GPU.
 
     noise: standard deviation of the log of every point's time.
     """

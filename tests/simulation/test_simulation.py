@@ -223,7 +223,7 @@ def test_a_step_of_two_streams_ends_with_the_later_one():
         drafting.result()
         assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
     worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, Decision([]))).result()
-    assert (engines["draft"].partition, engines["target"].beside) == ("all", None)
+    assert (engines["draft"].partition, engines["target"].concurrent) == ("all", None)
 
 
 def test_streams_slow_each_other_by_what_they_draw_from_memory():
@@ -239,7 +239,7 @@ def test_streams_slow_each_other_by_what_they_draw_from_memory():
     setup = Setup(policy="fixed:2")
     setup.open()
     engine = PricedEngine(setup.target, table, clock)
-    engine.beside = RunningDraft(Work(100.0, 0.0), table)
+    engine.concurrent = RunningDraft(Work(100.0, 0.0), table)
     engine.partition = "verify"
     alone_ms = table.verify_ms(8, 2, 3.0, "verify")
     engine.forward(toy_batch(block_table(), [3, 5]))

@@ -1,9 +1,9 @@
-"""A random process of acceptance with the shape that was published: requests differ, and so do a request's tokens.
+"""A random process of acceptance with published statistics, for which requests and their tokens differ.
 
-A request has a mean of its own, from a Beta. Each of its positions has a chance around that mean, from another Beta:
-what a confident draft model knows. The chance rises with a draft's place, beyond what comes of good requests getting
-further, so that acceptance by place is that of SpecDecode-Bench's logs (arXiv 2601.11580).
-Position by position the process is a function of seed and request, whatever is drafted when: policies meet the same.
+Each request has a mean from a Beta distribution. Each of its positions has a chance around that mean, from a second
+Beta distribution, which a confident draft model knows. The chance rises with a draft's place, so that acceptance by
+place is that of SpecDecode-Bench's logs (arXiv 2601.11580). The process depends on seed, request and position only, so
+it is the same for all policies.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from faser_trtllm.json_text import parse_json
 
 Array = npt.NDArray[np.float64]
 
-PUBLISHED = (0.59, 0.58, 0.63, 0.68, 0.72)  # acceptance by place, given that the drafts before were accepted
-CONCENTRATION = 20.0  # of the requests' means: 5 to 95 % of requests get 1.7 to 3.3 tokens per step with 5 drafts
-SHARPNESS = 1.0  # of a position's chance: a confidence that knows it tells accepted from rejected with AUC 0.91
+PUBLISHED = (0.59, 0.58, 0.63, 0.68, 0.72)  # acceptance by place, given that earlier drafts were accepted
+CONCENTRATION = 20.0  # of the requests' means: 90 % of requests get 1.7 to 3.3 tokens per step with 5 drafts
+SHARPNESS = 1.0  # of a position's chance, whose AUC for acceptance is 0.91
 MAX_LOG_ODDS = 9.0  # of a position's chance
-MIN_CHANCE = 0.001  # of a place of a published curve, some of which end flat
+MIN_CHANCE = 0.001  # of a place of a published curve, some of which are flat at the end
 _SAMPLES, _INNER, _SEARCH = 1500, 48, 30
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """by_place: chance that a draft is accepted, given those before it; further places are as the last. curve: the name
-    of the published curve that it is."""
+    """Acceptance of drafts.
+
+    by_place: chance that a draft is accepted, given those before it; later places have the last value.
+    curve: name of the published curve, if it is one.
+    """
 
     by_place: tuple[float, ...]
     concentration: float = CONCENTRATION
@@ -51,7 +54,7 @@ class Acceptance:
 
     @staticmethod
     def of(mean: float) -> Acceptance:
-        """With the published rise by place, and this mean over drafts that are tested, of up to five per step."""
+        """Return the published rise by place, with this mean over tested drafts, at most five per step."""
         if not 0.0 < mean < 1.0:
             raise InvalidArgumentError(f"acceptance is {mean}, it must be between 0 and 1")
         published = _logit(np.array(PUBLISHED))
@@ -67,7 +70,7 @@ class Acceptance:
 
     @staticmethod
     def published(name: str) -> Acceptance:
-        """A published curve's chances, and its drafter's for one of acceptance_curves.DRAFTERS."""
+        """Return a published curve, also by a drafter's name in acceptance_curves.DRAFTERS."""
         lengths = published_curves().get(name)
         if lengths is None:
             raise InvalidArgumentError(
@@ -79,7 +82,7 @@ class Acceptance:
 
     @staticmethod
     def load(path: Path) -> Acceptance:
-        """A JSON file: {"by_place": [...]}, and "concentration" and "sharpness" if known."""
+        """Read a JSON file: {"by_place": [...]}, and "concentration" and "sharpness" if known."""
         try:
             data = parse_json(path.read_bytes(), finite=True)
             return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), curve=None, **data)
@@ -91,14 +94,14 @@ class Acceptance:
 
 
 def mean_of_tested(by_place: Sequence[float] | Array) -> float:
-    """Accepted over tested drafts, if each step drafts as many as there are places."""
+    """Return accepted over tested drafts if each step drafts all places."""
     rates = np.asarray(by_place)
     reached = np.concatenate([[1.0], np.cumprod(rates)[:-1]])
     return float((reached * rates).sum() / reached.sum())
 
 
 class AcceptanceProcess:
-    """The requests in slots [max_batch_size], output positions up to max_len of each."""
+    """Acceptance of requests in slots [max_batch_size], for output positions up to max_len."""
 
     def __init__(
         self, acceptance: Acceptance, max_batch_size: int, max_len: int, max_draft_len: int, seed: int
@@ -111,7 +114,7 @@ class AcceptanceProcess:
         self._luck = np.zeros((max_batch_size, max_len), np.float32)
 
     def begin(self, slot: int, number: int, output_len: int) -> None:
-        """A request, by its number, gets a slot."""
+        """Assign a slot to a request, by its number."""
         rng = np.random.default_rng((self._seed, number))
         found = self._acceptance
         mean = rng.beta(*_beta(found.by_place[0], found.concentration))
@@ -122,7 +125,7 @@ class AcceptanceProcess:
     def draft(
         self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """Look up drafts at output positions and places [n, k] of n slots -> log-odds, and if they pass their test."""
+        """Return log-odds and acceptance of drafts at output positions and places [n, k] of n slots."""
         positions = np.minimum(positions, self._log_odds.shape[1] - 1)
         log_odds = self._log_odds[slots[:, None], positions] + self._rise[places].astype(np.float32)
         return log_odds, self._luck[slots[:, None], positions] < log_odds
@@ -130,7 +133,7 @@ class AcceptanceProcess:
 
 @functools.lru_cache(maxsize=16)
 def _rise_by_place(acceptance: Acceptance) -> Array:
-    """Log-odds to add by place, so that requests and positions as drawn have acceptance.by_place."""
+    """Return log-odds to add by place, so that drawn requests and positions have acceptance.by_place."""
     rng = np.random.default_rng(0)
     means = rng.beta(*_beta(acceptance.by_place[0], acceptance.concentration), _SAMPLES)
     a, b = _beta(means[:, None], acceptance.sharpness)
@@ -148,7 +151,7 @@ def _rise_by_place(acceptance: Acceptance) -> Array:
 
 
 def _beta(mean: npt.ArrayLike, concentration: float) -> tuple[Array, Array]:
-    """The parameters of a Beta distribution with this mean."""
+    """Return the parameters of a Beta distribution with this mean."""
     mean = np.clip(mean, 1e-4, 1.0 - 1e-4)
     return concentration * mean, concentration * (1.0 - mean)
 

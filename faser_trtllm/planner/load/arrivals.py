@@ -1,4 +1,4 @@
-"""Requests as they arrive: from a seeded generator with the statistics of public traces, or from a trace."""
+"""Arrivals of requests from a seeded generator with the statistics of public traces, or from a trace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.load.trace import OUTPUTS, PROMPTS, missing_column, read_trace
 
 SWING = 35.0  # highest over lowest rate of a day (FASER, arXiv 2604.20503, of Azure's trace)
-BURST_S = 10.0  # a rate holds so long
+BURST_S = 10.0  # duration of a constant rate
 BURSTINESS = 0.5  # coefficient of variation of the rate between such stretches, a gamma variable (BurstGPT's model)
-AHEAD = 1024  # lengths are drawn in blocks of so many
+AHEAD = 1024  # lengths are drawn in blocks of this size
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: when it comes, in seconds from the start, and its tokens."""
+    """A request with its time, in seconds from the start, and its tokens."""
 
     at_s: float
     prompt_len: int
@@ -29,7 +29,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal tokens: median and standard deviation of the logarithm, and the two logarithms' correlation."""
+    """Log-normal numbers of tokens: medians, standard deviations of logarithms, and the logarithms' correlation."""
 
     prompt_median: float
     prompt_sigma: float
@@ -46,7 +46,7 @@ class Lengths:
         return self.output_median * math.exp(self.output_sigma**2 / 2)
 
     def draw(self, rng: np.random.Generator, max_prompt: int, max_output: int) -> Iterator[tuple[int, int]]:
-        """Without end; longer ones are cut to the limits."""
+        """Yield prompt and output lengths without end, cut to the limits."""
         while True:
             first, second = rng.standard_normal((2, AHEAD))
             second = self.correlation * first + math.sqrt(1.0 - self.correlation**2) * second
@@ -58,12 +58,12 @@ class Lengths:
 
 
 TRACES = {
-    # Medians of Azure's traces of 2023 by the Splitwise paper (arXiv 2311.18677), spreads by its means.
+    # Medians of Azure's traces of 2023 from the Splitwise paper (arXiv 2311.18677), deviations from its means.
     "azure": Lengths(1020, 0.5, 129, 1.0),
     "azure-code": Lengths(1500, 0.8, 13, 1.2),
-    # By the first conversations of BurstGPT (arXiv 2401.17644).
+    # From the first conversations of BurstGPT (arXiv 2401.17644).
     "burstgpt": Lengths(600, 1.2, 340, 0.8),
-    # By SpecDecode-Bench's sample: means 355 and 740.
+    # From SpecDecode-Bench's sample: means 355 and 740.
     "sharegpt": Lengths(215, 1.0, 580, 0.7),
 }
 
@@ -78,8 +78,10 @@ def generated_arrivals(
     max_output: int = 1024,
     swing: float = SWING,
 ) -> Iterator[Arrival]:
-    """A Poisson process whose rate (requests per second) follows a day, from low to high and back within duration_s, by
-    a factor of swing, times a gamma variable for each BURST_S."""
+    """Yield a Poisson process whose rate (requests per second) follows a day.
+
+    The rate goes from low to high and back within duration_s, by a factor of swing, times a gamma variable per BURST_S.
+    """
     rng = np.random.default_rng(seed)
     tokens = lengths.draw(rng, max_prompt, max_output)
     lowest, highest = _rates(mean_rate, swing)
@@ -97,9 +99,9 @@ def generated_arrivals(
 
 
 def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) -> Iterator[Arrival]:
-    """A trace that is sorted by time, read as it is needed.
+    """Read a trace, which must be sorted by time, lazily. InvalidArgumentError names the line.
 
-    Rows without output are left out; longer prompts and outputs are cut. InvalidArgumentError names the line.
+    Rows without output are left out; longer prompts and outputs are cut.
     """
     first_s: float | None = None
     last_s = 0.0
@@ -117,7 +119,7 @@ def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) ->
 
 
 def _rates(mean_rate: float, swing: float) -> tuple[float, float]:
-    """Lowest and highest of a rate that moves between them as exp(cos) does, with this mean."""
+    """Return the lowest and highest rate of exp(cos) with this mean."""
     level = 0.5 - 0.5 * np.cos(2.0 * np.pi * (np.arange(1000) + 0.5) / 1000)
     lowest = mean_rate / float(np.mean(swing**level))
     return lowest, lowest * swing

@@ -1,15 +1,15 @@
-"""Percentiles of any number of values in fixed memory."""
+"""Percentiles of any number of values, in fixed memory."""
 
 from __future__ import annotations
 
 import math
 
-STEP = 1.01  # a bin ends one percent above its start
+STEP = 1.01  # ratio of a bin's end to its start
 LEAST, MOST = 1e-3, 1e8
 
 
 class Histogram:
-    """Bins of 1 %, from LEAST to MOST; what is beyond counts as these."""
+    """A histogram with bins of 1 % from LEAST to MOST; values beyond are clipped."""
 
     def __init__(self) -> None:
         self._counts = [0] * (math.ceil(math.log(MOST / LEAST) / math.log(STEP)) + 1)
@@ -20,7 +20,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """0 of nothing."""
+        """The mean, 0 without values."""
         return self._sum / self._count if self._count else 0.0
 
     def add(self, value: float) -> None:
@@ -30,7 +30,7 @@ class Histogram:
         self._sum += value
 
     def percentile(self, share: float) -> float:
-        """The value below which this share of all lies, within a percent; 0 of nothing."""
+        """Return the value below which this share of all lies, within a percent; 0 without values."""
         wanted, seen = share * self._count, 0
         for place, count in enumerate(self._counts):
             seen += count

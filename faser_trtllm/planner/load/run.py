@@ -1,4 +1,4 @@
-"""Runs a load on an executor to its end, and sums up what users would have seen, in fixed memory."""
+"""Run a load on an executor to its end, and summarize the users' view in fixed memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from faser_trtllm.planner.load.arrivals import Arrival
 from faser_trtllm.planner.load.histogram import Histogram
 
 MINUTE_S = 60.0
-REPORT_STEPS = 256  # between two calls of progress
+REPORT_STEPS = 256  # steps between two calls of progress
 Progress = Callable[[int], None]
-"""Told how many requests have ended."""
+"""A callback that gets the number of ended requests."""
 
 
 @dataclass(frozen=True)
 class Objectives:
-    """ms that a request's first token, and its mean time per further token, may take; None: no limit.
+    """Limits in ms for a request's first token and its mean time per further token; None: no limit.
 
-    tolerance: by so much (a share) times may be wrong, so that goodput is a band.
+    tolerance: relative error of times, for which goodput is a band.
     """
 
     ttft_ms: float | None = None
@@ -45,7 +45,7 @@ class Objectives:
 
 @dataclass
 class LoadReport:
-    """busy_s: with something to do; steady_s, steady_tokens: of a closed loop, while all its streams were busy."""
+    """Results of a load. busy_s: time with requests; steady_*: of a closed loop while all its streams were busy."""
 
     objectives: Objectives
     ttft_ms: Histogram = field(default_factory=Histogram)
@@ -64,25 +64,25 @@ class LoadReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """While busy; of a closed loop while all streams were."""
+        """Tokens per second while busy, in a closed loop while all streams were."""
         if self.steady_s:
             return self.steady_tokens / self.steady_s
         return self.num_tokens / self.busy_s if self.busy_s else 0.0
 
     @property
     def goodput(self) -> float:
-        """Share of the requests that met the objectives."""
+        """The share of requests that met the objectives."""
         return self.num_met / max(1, self.num_requests)
 
     @property
     def goodput_band(self) -> tuple[float, float]:
-        """The same with all times longer, and shorter, by the tolerance."""
+        """goodput() with all times longer, and shorter, by the tolerance."""
         num_requests = max(1, self.num_requests)
         return self.num_surely_met / num_requests, self.num_maybe_met / num_requests
 
 
 class _Sink:
-    """One request's."""
+    """The sink of one request's tokens."""
 
     __slots__ = ("_arrived_s", "_first_s", "_num_tokens", "_run")
 
@@ -166,7 +166,7 @@ def _prompt(num_tokens: int) -> tuple[int, ...]:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Python's collector visits all requests that wait, again and again, and steps leave no cycles behind."""
+    """Turn off Python's garbage collector, which visits all waiting requests repeatedly; steps create no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -184,7 +184,7 @@ def run_arrivals(
     objectives: Objectives | None = None,
     progress: Progress = lambda done: None,
 ) -> LoadReport:
-    """An open loop: requests come at their time, whatever is still running. Idle time is skipped."""
+    """Run an open loop: requests arrive at their times, whatever is still running. Idle time is skipped."""
     run = _Run(executor, clock, objectives or Objectives(), progress)
     started_s = clock.now_s()
     waiting = iter(arrivals)
@@ -208,10 +208,10 @@ def run_closed_loop(
     objectives: Objectives | None = None,
     progress: Progress = lambda done: None,
 ) -> LoadReport:
-    """So many requests (prompt and output tokens) are in flight at a time; one that ends is followed by the next.
+    """Run a closed loop, which keeps `concurrency` requests (prompt and output tokens) running.
 
-    Rates are of the time between the first end of `concurrency` requests, when they are no longer in step, and the last
-    submission.
+    Rates cover the time from the end of the first `concurrency` requests, when streams are no longer in step, to the
+    last submission.
     """
     run = _Run(executor, clock, objectives or Objectives(), progress)
     submitted = 0

@@ -1,4 +1,4 @@
-"""An executor over synthetic engines whose time follows a cost table: the real scheduler and policy, no model."""
+"""An executor with the real scheduler and policy on synthetic engines, whose time follows a cost table."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TOKENS_PER_BLOCK = 32
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """speculation: a policy's spelling. kv_tokens: room in the KV cache; None: for every request at its longest.
+    """Options of a synthetic service. kv_tokens: size of the KV cache; None: enough for every request.
 
-    believed: the policy's cost table, if it is not the one that time follows.
+    believed: the policy's cost table, if it differs from the one that time follows.
     """
 
     speculation: str
@@ -56,7 +56,7 @@ class ServiceOptions:
 def open_service(
     options: ServiceOptions, clock: ManualClock, wrap_policy: Callable[[Policy], Policy] = lambda policy: policy
 ) -> Executor:
-    """Request ids must be whole numbers: a request's acceptance is a function of its id and the seed."""
+    """Open the service. Request ids must be integers, since acceptance is a function of id and seed."""
     longest = options.max_prompt_len + options.max_output_len
     max_draft_len = options.max_draft_len
     kv_tokens = options.max_batch_size * (longest + max_draft_len) if options.kv_tokens is None else options.kv_tokens
@@ -87,7 +87,7 @@ def open_service(
         engines["draft"] = target.draft_engine = PricedEngine(SyntheticDraft(draft_spec, drafts), costs, clock, "draft")
 
     def host_ms(plan: SchedulerOutput) -> float:
-        """Also begins the acceptance of the requests that got a slot."""
+        """Return the host's time; also begin acceptance of requests with new slots."""
         for request in plan.admitted:
             process.begin(request.slot, int(request.request_id), request.max_num_tokens - request.prompt_len)
         return costs.overhead_ms

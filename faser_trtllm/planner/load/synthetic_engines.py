@@ -1,6 +1,6 @@
-"""Engines without models: a process says which drafts pass, so that a scheduler can be run at scale.
+"""Engines without models, where a random process decides acceptance, to run a scheduler at scale.
 
-The executor, its scheduler and its policies are the real ones; tokens are all 0.
+The executor, its scheduler and its policies are the real ones; all tokens are 0.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 
 VOCAB_SIZE = 2
-MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # a draft's margin is its log-odds plus the first, from 0 to the second
+MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # margin = log-odds + offset, clipped to 0 and maximum
 
 
 class PendingDrafts:
-    """For each slot, by place: the margins of what is pending, and whether it will pass its test."""
+    """Margins and acceptance of pending drafts, by slot and place."""
 
     def __init__(self, process: AcceptanceProcess, max_batch_size: int, max_draft_len: int) -> None:
         shape = max_batch_size, max_draft_len + 1
@@ -40,14 +40,14 @@ class PendingDrafts:
         self.process = process
 
     def shift(self, slots: Int32Array, counts: npt.NDArray[np.int64]) -> None:
-        """The first counts[i] of slots[i] are committed, the others move up."""
+        """Remove the first counts[i] drafts of slots[i], which are committed."""
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             for array in (self.margins, self.passes):
                 array[slot, :-count] = array[slot, count:].copy()
 
 
 class SyntheticSampler:
-    """RejectionSampler that accepts the drafts that the process says; its requests are greedy."""
+    """A RejectionSampler that accepts the drafts chosen by the process; requests are greedy."""
 
     def __init__(self, drafts: PendingDrafts, max_draft_len: int) -> None:
         self.draft_probs: DraftProbs = HostDraftProbs(drafts.passes.shape[0], 0, VOCAB_SIZE)
@@ -86,7 +86,7 @@ class _SyntheticEngine(Closing):
         self.spec = spec
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
-        """Nothing is kept."""
+        """Do nothing; no rows are kept."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         raise NotImplementedError("only a target exits early")
@@ -95,8 +95,11 @@ class _SyntheticEngine(Closing):
 
 
 class SyntheticTarget(_SyntheticEngine):
-    """exit: what its early exit knows of the drafts, as rank 1 (doubt) or 0 among two candidates. routing: of a
-    mixture, whose passes read the experts that it expects of their rows."""
+    """A target without a model.
+
+    exit: rates of its early exit, which ranks a draft 1 (doubt) or 0 among two candidates.
+    routing: of a mixture, whose passes read the expected number of experts.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class SyntheticTarget(_SyntheticEngine):
     ) -> None:
         super().__init__(spec)
         self._routing = routing
-        self._counts: list[float] = []  # of distinct experts, by the pass's segments so far
+        self._counts: list[float] = []  # distinct experts in each segment of the pass so far
         self._drafts = drafts
         self._exit = exit_signal
         self._random = np.random.default_rng(seed)
@@ -136,7 +139,7 @@ class SyntheticTarget(_SyntheticEngine):
             self._counts.append(self._routing.distinct(np.diff(batch.cu_rows)))
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """The second candidate is better where the exit doubts the draft, which is taken for the first."""
+        """Score two candidates; the second is better if the exit doubts the draft, which is the first."""
         assert self._batch is not None
         assert self._exit is not None, "a target without an exit signal has one segment"
         entries = np.searchsorted(self._batch.cu_rows, rows, side="right") - 1
@@ -155,23 +158,23 @@ class SyntheticTarget(_SyntheticEngine):
 
 @dataclass(frozen=True)
 class DoubtRates:
-    """Shares of the drafts that an early exit doubts: of those that will be rejected, and of the others."""
+    """Shares of drafts that an early exit doubts, among those that will be rejected (recall) and others (false)."""
 
     recall: float
     false: float
 
     @staticmethod
     def of(model: ExitModel) -> DoubtRates:
-        """The odds that a model of two ranks assumes: its odds after rank 0 and rank 1, by Bayes' rule."""
+        """Return the rates that a model of two ranks implies by Bayes' rule."""
         calm, doubt = np.exp(model.intercept), np.exp(model.intercept + model.rank)
         recall = (1.0 - calm) / (doubt - calm)
         return DoubtRates(float(recall), float(recall * doubt))
 
 
 class SyntheticDraft(_SyntheticEngine):
-    """Drafts what the process says, until the policy's rule ends it."""
+    """A draft engine that drafts from the process until the policy's rule stops it."""
 
-    distinct_experts = 0.0  # no layer has any
+    distinct_experts = 0.0  # it has no experts
 
     def __init__(self, spec: EngineSpec, drafts: PendingDrafts) -> None:
         super().__init__(spec)
@@ -187,7 +190,7 @@ class SyntheticDraft(_SyntheticEngine):
         raise NotImplementedError("a draft model drafts")
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """Margins are written where the native loop writes them; tokens are 0 already."""
+        """Write margins where the native loop writes them; tokens are 0 already."""
         wanted, pending = draft_batch.num_new_drafts, draft_batch.num_drafts
         most = int(wanted.max(initial=0))
         if most == 0:
@@ -219,7 +222,7 @@ def stopped_drafts(
     pending: npt.NDArray[np.int32],
     wanted: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.int32]:
-    """ops/draft_stop.py over a batch: drafts made per request. margins [n, places] of all that is or may be pending."""
+    """Return drafts made per request by ops/draft_stop.py. margins [n, places]: all that are or may be pending."""
     num_places = stop.slope.shape[1]
     logits = stop.slope[modes] * margins[:, :num_places] + stop.intercept[modes]
     survival = np.cumprod(1.0 / (1.0 + np.exp(-logits.astype(np.float64))), axis=1)

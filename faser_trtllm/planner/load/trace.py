@@ -1,4 +1,4 @@
-"""Traces of requests: CSV files with the columns of our own, of Azure's or of BurstGPT's."""
+"""Traces of requests in CSV files with our columns, Azure's or BurstGPT's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from faser_trtllm.errors import InvalidArgumentError
 TIMES = ("arrival_s", "at_s", "timestamp", "arrival_time", "time")
 PROMPTS = ("num_input_tokens", "prompt_len", "contexttokens", "request tokens", "input_tokens", "input_length")
 OUTPUTS = ("num_output_tokens", "output_len", "generatedtokens", "response tokens", "output_tokens", "output_length")
-"""Names of a column, whatever their case."""
+"""Names of a column, in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """where: the file and the line, for errors. at_s: seconds from anywhere. None: the file has no such column."""
+    """A row of a trace. where: file and line, for errors. at_s: seconds from any origin. None: no such column."""
 
     where: str
     at_s: float
@@ -28,7 +28,7 @@ class TraceRow:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Rows in the file's order, read as they are needed; InvalidArgumentError names what is wrong and its line."""
+    """Yield rows in the file's order, lazily; InvalidArgumentError names the problem and its line."""
     try:
         with path.open(newline="") as file:
             rows = csv.DictReader(file)
@@ -50,7 +50,7 @@ def missing_column(path: Path, known: Sequence[str]) -> InvalidArgumentError:
 
 
 def _seconds(where: str, name: str, text: str | None) -> float:
-    """Seconds, or a date and time whose fraction may have more digits than datetime supports."""
+    """Parse seconds, or a date and time whose fraction may have more digits than datetime supports."""
     try:
         seconds = float(text or "")
     except ValueError:
