@@ -3,8 +3,8 @@
     faser serve --engine_dir engines/built/demo
     python examples/client_grpc.py --prompt "def fibonacci(n):" --max_tokens 64
 
-The model is decoupled: one request has many responses, so it needs a gRPC stream. A response holds what one step
-verified, which may be several tokens; the last one has a finish_reason and the counts.
+The model is decoupled: one request has many responses, so it needs a gRPC stream. A response has the new text of a
+step, which may be several tokens; the last response has a finish_reason and the counts.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 
 
 def tensor(name: str, dtype: str, value: object) -> grpcclient.InferInput:
-    """An input of shape [1, 1]: batch 1, one value."""
+    """Return an input of shape [1, 1]: batch size 1 and one value."""
     kinds = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_, "FP32": np.float32, "UINT64": np.uint64}
     array = np.array([[value]], kinds[dtype])
     infer_input = grpcclient.InferInput(name, array.shape, dtype)
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--max_tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="with a temperature: the same seed gives the same text")
-    parser.add_argument("--num_draft_tokens", type=int, help="at most so many drafts per step; 0: no speculation")
+    parser.add_argument("--num_draft_tokens", type=int, help="maximum draft tokens per step; 0: no speculation")
     args = parser.parse_args()
 
     inputs = [

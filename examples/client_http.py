@@ -4,7 +4,7 @@
     python examples/client_http.py --prompt "def fibonacci(n):" --max_tokens 64
     python examples/client_http.py --prompt "def fibonacci(n):" --stream
 
-`generate` gives one JSON object, `generate_stream` server-sent events: a JSON object behind "data: " for each step.
+`generate` returns one JSON object; `generate_stream` sends an event with a JSON object, after "data: ", for each step.
 """
 
 import argparse
@@ -22,8 +22,8 @@ def main() -> int:
     parser.add_argument("--stream", action="store_true", help="print the text as it is verified")
     args = parser.parse_args()
 
-    # Without a temperature, top_k, top_p or min_p a request is greedy. Not streamed, the answer begins with the prompt
-    # unless exclude_input_in_output says otherwise, as in TensorRT-LLM.
+    # Without temperature, top_k, top_p and min_p a request is greedy. As in TensorRT-LLM, an answer that does not stream
+    # begins with the prompt unless exclude_input_in_output is true.
     fields = {
         "text_input": args.prompt,
         "max_tokens": args.max_tokens,

@@ -1,6 +1,6 @@
-"""The demo: build the bundled pair, serve it behind a real Triton, stream text, measure, and clean up.
+"""The demo: build the bundled pair, serve it with Triton, stream text, measure, and clean up.
 
-Run by `./build.sh demo`, or `python examples/demo.py`.
+Run it with `./build.sh demo` or `python examples/demo.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR_DIR = ROOT / "engines" / "demo"
 BUILT_DIR = ROOT / "engines" / "built"
 LOG = BUILT_DIR / "demo.log"
-EXPAND = 16  # a pass takes milliseconds, as those of models in use do, and not less than the host takes for a step
+EXPAND = 16  # makes passes take milliseconds, as with real models, and longer than the host's work in a step
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 PROMPTS = (
     'def read_lines(path):\n    """Return the lines of a file."""\n',
@@ -41,14 +41,14 @@ PROMPTS = (
 )
 OFF = "off"
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
-MEASURE_S = 24.0  # after which no further round begins
-METRICS_PERIOD_S = 1.2  # a little more than the service takes to publish its metrics
+MEASURE_S = 24.0  # after this time no further round begins
+METRICS_PERIOD_S = 1.2  # a little longer than the period in which the service publishes metrics
 GREEN, RESET = "\033[32m", "\033[0m"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Answers of all prompts, one after the other."""
+    """The answers to all prompts, which ran one after the other."""
 
     seconds: float
     token_ids: tuple[tuple[int, ...], ...]
@@ -62,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A server that is ready. A request that asks for no drafts is served as by one with speculation off."""
+    """A server that is ready. It also serves requests with num_draft_tokens 0, which is the same as speculation off."""
 
     launcher: Launcher
     http_url: str
@@ -71,7 +71,7 @@ class _Service:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 if all went well and no process or port is left."""
+    """Run the demo; return 0 if it succeeded and no process or port is left."""
     parser = argparse.ArgumentParser(prog="./build.sh demo", description="serve the bundled pair and stream text")
     parser.add_argument("--max_tokens", type=int, default=64, help="tokens of each answer (default: 64)")
     parser.add_argument(
@@ -103,7 +103,7 @@ def run(max_tokens: int, speculation: str) -> int:
                 speculation: (to_fixed, fields),
                 "price": (to_price, fields),
             }
-            for client, side_fields in sides.values():  # price learns what drafts cost and how many are accepted
+            for client, side_fields in sides.values():  # price learns costs and acceptance of drafts
                 _measure(client, side_fields)
             time.sleep(METRICS_PERIOD_S)
             before = fetch(price.metrics_url)
@@ -142,7 +142,7 @@ def _build() -> Path:
 
 
 def _serve(engine_dir: Path, speculations: tuple[str, ...], stack: ExitStack) -> list[_Service]:
-    """A server for each, started together and ready; the stack ends them."""
+    """Start a server for each policy, and return them once all are ready; the stack ends them."""
     started_s = time.monotonic()
     services = []
     for speculation in speculations:
@@ -168,12 +168,12 @@ def _serve(engine_dir: Path, speculations: tuple[str, ...], stack: ExitStack) ->
 
 
 def wants_color() -> bool:
-    """Whether standard output is a terminal whose user did not turn colours off (no-color.org)."""
+    """Return True if standard output is a terminal and colours are not turned off (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Screen:
-    """Prints answers as they come, accepted drafts in green where colours are wanted."""
+    """Prints answers as they arrive, with accepted draft tokens in green if colours are on."""
 
     def __init__(self, tokenizer: Tokenizer, colored: bool) -> None:
         self.colored = colored
@@ -204,9 +204,9 @@ class Screen:
 
 
 def _compare(sides: dict[str, tuple[GrpcClient, dict[str, Any]]]) -> dict[str, list[Run]]:
-    """All sides in every round, each time another one first: a change of the machine's speed hits them alike.
+    """Run all sides in every round in rotating order, so that changes of the machine's speed affect them equally.
 
-    A round has a seed of its own, since some length is the luckiest for any one text.
+    Each round has its own seed, since for a single text some draft length would win by chance.
     """
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     names = list(sides)
@@ -222,7 +222,7 @@ def _compare(sides: dict[str, tuple[GrpcClient, dict[str, Any]]]) -> dict[str, l
 
 
 def report(runs: dict[str, list[Run]]) -> Iterator[str]:
-    """Lines of the comparison; FaserError if a side gave other tokens. Ratios are medians over rounds."""
+    """Yield the lines of the comparison, with medians over rounds; raise FaserError if tokens differ between sides."""
     off = runs[OFF]
     title = f"Tokens per second, {len(PROMPTS)} prompts one at a time, median of {len(off)} rounds"
     yield f"\n{title}\n{'-' * len(title)}"
@@ -240,7 +240,7 @@ def report(runs: dict[str, list[Run]]) -> Iterator[str]:
 
 
 def _choice(view: View, engine_dir: Path) -> str:
-    """What price did, and the costs that it went by."""
+    """Describe how price chose drafts, and the costs that it used."""
     costs = load_costs(engine_dir, len(os.sched_getaffinity(0)))
     assert costs is not None
     context = statistics.mean(map(len, PROMPTS)) / 3 + 32  # about the middle of an answer
@@ -253,7 +253,7 @@ def _choice(view: View, engine_dir: Path) -> str:
 def describe_choice(
     shares: list[float | None], tokens_per_step: float | None, alone_ms: float, step_ms: dict[int, float]
 ) -> str:
-    """shares: of steps, by the number of drafts. tokens_per_step: where there were drafts. step_ms: by that number."""
+    """Describe choices and costs. shares, step_ms: by the number of drafts. tokens_per_step: in steps with drafts."""
     chosen = [f"{n or 'none'} in {100 * share:.0f}%" for n, share in enumerate(shares) if share and share >= 0.005]
     costs = " and ".join(f"{ms / alone_ms:.1f} times that with {n}" for n, ms in step_ms.items())
     gain = "" if tokens_per_step is None else f"; steps with drafts brought {tokens_per_step:.1f} tokens"

@@ -33,7 +33,7 @@ def main() -> int:
         with contextlib.closing(
             open_executor(args.engine_dir, ExecutorConfig(speculation=args.speculation))
         ) as executor:
-            # The fields are those of faser_trtllm/serving/text/request.py: temperature, seed, stop_words and so on.
+            # faser_trtllm/serving/text/request.py has all fields: temperature, seed, stop_words and so on.
             completions = generate_all(executor, args.engine_dir, prompts, {"max_tokens": args.max_tokens})
             for prompt, completion in zip(prompts, completions, strict=True):
                 print(f"{prompt}{completion.text}")

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:9000/v1")
     parser.add_argument("--prompt", default="def fibonacci(n):")
     parser.add_argument("--max_tokens", type=int, default=64)
-    parser.add_argument("--num_draft_tokens", type=int, help="at most so many drafts per step; 0: no speculation")
+    parser.add_argument("--num_draft_tokens", type=int, help="maximum draft tokens per step; 0: no speculation")
     args = parser.parse_args()
 
     extra = {} if args.num_draft_tokens is None else {"num_draft_tokens": args.num_draft_tokens}
