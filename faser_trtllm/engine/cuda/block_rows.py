@@ -22,8 +22,8 @@ class BlockRows:
     """Inputs of a pass over the blocks of up to max_batch_size requests, all int32 at fixed addresses.
 
     token_ids, positions [max_batch_size * block_size]: a request's last committed token and then mask tokens, at
-    consecutive positions. block_table, cu_q_lens, kv_lens: as in PagedKv. The table has a request's own blocks up to
-    the one before its last token; from there on it has blocks of the engine, of which num_blocks follow the first
+    consecutive positions. block_table, cu_q_lens, kv_lens: as in PagedKv. The table has a request's own blocks before
+    the one with its last token, and from there on blocks of the engine, num_blocks in all after the first
     num_kv_blocks.
     """
 

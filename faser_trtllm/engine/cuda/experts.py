@@ -1,4 +1,4 @@
-"""A mixture of experts in device memory: a dense decoder whose MLPs are experts.
+"""A mixture of experts in device memory: a decoder whose MLPs are experts.
 
 A row goes through its experts as pairs of row and expert, sorted by expert on the device. Only a count of experts
 reaches the host, along with the next result that it reads.
