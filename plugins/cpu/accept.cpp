@@ -1,4 +1,4 @@
-// Rejection sampling: every live row tests the draft that follows it, or draws where none does.
+// Rejection sampling: every row verifies the draft after it, or draws a token if there is none.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ Verdict test_by_own_draw(const faser_sampling& s, const float* logits, int32_t v
   return verdict;
 }
 
-// A certain draft: the target's own draw decides, which is the coupling with a q that is all at the draft.
+// For a certain draft the target's own draw decides, which is the coupling with a q that has only the draft.
 Verdict test_by_draw(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t position) {
   float* p = probs_scratch(vocab_size);
   const int32_t row_status = next_token_probs(s, logits, vocab_size, position, p);
@@ -43,8 +43,8 @@ Verdict test_by_draw(const faser_sampling& s, const float* logits, int32_t vocab
   return {FASER_ROW_OK, draw_token(p, vocab_size, uniform(s.key, static_cast<uint64_t>(position), kBonusStream))};
 }
 
-// Maximal coupling: a draft drawn from q stays with probability min(1, p / q), else a token of norm((p - q)+) replaces
-// it.
+// Maximal coupling: a draft drawn from q is accepted with probability min(1, p / q), or a token of norm((p - q)+)
+// replaces it.
 Verdict test_by_coupling(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t position,
                          int32_t max_draft_len, bool* accepted) {
   float* p = probs_scratch(vocab_size);
@@ -61,7 +61,7 @@ Verdict test_by_coupling(const faser_sampling& s, const float* logits, int32_t v
   residual_row(p, q, vocab_size, residual);
   const double v = uniform(s.key, index, kRecoverStream);
   const int32_t token = draw_token(residual, vocab_size, v);
-  // p and q equal up to rounding leave no residual: the draw from p is then the same distribution.
+  // If p and q are equal up to rounding, there is no residual: the draw from p then has the same distribution.
   return {FASER_ROW_OK, token >= 0 ? token : draw_token(p, vocab_size, v)};
 }
 
@@ -76,7 +76,7 @@ Outcome accept_request(faser_sampling& s, const float* logits, int32_t logits_st
                        int32_t num_rows, int32_t num_tokens, int32_t num_drafts, int32_t max_draft_len,
                        int32_t* out_tokens) {
   Outcome result;
-  // A row's distribution is computed only once the test before it has passed.
+  // A row's distribution is computed only once the draft before it was accepted.
   for (int32_t row = 0; row < num_rows; ++row) {
     const float* row_logits = logits + static_cast<size_t>(row) * static_cast<size_t>(logits_stride);
     const int32_t position = num_tokens + row;
@@ -110,7 +110,7 @@ Outcome accept_request(faser_sampling& s, const float* logits, int32_t logits_st
   return result;
 }
 
-// What indexes memory: the slot's own entry, sizes, and the draft tokens that the rows will look up.
+// Checks everything that indexes memory: the slot's own entry, sizes, and the drafts that the rows will look up.
 int32_t check_request(const faser_sampling& s, int32_t num_rows, int32_t num_tokens, int32_t num_drafts,
                       int32_t vocab_size, int32_t max_draft_len) {
   if (s.tokens == nullptr || num_rows < 0 || num_tokens <= 0 || num_drafts < 0 || num_drafts > max_draft_len ||

@@ -1,4 +1,4 @@
-// How likely a pending draft is accepted.
+// The acceptance probability of a pending draft.
 #ifndef FASER_ACCEPTANCE_H_
 #define FASER_ACCEPTANCE_H_
 
@@ -20,7 +20,7 @@ inline double acceptance_of(const faser_acceptance& a, int32_t mode, int32_t pla
   return sigmoid(static_cast<double>(a.slope[at]) * margin + static_cast<double>(a.intercept[at]));
 }
 
-// Whether the draft's margin is its log-odds of acceptance already, as a drafter that draws nothing gives it.
+// True if the draft's margin already is its log-odds of acceptance, as of a drafter that draws nothing.
 inline bool is_certain(const faser_sampling& s, int32_t position) {
   return s.draft_sources != nullptr && s.draft_sources[position] != FASER_BY_MODEL;
 }

@@ -1,4 +1,4 @@
-// Which slots pay: ranked by survival over all requests, as many as the staircase of costs makes worth it.
+// Chooses the slots that pay: slots ranked by survival over all requests, as many as the measured costs justify.
 //
 // ops/best_slots.py computes the same, operation by operation.
 #include <algorithm>
@@ -17,10 +17,10 @@ struct Slot {
   int32_t place, request;
 };
 
-// Buffers of the calling thread; they grow to the largest batch seen, then stay.
+// Buffers of the calling thread; they grow to the largest batch seen and are then reused.
 struct SlotScratch {
   std::vector<Slot> slots;
-  std::vector<int32_t> active;  // requests that draft so far, by place
+  std::vector<int32_t> active;  // requests that draft so far, by position
 };
 
 SlotScratch& scratch() {
@@ -28,7 +28,7 @@ SlotScratch& scratch() {
   return buffers;
 }
 
-// Of equals the earlier place, then the earlier request: a request's slots keep their order.
+// On ties the earlier position comes first, then the earlier request, so that a request's slots keep their order.
 bool goes_first(const Slot& a, const Slot& b) {
   if (a.survival != b.survival) return a.survival > b.survival;
   return a.place != b.place ? a.place < b.place : a.request < b.request;
@@ -38,8 +38,8 @@ double score_of(const faser_slot_costs& costs, double tokens, double ms) {
   return costs.price > 0.0 ? tokens - costs.price * ms : tokens / ms;
 }
 
-// The argmax over the number of slots in scratch(). Where drafting is still to be paid, also over the longest length:
-// the first slot at a place costs a whole draft step, so a shallow plan may beat one that takes the surest slots.
+// Finds the best number of slots in scratch(). If drafting is still to be paid for, also the best longest length: the
+// first slot at a position costs a whole draft step, so a shallow plan may beat one with the most likely slots.
 double choose(const faser_slot_costs& costs, int32_t num_requests, int32_t stride, int32_t* out_lengths) {
   std::vector<Slot>& slots = scratch().slots;
   std::vector<int32_t>& active = scratch().active;

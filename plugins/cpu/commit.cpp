@@ -1,4 +1,4 @@
-// The tokens of a step, committed to the counts of their requests; ops/commit.py computes the same.
+// Commits the tokens of a step to the counts of their requests; ops/commit.py computes the same.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace faser {
 namespace {
 
-// Number of tokens before the first end id.
+// Returns the number of tokens before the first end id.
 int32_t before_end(const faser_texts& text, const int32_t* tokens, int32_t count) {
   const int32_t* ids_end = text.end_ids + text.num_end_ids;
   for (int32_t j = 0; j < count; ++j) {
@@ -19,7 +19,7 @@ int32_t before_end(const faser_texts& text, const int32_t* tokens, int32_t count
   return count;
 }
 
-// Drafts from places begin to end - 1 that a prediction proposed.
+// Counts the drafts at positions begin to end - 1 that come from a prediction.
 int32_t num_predicted(const int8_t* sources, int32_t begin, int32_t end) {
   if (begin >= end) return 0;
   return static_cast<int32_t>(std::count(sources + begin, sources + end, static_cast<int8_t>(FASER_BY_PREDICTION)));
@@ -75,7 +75,7 @@ int32_t faser_commit(int32_t num_requests, int32_t num_sampled, const int32_t* s
       if (std::isnan(times[0])) times[0] = now_s;
       times[1] = now_s;
     }
-    // The last committed token has not been run: it was drawn or accepted on the previous row. What follows the
+    // The last committed token has not been run: it was drawn or accepted on the previous row. The token after the
     // accepted drafts was drawn and differs from the draft at its position, so the draft model's KV ends before it.
     const bool stays = outcome[i] == FASER_STILL_PENDING;
     const int32_t pending = count[FASER_NUM_DRAFTS];

@@ -11,7 +11,7 @@
 namespace faser {
 namespace {
 
-// num_run: tokens that the request's rows reach, of those known.
+// num_run: number of known tokens that the request's rows reach.
 int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_run, int32_t num_drafts, int32_t num_new,
                       int32_t max_draft_len) {
   if (num_new < 0 || num_drafts < 0 || num_drafts + num_new > max_draft_len) return FASER_BAD_ARGUMENT;
@@ -40,8 +40,8 @@ int32_t step(faser_engine* engine, const faser_batch& batch, const Drafting& scr
                          engine->is_head() ? &kept : nullptr);
 }
 
-// The batch's rows, then a head's pending drafts, one step for each place. The list of those that draft has the
-// requests without pending drafts first, then by rising number, so that all come to their ends together.
+// Runs the batch's rows, then a head's pending drafts, one step per position. In the list of drafting requests, those
+// without pending drafts come first, then by ascending number, so that all finish together.
 int32_t catch_up(faser_engine* engine, const faser_batch& batch, const faser_sampling* sampling,
                  const int32_t* num_drafts, int32_t num_active, Drafting& scratch, float* logits) {
   const int32_t num_layers = engine->num_layers();

@@ -1,4 +1,4 @@
-// The rows of a draft model's first pass; ops/requests/draft_rows.py computes the same.
+// Plans the rows of a draft model's first pass; ops/requests/draft_rows.py computes the same.
 #include <cstddef>
 #include <cstdint>
 
@@ -16,12 +16,12 @@ int32_t faser_draft_rows(int32_t num_requests, const int32_t* slots, const faser
     const auto count = [&](faser_count name) { return counts[name * stride + i]; };
     if ((count(FASER_DRAFTERS) & (1 << FASER_BY_MODEL)) == 0) continue;
     const int32_t num_tokens = count(FASER_NUM_TOKENS), num_computed = count(FASER_NUM_COMPUTED);
-    int32_t num_new = 0, end = num_computed;  // so far the target has come
+    int32_t num_new = 0, end = num_computed;  // tokens with the target's KV
     if (num_computed == num_tokens - 1) {     // it decodes
       num_new = max_drafts[i] - num_pending[i];
       if (num_new <= 0 || (kind == FASER_DRAFT_BLOCK && num_pending[i] > 0)) continue;
       end = num_tokens + (is_model ? num_pending[i] : 0);
-    } else if (is_head) {  // its rows need the target's hidden rows of the position before
+    } else if (is_head) {  // its rows need the target's hidden rows of the previous position
       end = num_computed > 0 ? num_computed + 1 : 0;
     } else if (is_model) {
       end = num_computed + num_new_tokens[i];

@@ -1,6 +1,6 @@
 // Early exit: LM head scores of a few candidate tokens from the hidden rows between two segments.
 //
-// In fp32 with sums in a fixed order: a row's scores are bitwise equal on every instruction set and in any batch.
+// Computed in fp32 with sums in a fixed order: scores are bitwise equal on every instruction set and in any batch.
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include "engine.h"
 #include "read_output.inl"
 
-// ThreadSanitizer is not there yet when the clone is chosen.
+// ThreadSanitizer is not initialised yet when the clone is chosen.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int kSumLanes = 16;
-// With fewer multiply-adds per worker, waking it does not pay; gathering weights is slow.
+// With fewer multiply-adds per worker, waking it does not pay off; gathering weights is slow.
 constexpr int64_t kMinWorkPerThread = 50'000;
 
 // even, odd [stride / 2]: RMSNorm(h) * weight, split by index parity like the packed weights.
@@ -62,7 +62,7 @@ float dot_column(const uint32_t* column, int num_pairs, const float* even, const
   return lanes[0];
 }
 
-// The same for weights [2 * num_pairs] that were read as floats.
+// The same for weights [2 * num_pairs] that are floats already.
 FASER_CLONES
 float dot_floats(const float* weights, int num_pairs, const float* even, const float* odd) {
   float lanes[kSumLanes] = {};

@@ -1,5 +1,5 @@
-// What a segment boundary is asked about pending drafts; ops/requests/exit_drafts.py and ops/acceptance.py compute the
-// same.
+// Finds what a segment boundary compares for pending drafts; ops/requests/exit_drafts.py and ops/acceptance.py compute
+// the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The rows of a batch from what its requests' tokens are; ops/requests/fill_rows.py computes the same.
+// Fills the rows of a batch from its requests' tokens; ops/requests/fill_rows.py computes the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

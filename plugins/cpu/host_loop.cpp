@@ -1,4 +1,4 @@
-// The reference of `faser bench host`: the bookkeeping of a step, in the fewest instructions that do it.
+// The reference of `faser bench host`: the bookkeeping of a step in as few instructions as possible.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ uint32_t next_random(uint64_t& state) {
   return static_cast<uint32_t>(state >> 33);
 }
 
-// Blocks and rows of a request's last token and its drafts.
+// Allocates blocks and rows for a request's last token and its drafts.
 void schedule(Request& request, int32_t slot, int32_t num_drafts, int32_t& next_block, Batch& batch) {
   const int32_t end = request.num_tokens + num_drafts;
   while (request.num_blocks * kBlock < end) request.blocks[request.num_blocks++] = next_block++;
@@ -38,8 +38,8 @@ void schedule(Request& request, int32_t slot, int32_t num_drafts, int32_t& next_
   batch.cu_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
 }
 
-// Tests the drafts, commits what passes and one token more, and gives back the blocks of the others -> whether the
-// request ended.
+// Verifies the drafts, commits the accepted ones and one more token, and frees the blocks of the others. Returns
+// true if the request ended.
 bool update(Request& request, int32_t num_drafts, int32_t end_id, uint64_t& state, std::vector<int32_t>& output) {
   int32_t accepted = 0;
   while (accepted < num_drafts && next_random(state) % 100 < kAcceptedOf100) ++accepted;

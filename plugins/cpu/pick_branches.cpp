@@ -1,4 +1,4 @@
-// Which tokens are worth a row next to the drafts; ops/requests/pick_branches.py computes the same.
+// Chooses tokens that are worth a row next to the drafts; ops/requests/pick_branches.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace faser {
 namespace {
 
-// Of rejections those that the runner-up recovers, by sampling mode, measured on the demo pair.
+// Share of rejections where the runner-up is recovered, by sampling mode, measured on the demo pair.
 constexpr double kShare[] = {0.6, 0.43, 0.29};
 
 struct Branch {
@@ -17,7 +17,7 @@ struct Branch {
   int32_t place, token;
 };
 
-// Of the calling thread. reached: that the drafts before a place are accepted, for one place more than there are.
+// Buffers of the calling thread. reached: chance that all drafts before a position are accepted, one position more.
 struct Scratch {
   std::vector<Branch> found;
   std::vector<double> reached;
@@ -41,8 +41,8 @@ void collect(const faser_sampling& s, int32_t num_tokens, int32_t num_places, co
   }
 }
 
-// How many of the best branches take the place of the chain's last rows, which are reached less likely. All of them
-// still have a live row before them: a branch brings less than the row of its own place.
+// Returns how many of the best branches replace the chain's last rows, which are less likely to be reached. Each still
+// has its row before it: a branch yields less than the row of its own position.
 size_t trade_rows(const Scratch& scratch, size_t limit, int32_t* num_verified) {
   size_t count = 0;
   while (count < limit && *num_verified > 0 &&

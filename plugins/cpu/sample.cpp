@@ -1,4 +1,4 @@
-// Drawing draft tokens.
+// Draws draft tokens.
 #include "sample.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t voca
   if (std::find(candidates, end, token) == end) end[-1] = token;
 }
 
-// The best of the row's entries that is not the token.
+// Returns the best of the row's entries other than the token.
 int32_t best_other(const EditedRow& row, int32_t vocab_size, int32_t token) {
   int32_t best[2];
   top_ids(row.x, vocab_size, 2, best);

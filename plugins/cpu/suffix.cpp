@@ -1,4 +1,4 @@
-// Drafts from a request's own text: what followed the longest suffix that occurred before, by suffix automata.
+// Drafts from a request's own text: the continuation of the longest suffix that occurred before, by suffix automata.
 //
 // An online suffix automaton per slot (Blumer et al. 1985): the suffix link of the state of the whole text is the
 // longest suffix that has occurred before, so nothing is searched. ops/suffix.py has the same by brute force.
@@ -17,23 +17,23 @@ namespace faser {
 namespace {
 
 constexpr int32_t kNone = -1;
-constexpr int32_t kBegin = -2, kEnd = -3;  // tokens of no vocabulary, at the ends of a prediction and before the output
-constexpr int32_t kMaxLinks = 64;  // contexts that count an old continuation: bounds the time of a repeated token
+constexpr int32_t kBegin = -2, kEnd = -3;  // outside any vocabulary; at the ends of a prediction and before the output
+constexpr int32_t kMaxLinks = 64;  // contexts that count an old continuation; limits the time of repeated tokens
 
 struct Edge {
   int32_t state, token, to;
-  int32_t next;   // of the same state
+  int32_t next;   // the next edge of the same state
   int32_t count;  // how often the token followed
 };
 
 struct State {
   int32_t len, link;
-  int32_t first, best;  // edges; best: the most frequent one, of equals the latest
+  int32_t first, best;  // edges; best: the most frequent one, on ties the latest
   int32_t num_followers;
-  int32_t end;  // of the text, where its strings first ended
+  int32_t end;  // position in the text where its strings first ended
 };
 
-// A place in the automaton: the longest suffix of some text that was followed by something before.
+// A state with a length: the longest suffix of some text that was followed by a token before.
 struct Match {
   int32_t state, len;
 };
@@ -84,7 +84,7 @@ class Automaton {
     }
   }
 
-  // Of the whole text.
+  // The match of the whole text.
   Match match() const {
     if (states_.empty() || last_ == 0) return {0, 0};
     const int32_t state = states_[at(last_)].link;
@@ -109,7 +109,7 @@ class Automaton {
 
   const State& state(const Match& match) const { return states_[at(match.state)]; }
   const Edge& best(const Match& match) const { return edges_[at(state(match).best)]; }
-  // Whether the match and what follows it most occur within the first num_tokens tokens.
+  // True if the match and its most frequent continuation occur within the first num_tokens tokens.
   bool is_within(const Match& match, int32_t num_tokens) const {
     return num_tokens > 0 && states_[at(best(match).to)].end <= num_tokens;
   }
@@ -169,7 +169,7 @@ class Automaton {
     return copy;
   }
 
-  // The edge's token followed the state's strings once more.
+  // Counts one more time that the edge's token followed the state's strings.
   void follow(int32_t state, int32_t edge) {
     State& s = states_[at(state)];
     ++s.num_followers;
@@ -179,31 +179,31 @@ class Automaton {
 
   std::vector<State> states_;  // the first is the root, the empty string
   std::vector<Edge> edges_;
-  std::vector<int32_t> table_;  // of edges by state and token, open addressing
+  std::vector<int32_t> table_;  // hash table of edges by state and token, open addressing
   int32_t last_ = 0;
 };
 
-// How often the likeliest continuation came true, by sampling mode, match length and what supports it: one occurrence,
+// How often the likeliest continuation was right, by sampling mode, match length and its support: one occurrence,
 // several that agree, several that do not, or a prediction.
 constexpr int32_t kLengths = 6, kSupports = 4, kPredicted = 3;
 constexpr int32_t kLengthFrom[kLengths] = {1, 2, 3, 4, 8, 16};
 constexpr double kInitialRates[kLengths] = {0.3, 0.6, 0.7, 0.8, 0.87, 0.9};
 constexpr double kPredictedRates[kLengths] = {0.6, 0.85, 0.9, 0.93, 0.95, 0.97};
-constexpr double kInitialTests = 8.0;     // that these count as
-constexpr double kCellTests = 2000.0;     // after which old tests weigh 1 / e
-constexpr double kOffsetPrecision = 4.0;  // of a request's log-odds offset, 0 at first
-constexpr double kOffsetInfo = 40.0;      // of what is known of it, at most: a text changes
-constexpr double kLeastSurvival = 0.1;    // of a draft that is worth a row to anyone
+constexpr double kInitialTests = 8.0;     // weight of the initial rates
+constexpr double kCellTests = 2000.0;     // number of tests after which old ones weigh 1 / e
+constexpr double kOffsetPrecision = 4.0;  // prior precision of a request's log-odds offset, which is 0 at first
+constexpr double kOffsetInfo = 40.0;      // limit on the information about it, since a text changes
+constexpr double kLeastSurvival = 0.1;    // of a draft that may still be worth a row
 constexpr double kMaxLogOdds = 13.8;
 
-constexpr double kInitialModelRate = 0.82, kRequestTests = 8.0;  // of the draft model, and what that counts as
+constexpr double kInitialModelRate = 0.82, kRequestTests = 8.0;  // of the draft model, and its weight
 constexpr double kModelTests = 600.0;
 
 struct Cell {
   double tests = kInitialTests, passed = 0.0;
 };
 
-// A count of tests and of those passed, which forgets.
+// Adds to a count of tests and of those passed, with forgetting.
 void add_test(Cell* cell, double tests, double passed, double memory) {
   const double kept = std::max(0.0, 1.0 - tests / memory);
   cell->tests = kept * cell->tests + tests;
@@ -219,12 +219,12 @@ double log_odds_of(const Cell& cell) {
 
 struct Slot {
   Automaton automaton;
-  std::vector<int32_t> prediction;  // with kBegin and kEnd around it, or empty; the automaton begins with it
+  std::vector<int32_t> prediction;  // between kBegin and kEnd, or empty; the automaton begins with it
   bool only_prediction = false;     // the request's own text is not drafted from
-  int32_t first = 0, num_seen = 0;  // positions of the text: where the automaton begins, and ends
+  int32_t first = 0, num_seen = 0;  // positions in the text where the automaton begins and ends
   double offset = 0.0, info = 0.0;
-  int64_t tested_before = -1, passed_before = 0;  // the slot's counts of the model when the request began; -1: not yet
-  int64_t model_tested = 0, model_passed = 0;     // of the request's own, those that are in the model's cell
+  int64_t tested_before = -1, passed_before = 0;  // the slot's counts when the request began; -1: not yet known
+  int64_t model_tested = 0, model_passed = 0;     // the request's own counts that were added to the model's cell
 };
 
 }  // namespace
@@ -253,20 +253,20 @@ bool is_predicted(const Slot& slot, const Match& match) {
   return slot.automaton.is_within(match, static_cast<int32_t>(slot.prediction.size()));
 }
 
-// The automaton begins anew, at this position of the text.
+// Starts the automaton again, at this position of the text.
 void begin(Slot& slot, int32_t first) {
   slot.automaton.clear();
   for (const int32_t token : slot.prediction) slot.automaton.append(token);
   slot.first = first;
 }
 
-// The output begins as the prediction does.
+// Appends a token; the output is assumed to begin as the prediction does.
 void append(Slot& slot, const faser_sampling& s, int32_t position) {
   slot.automaton.append(s.tokens[position]);
   if (position + 1 == s.prompt_len && !slot.prediction.empty()) slot.automaton.append(kBegin);
 }
 
-// What was committed at this position tells of what would have been drafted there, whoever drafted.
+// Learns from a committed token if the draft for it would have been right, whichever drafter made drafts.
 void score(faser_suffix& suffix, Slot& slot, int32_t mode, int32_t token) {
   const Match match = slot.automaton.match();
   if (match.len == 0 || slot.automaton.best(match).token < 0) return;
@@ -283,13 +283,13 @@ void catch_up(faser_suffix& suffix, Slot& slot, const faser_sampling& s, int32_t
     begin(slot, 0);
     slot.num_seen = 0;
   }
-  if (num_tokens - slot.num_seen > suffix.max_tokens) {  // a prompt that is longer
+  if (num_tokens - slot.num_seen > suffix.max_tokens) {  // a prompt longer than the limit
     begin(slot, num_tokens - suffix.max_tokens);
     slot.num_seen = slot.first;
   }
   for (int32_t t = slot.num_seen; t < num_tokens; ++t) {
     if (t >= s.prompt_len) score(suffix, slot, s.mode, s.tokens[t]);
-    if (t - slot.first >= suffix.max_tokens) {  // full: begins anew with the later half
+    if (t - slot.first >= suffix.max_tokens) {  // full: start again with the later half
       begin(slot, t - suffix.max_tokens / 2);
       for (int32_t u = slot.first; u < t; ++u) append(slot, s, u);
     }
@@ -298,7 +298,7 @@ void catch_up(faser_suffix& suffix, Slot& slot, const faser_sampling& s, int32_t
   }
 }
 
-// How likely the draft model's next draft is accepted, by what was tested of the request's so far.
+// Returns the acceptance rate of the draft model's next draft, from the request's drafts verified so far.
 double model_rate(faser_suffix& suffix, Slot& slot, const faser_sampling& s) {
   Cell& cell = suffix.model[s.mode];
   if (slot.tested_before < 0) {

@@ -1,4 +1,4 @@
-// Sums over tested drafts, which acceptance is fitted from; ops/tested.py computes the same.
+// Sums over verified drafts, to fit acceptance to; ops/tested.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

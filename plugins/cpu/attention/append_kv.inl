@@ -3,7 +3,7 @@ namespace {
 
 typedef uint16_t __attribute__((may_alias)) Half;
 
-// One head, normed (if it has a norm) and rotated: HF's half-split rope. out is zero from head_dim to padded_dim.
+// Norms (if it has a norm) and rotates one head with HF's half-split rope. out is zero from head_dim to padded_dim.
 inline void rotate_head(const HeadShape& shape, const float* head, const float* norm, const float* cos,
                         const float* sin, float* __restrict out) {
   alignas(64) float values[kMaxHeadDim];
@@ -38,7 +38,7 @@ void append_kv(const HeadShape& shape, const float* qkv, const float* q_norm, co
         target + static_cast<size_t>(offset / kPageTokens) * (padded / 2) * kPageTokens + offset % kPageTokens;
     for (int i = 0; i < dim / 2; i++) key[i * kPageTokens] = bf16_of(head[2 * i]) | bf16_of(head[2 * i + 1]) << 16;
     Half* value = reinterpret_cast<Half*>(target + kv.value_offset + static_cast<size_t>(offset / 2) * padded);
-    // Little endian, as packed words are: the low half belongs to the even position.
+    // The low half belongs to the even position, as in packed words.
     for (int i = 0; i < dim; i++) value[2 * i + offset % 2] = static_cast<uint16_t>(bf16_of(values[i]));
   }
 }

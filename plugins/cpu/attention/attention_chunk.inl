@@ -1,5 +1,4 @@
-// What the two ways to attend (attention_vectors.inl, attention_tiles.inl) share: a chunk of positions and its masked
-// ends.
+// Shared by attention_vectors.inl and attention_tiles.inl: a chunk of positions and its masked ends.
 namespace faser {
 namespace {
 
@@ -13,32 +12,32 @@ struct alignas(64) AttentionScratch {
   float sums[kTileSize][kMaxHeadDim];
 };
 
-// The pages of one chunk of positions, as the block table has them.
+// The pages of one chunk of positions, from the block table.
 struct Chunk {
   int first_page, last_page;
   const uint32_t* keys[kChunkPages];  // by page - first page of the chunk
   const uint32_t* values[kChunkPages];
 };
 
-// sums += prob values of one pair, of which the mask keeps one or both positions: what is masked may be anything, NaN
-// too.
+// Adds prob values of one pair, of which the mask keeps one or both positions: masked values may be anything, even
+// NaN.
 inline void add_pair(const Chunk& chunk, int padded_dim, int pair, uint32_t mask, const Pair* probs, float* sums) {
   const uint32_t* values = chunk.values[pair / kPagePairs] + static_cast<size_t>(pair % kPagePairs) * padded_dim;
   for (int i = 0; i < padded_dim; i += kLanes)
     store(sums + i, dot(load(sums + i), load_words(values + i) & mask, probs + pair));
 }
 
-// Positions of a chunk that one query sees, relative to the chunk.
+// The positions of a chunk that one query attends to, relative to the chunk.
 struct Visible {
   int begin, end;
 
   bool empty() const { return begin >= end; }
-  // Groups of `size` positions seen as a whole: [first_whole, last_whole).
+  // Groups of `size` positions that are visible as a whole: [first_whole, last_whole).
   int first_whole(int size) const { return (begin + size - 1) / size; }
   int last_whole(int size) const { return end / size; }
 };
 
-// Adds pairs [first, last) of one query, a half-visible pair at either end of what it sees included.
+// Adds pairs [first, last) of one query, including a half-visible pair at either end.
 inline void add_own_pairs(const Chunk& chunk, int padded_dim, Visible seen, int first, int last, const Pair* probs,
                           float* sums) {
   for (int pair = first; pair < last; pair++) {

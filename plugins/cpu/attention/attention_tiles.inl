@@ -2,8 +2,7 @@
 namespace faser {
 namespace {
 
-constexpr int kValuePairs =
-    kPagePairs;  // pairs of positions that one tile of values holds: one page, whatever the block
+constexpr int kValuePairs = kPagePairs;  // pairs of positions in one tile of values: one page, whatever the block size
 
 // Tiles 0 to 3 accumulate, 4 holds queries, 5 keys, 6 probabilities and 7 values of one page.
 class AttentionScope {
@@ -101,7 +100,7 @@ inline void add_pages(const Chunk& chunk, int padded_dim, int first, int last, c
   }
 }
 
-// Adds one page for the queries that see all of it. The others get garbage, maybe NaN, and keep what they had.
+// Adds one page for the queries that attend to all of it. The others get garbage, maybe NaN, and keep their old sums.
 inline void add_page_where_whole(const Chunk& chunk, int padded_dim, int num_queries, const Visible* seen, int page,
                                  AttentionScratch& scratch) {
   alignas(64) float sums[kTileSize][kMaxHeadDim];
@@ -111,10 +110,10 @@ inline void add_page_where_whole(const Chunk& chunk, int padded_dim, int num_que
       __builtin_memcpy(scratch.sums[j], sums[j], sizeof(float) * padded_dim);
 }
 
-// Each query adds the page it sees the end of, then its whole pages by tiles, then the page it sees the beginning of.
+// Each query adds the page where its range begins, then its whole pages by tiles, then the page where its range ends.
 inline void add_chunk(const Chunk& chunk, int padded_dim, int num_queries, const Visible* seen,
                       AttentionScratch& scratch) {
-  // Pages that some query sees whole, and among them those that all see whole.
+  // The pages that some query attends to as a whole, and among them those that all queries do.
   int first = kChunkPages, last = 0, shared_first = 0, shared_last = kChunkPages;
   for (int j = 0; j < num_queries; j++) {
     const int whole_first = seen[j].first_whole(kPageTokens), whole_last = seen[j].last_whole(kPageTokens);

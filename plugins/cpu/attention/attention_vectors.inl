@@ -1,8 +1,8 @@
-// Scores and weighted values with vectors: each register of keys or values meets all queries of the tile.
+// Scores and weighted values with vectors: each register of keys or values is used for all queries of the tile.
 namespace faser {
 namespace {
 
-// What attending to a tile needs for its duration: nothing.
+// Vector instructions need no setup.
 struct AttentionScope {
   AttentionScope(const AttentionTile&, int, AttentionScratch&) {}
 };
@@ -27,7 +27,7 @@ inline void score_page(const uint32_t* page, int num_pairs, const void* const* q
   }
 }
 
-// A page is as many lines as a key has pairs; blocks lie apart, so that the hardware does not foresee them.
+// A page has as many lines as a key has pairs; blocks are not contiguous, so the hardware does not prefetch them.
 inline void fetch_page(const uint32_t* page, int num_pairs) {
   for (int i = 0; i < num_pairs; i++) fetch(page + i * kPageTokens);
 }
@@ -76,7 +76,7 @@ inline void score_chunk(const Chunk& chunk, int num_pairs, const AttentionTile& 
                         [&](auto count) { score_pages<count.value>(chunk, num_pairs, tile, scratch); });
 }
 
-// Each query adds its pairs in order; where all see the same whole pairs, they add them together.
+// Each query adds its pairs in order; whole pairs that are visible to all queries are added for all together.
 inline void add_chunk(const Chunk& chunk, int padded_dim, int num_queries, const Visible* seen,
                       AttentionScratch& scratch) {
   int first = 0, last = kChunkTokens / 2;

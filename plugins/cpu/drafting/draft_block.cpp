@@ -1,4 +1,4 @@
-// Drafting by blocks: one pass gives the laws of all drafts, which are then drawn place by place.
+// Drafting by blocks: one pass yields the distributions of all drafts, which are then drawn position by position.
 #include "draft_block.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct BlockScratch {
   std::vector<int32_t> num_places, num_new, num_pending;
 };
 
-// The batch's rows without those of the last committed tokens of requests that draft.
+// Copies the batch's rows except those of the last committed tokens of drafting requests.
 int32_t run_context(faser_engine* engine, const faser_batch& batch, const int32_t* num_new_drafts,
                     BlockScratch& scratch) {
   scratch.cu_rows.assign(1, 0);

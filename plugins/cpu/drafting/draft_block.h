@@ -8,7 +8,7 @@
 
 namespace faser {
 
-// faser_draft of a block drafter: the first num_active of `drafting` draft, without pending drafts.
+// faser_draft for a block drafter: the first num_active requests of `drafting` draft, without pending drafts.
 int32_t draft_block(faser_engine* engine, faser_pool* pool, const faser_batch& batch, faser_sampling* sampling,
                     int32_t num_active, const int32_t* num_new_drafts, int32_t max_draft_len,
                     const faser_draft_stop* stop, Drafting& drafting, float* logits, int32_t* out_num_new);

@@ -1,4 +1,4 @@
-// The requests of a draft call that still draft, and the rule by which each goes on.
+// The requests of a draft call that still draft, and the rule by which each continues.
 #ifndef FASER_DRAFTING_H_
 #define FASER_DRAFTING_H_
 
@@ -31,14 +31,14 @@ inline double pending_survival(const faser_draft_stop& stop, const faser_samplin
   return survival;
 }
 
-// Buffers of the calling thread, which only grow. Columns are of the requests that still draft, in one order.
+// Buffers of the calling thread, which only grow. Columns have the requests that still draft, in the same order.
 struct Drafting {
   std::vector<int32_t> requests;  // indices into the caller's batch
   std::vector<int32_t> slots, token_ids, positions, num_known;
-  std::vector<int32_t> rows;     // of the first pass
-  std::vector<double> survival;  // of the request's pending drafts
-  std::vector<float*> logits;    // of a block drafter: the row of the next draft
-  std::vector<int32_t> cu_rows;  // 0, 1, 2 ..: of one row each
+  std::vector<int32_t> rows;     // in the first pass
+  std::vector<double> survival;  // for the request's pending drafts
+  std::vector<float*> logits;    // for a block drafter: the row of the next draft
+  std::vector<int32_t> cu_rows;  // 0, 1, 2 .., for one row each
 
   void reserve(int32_t num_requests) {
     const size_t size = static_cast<size_t>(num_requests);
@@ -51,8 +51,8 @@ struct Drafting {
     for (size_t i = 0; i <= size; ++i) cu_rows[i] = static_cast<int32_t>(i);
   }
 
-  // After a draft of the requests first .. end - 1: counts them, keeps those that go on and returns where these end.
-  // Where a step for them would cost more than it is worth, none goes on.
+  // After a draft of requests first .. end - 1: counts them, keeps those that continue and returns their end. None
+  // continues if a step for them would cost more than it is worth.
   int32_t go_on(int32_t first, int32_t end, const faser_draft_stop* stop, const faser_sampling* sampling,
                 const int32_t* num_drafts, const int32_t* num_new_drafts, int32_t* out_num_new) {
     int32_t kept = first;

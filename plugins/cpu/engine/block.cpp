@@ -1,4 +1,5 @@
-// A block drafter: its context rows, of which keys and values are kept, and blocks, each row of which is a draft's law.
+// A block drafter: context rows, of which keys and values are kept, and blocks, whose rows yield the drafts'
+// distributions.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,7 +32,7 @@ BlockMemory::BlockMemory(int max_num_requests, int block_size, int max_seq_len, 
 
 }  // namespace faser
 
-// The rows' features, and of every layer their keys and values.
+// Computes the rows' features, and their keys and values for every layer.
 void faser_engine::run_context(const Team& team, const faser_batch& batch) {
   const int num_rows = batch.num_rows, hidden_size = model_.hidden_size;
   const int first = team.begin(num_rows), end = team.end(num_rows);
@@ -50,7 +51,7 @@ void faser_engine::run_context(const Team& team, const faser_batch& batch) {
     kernels_.norm_row(hidden_ + static_cast<size_t>(row) * hidden_stride_, hidden_norm_, hidden_size, hidden_stride_,
                       model_.rms_norm_eps, pairs(x_hidden_, row, hidden_pairs_));
   team.sync();
-  // Queries come first in qkv; the panel in which keys begin may hold some.
+  // Queries come first in qkv; the panel in which keys begin may have some of them.
   const int first_panel = heads_.num_heads * heads_.head_dim / kPanel, panels = qkv_stride_ / kPanel - first_panel;
   for (int layer = 0; layer < model_.num_layers; layer++) {
     const Gemm qkv = {layer_matrix(layers_[layer].qkv, nullptr, hidden_size), vectors_[layer].qkv_bias, x_hidden_,
@@ -62,8 +63,8 @@ void faser_engine::run_context(const Team& team, const faser_batch& batch) {
   }
 }
 
-// Keys and values of the context in the block in which a request's rows begin, for the block of the engine's own that
-// takes their place.
+// Copies keys and values of the context in the block where a request's rows begin to the engine's own block, which
+// replaces it.
 void faser_engine::copy_first_blocks(const Team& team, const faser_batch& batch, const faser::BlockRows& rows) {
   const size_t page_words = static_cast<size_t>(faser::kPageTokens) * heads_.padded_dim / 2;
   const int count = rows.count * model_.num_layers;
@@ -76,7 +77,7 @@ void faser_engine::copy_first_blocks(const Team& team, const faser_batch& batch,
         memory_of_blocks_->table[static_cast<size_t>(request) * memory_of_blocks_->max_blocks_per_seq + place];
     const faser::KvLayer kv = kv_layer(i % model_.num_layers);
     const size_t num_words = static_cast<size_t>((num_tokens - 1) / faser::kPageTokens + 1) * page_words;
-    for (int head = 0; head < 2 * heads_.num_kv_heads; head++) {  // each's keys, then its values
+    for (int head = 0; head < 2 * heads_.num_kv_heads; head++) {  // for each head its keys, then its values
       const size_t at = head / 2 * kv.head_stride + head % 2 * kv.value_offset;
       std::memcpy(kv.base + to * kv.block_stride + at, kv.base + from * kv.block_stride + at,
                   sizeof(uint32_t) * num_words);
@@ -84,7 +85,7 @@ void faser_engine::copy_first_blocks(const Team& team, const faser_batch& batch,
   }
 }
 
-// Rows of logits as the drafts are drawn from; the mask is no token.
+// Scales logits as for drawing drafts; the mask token cannot be drawn.
 void faser_engine::finish_logits(const Team& team, int num_rows, float* logits) const {
   for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
     float* row = logits + static_cast<size_t>(i) * logits_stride();

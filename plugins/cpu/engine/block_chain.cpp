@@ -1,4 +1,5 @@
-// Laws of a block's drafts that hang on the draft before: a Markov head (DSpark), a candidate selector (DFlash2).
+// Distributions of a block's drafts that depend on the draft before: Markov head (DSpark), candidate selector
+// (DFlash2).
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -43,7 +44,7 @@ void faser_engine::add_markov(int count, const int32_t* token_ids, float* const*
   });
 }
 
-// Leaves the best candidates of a row of logits; hidden: the row's, times selector_proj.
+// Leaves only the best candidates of a row of logits. hidden: the row's, times selector_proj.
 void faser_engine::select_candidates(int32_t token_id, const float* hidden, float* logits) const {
   const int rank = block_.selector_rank, count = block_.selector_top_k;
   int32_t ids[faser::kMaxSelected];

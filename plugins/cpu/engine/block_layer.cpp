@@ -7,7 +7,7 @@ using faser::num_pairs;
 using faser::num_panels;
 using faser::Team;
 
-// The rows' normed values, and the deltas that they are convolved with: x_hidden_ has the convolved ones then.
+// Computes the rows' normed values and the deltas of their convolution, then the convolved values in x_hidden_.
 void faser_engine::prepare_conv(const Team& team, int num_rows, const float* norm, const faser_conv& conv) {
   const int hidden_size = model_.hidden_size, first = team.begin(num_rows), end = team.end(num_rows);
   for (int row = first; row < end; row++) {
@@ -30,7 +30,7 @@ void faser_engine::prepare_conv(const Team& team, int num_rows, const float* nor
   team.sync();
 }
 
-// Of values_, to out.
+// Convolves one row of values_ to out.
 void faser_engine::convolve_row(const faser_conv& conv, int side, int row, float* out) const {
   const int hidden_size = model_.hidden_size, group = block_.conv_group_size, num_groups = hidden_size / group;
   const int taps = std::min(block_.conv_taps, row % block_.block_size + 1);
@@ -51,7 +51,7 @@ void faser_engine::run_conv_layer(const Team& team, const faser_batch& batch, in
   const faser::LayerVectors& vectors = vectors_[layer];
   const int num_rows = batch.num_rows, first = team.begin(num_rows), end = team.end(num_rows);
   const int hidden_panels = num_panels(model_.hidden_size);
-  // A sublayer's output, which is in values_, convolved and added to the hidden rows.
+  // Convolves a sublayer's output in values_ and adds it to the hidden rows.
   const auto finish = [&](const faser_conv& conv) {
     team.sync();
     for (int row = first; row < end; row++) {

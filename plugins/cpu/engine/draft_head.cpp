@@ -41,7 +41,7 @@ int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int nu
   for (int i = 0; i < num_layers; i++)
     if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
   target_ = target;
-  if (target->captured_ != nullptr) {  // for a head before this one
+  if (target->captured_ != nullptr) {  // an earlier head has the same target
     const std::vector<int32_t>& kept = target->captured_layers_;
     const bool are_the_same = std::equal(kept.begin(), kept.end(), layers, layers + num_layers);
     if (are_the_same && reads_normed == (target->x_normed_ != nullptr)) return FASER_OK;
@@ -76,7 +76,7 @@ void faser_engine::capture_rows(const Team& team, const faser_batch& batch, int 
   }
 }
 
-// What the target kept of the position before the row's; zeros where there is none.
+// Copies what the target kept for the position before the row's; zeros if there is none.
 void faser_engine::gather_features(const faser_batch& batch, int row, char* x) const {
   const size_t num_bytes = static_cast<size_t>(head_.num_features / 2) * pair_bytes_;
   if (batch.positions[row] == 0)
@@ -86,7 +86,7 @@ void faser_engine::gather_features(const faser_batch& batch, int row, char* x) c
                 num_bytes);
 }
 
-// Norms a row of features in place, in head_.num_fc_norms parts; values: of the worker.
+// Norms a row of features in place, in head_.num_fc_norms parts. values: a buffer of the worker.
 void faser_engine::norm_features(float* values, char* x) const {
   const int size = head_.num_features / head_.num_fc_norms;
   const size_t part_bytes = static_cast<size_t>(size / 2) * pair_bytes_;

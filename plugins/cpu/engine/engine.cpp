@@ -13,7 +13,7 @@
 
 namespace faser {
 
-#ifdef FASER_HEAP_MEMORY  // AddressSanitizer watches the ends of what is on the heap
+#ifdef FASER_HEAP_MEMORY  // so that AddressSanitizer checks the ends of blocks on the heap
 
 Memory::Memory(size_t num_bytes) : num_bytes_(std::max<size_t>(num_bytes, 1)) {
   if (posix_memalign(&data_, 64, num_bytes_) != 0) throw std::bad_alloc();
@@ -99,7 +99,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   mlp_pairs_ = mlp_size_ / 2;
 
   if (model.experts != nullptr) experts_ = *model.experts;
-  const bool is_mixture = experts_.num_experts > 0;  // whose experts' biases are read where they are
+  const bool is_mixture = experts_.num_experts > 0;  // biases of experts are read in place
   pairs_.shared_pairs = round_up(experts_.shared_size, kPanel) / 2;
 
   memory_.reserve(32 + 9 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
@@ -150,7 +150,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
   kv_ = allocate<uint32_t>(has_medusa_ ? 0 : kv_layer_words_ * model.num_layers);
 
-  // A Medusa head's rows begin anywhere among them.
+  // A Medusa head's rows may begin anywhere among them.
   const size_t num_rows =
       round_up(max_num_tokens, faser::kRowAlignment) + (has_medusa_ ? size_t{faser::kRowAlignment} : 0);
   hidden_ = allocate<float>(num_rows * hidden_stride_);
@@ -244,7 +244,7 @@ int32_t faser_engine::copy_kv(int num_copies, const int32_t* from, const int32_t
     if (from[i] < 0 || from[i] >= num_blocks_ || to[i] < 0 || to[i] >= num_blocks_) return FASER_BAD_BLOCK;
     if (first[i] < 0 || first[i] > end[i] || end[i] > tokens_per_block_) return FASER_BAD_POSITION;
   }
-  // Keys lie in pages of kPageTokens, values in pairs of tokens, padded_dim words each.
+  // Keys are in pages of kPageTokens, values in pairs of tokens, padded_dim words each.
   const size_t page_words = static_cast<size_t>(faser::kPageTokens) * heads_.padded_dim / 2;
   for (int i = 0; i < num_copies; i++) {
     if (first[i] == end[i] || from[i] == to[i]) continue;
@@ -252,7 +252,7 @@ int32_t faser_engine::copy_kv(int num_copies, const int32_t* from, const int32_t
     const size_t num_pages = (end[i] - 1) / faser::kPageTokens - first_page + 1;
     for (int layer = 0; layer < model_.num_layers; layer++) {
       const faser::KvLayer kv = kv_layer(layer);
-      for (int head = 0; head < 2 * heads_.num_kv_heads; head++) {  // each's keys, then its values
+      for (int head = 0; head < 2 * heads_.num_kv_heads; head++) {  // for each head its keys, then its values
         const size_t at = head / 2 * kv.head_stride + head % 2 * kv.value_offset + first_page * page_words;
         std::memcpy(kv.base + to[i] * kv.block_stride + at, kv.base + from[i] * kv.block_stride + at,
                     sizeof(uint32_t) * num_pages * page_words);

@@ -18,7 +18,7 @@ namespace faser {
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Of a packed matrix: words of a column, and panels.
+// Words of a column, and panels, of a packed matrix.
 inline int num_pairs(int num_inputs) { return round_up(num_inputs, 32) / 2; }
 inline int num_panels(int num_outputs) { return round_up(num_outputs, kPanel) / kPanel; }
 
@@ -52,7 +52,7 @@ struct PoolChoosers {
   TeamChooser passes[32], exits[32];  // by log2 of the number of rows
 };
 
-// Rows of a head whose outputs are kept by entry; continues: these rows' features are what is kept of the same entries.
+// Rows of a head whose outputs are kept by entry. continues: their features are the outputs kept for these entries.
 struct HeadRows {
   const int32_t *rows, *entries;
   int count;
@@ -64,11 +64,10 @@ struct MedusaRun {
   int head, first, count;
 };
 
-// The values of a row of pairs, which are bf16 numbers or floats that hold such.
+// Reads a row of pairs, which are bf16 or floats that hold bf16 values.
 void read_pairs(const char* x, int size, size_t pair_bytes, float* values);
 
-// Requests that a block drafter drafts for in a pass, and how many drafts of each: the slot, and the last committed
-// token.
+// Requests that a block drafter drafts for in a pass: slot, last committed token, and number of drafts.
 struct BlockRows {
   const int32_t *slots, *token_ids, *positions, *num_places;
   int count;
@@ -77,7 +76,7 @@ struct BlockRows {
 constexpr int kMaxSelected = 256;  // candidates of a draft
 constexpr int kMaxExperts = 4096;
 
-// The batch of a block pass. Its rows begin in blocks of the engine's own, from num_blocks on, blocks_per_request each.
+// The batch of a block pass. Its rows begin in the engine's own blocks, from num_blocks on, blocks_per_request each.
 struct BlockMemory {
   BlockMemory(int max_num_requests, int block_size, int max_seq_len, int tokens_per_block);
 
@@ -85,39 +84,39 @@ struct BlockMemory {
   std::vector<int32_t> slots, cu_rows, token_ids, positions, logit_rows, table;
 };
 
-// KV of a row that a branch of its request needs too.
+// A row's position in the KV of a branch, which needs the row too.
 struct BranchRow {
   int row, block, offset;
 };
 
-// Rows of one expert: pairs first to first + count of the pass.
+// Rows of one expert: pairs first to first + count - 1 of the pass.
 struct ExpertGroup {
   int expert, first, count;
 };
 
-// A pass's (row, expert) pairs in order of expert, then of row, and what they share. A chunk is the pairs that the
-// buffers hold: num_pairs of them, or fewer, from a multiple of that on.
+// A pass's (row, expert) pairs, sorted by expert and then row. A chunk is as many pairs as the buffers hold, num_pairs
+// or fewer, and begins at a multiple of that number.
 struct ExpertPairs {
   int num_pairs = 0;
-  int32_t *experts = nullptr, *places = nullptr;  // [row, top_k]: ascending, and where they are in order
+  int32_t *experts = nullptr, *places = nullptr;  // [row, top_k] experts ascending, and their places in sorted order
   float* weights = nullptr;                       // [row, top_k]
-  int32_t* rows = nullptr;                        // in order
-  std::vector<int32_t> next;                      // by expert, while pairs are put in order
-  std::vector<ExpertGroup> groups;                // none is in two chunks
+  int32_t* rows = nullptr;                        // in sorted order
+  std::vector<int32_t> next;                      // by expert, while pairs are sorted
+  std::vector<ExpertGroup> groups;                // none spans two chunks
   float* logits = nullptr;                        // of the router, by row
   int logits_stride = 0;
-  char* x = nullptr;            // of a chunk: the rows' inputs (their activations are in x_mlp_)
-  uint32_t* x_bytes = nullptr;  // with activation_bits 8: of either what the next product takes
+  char* x = nullptr;            // of a chunk: inputs of the rows (their activations are in x_mlp_)
+  uint32_t* x_bytes = nullptr;  // with activation_bits 8: the 8-bit inputs of the next product
   float* outputs = nullptr;     // of a chunk
   char* x_shared = nullptr;     // of the shared expert, by row
   float *shared_outputs = nullptr, *shared_gates = nullptr;
   int shared_pairs = 0;
   Counter counters[2];       // of gate_up and down
-  int64_t num_distinct = 0;  // experts read, and layers that ran, of the last pass
+  int64_t num_distinct = 0;  // experts read in the last pass, and layers that ran
   int num_layers = 0;
 };
 
-// A tile of attention before the layer is known.
+// A tile of attention, for any layer.
 struct TileRange {
   int request, kv_head;
   int first_query, num_queries;  // queries of the request and KV head: row-major over (row, query head of the group)
@@ -131,7 +130,7 @@ struct faser_engine {
   faser_engine(const faser_model& model, faser_pool* pool, int num_blocks, int tokens_per_block, int max_num_tokens,
                int max_num_requests);
 
-  // kept: of a head only; without it Medusa heads give the first drafts' logits.
+  // kept: only for heads; without it, Medusa heads give the first drafts' logits.
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                   int num_logit_rows, float* logits, const faser::HeadRows* kept = nullptr);
   int32_t attach(faser_engine* target, const int32_t* layers, int num_layers);  // throws std::bad_alloc
@@ -139,16 +138,16 @@ struct faser_engine {
   bool is_block() const { return memory_of_blocks_ != nullptr; }
   int max_blocks_of_pass() const { return memory_of_blocks_->max_num_requests; }
   int num_places() const { return block_.block_size - block_.first_slot; }
-  // The logits of the first num_places[i] drafts of each request, in turn. batch: has the block table.
+  // Computes the logits of the first num_places[i] drafts of each request, in turn. batch: for its block table.
   int32_t draft_blocks(const faser_batch& batch, const faser::BlockRows& rows, float* logits);
-  // Edits a row of the logits that draft_blocks gave, of each request, by the token before its next draft.
+  // Edits one row of draft_blocks' logits for each request, by the token before its next draft.
   void add_previous(int count, const int32_t* token_ids, const float* all_logits, float* const* logits);
   bool is_mtp() const { return has_head_ && head_.fc == nullptr; }
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
   int32_t hidden_rows(int num_rows, float* hidden) const;
   int32_t copy_kv(int num_copies, const int32_t* from, const int32_t* to, const int32_t* first, const int32_t* end);
-  void set_pool(faser_pool* pool);  // throws std::bad_alloc, and then nothing has changed
+  void set_pool(faser_pool* pool);  // throws std::bad_alloc, without any change
   int num_layers() const { return model_.num_layers; }
   int vocab_size() const { return model_.vocab_size; }
   int64_t memory_bytes() const { return num_bytes_; }
@@ -168,13 +167,13 @@ struct faser_engine {
   void plan_tiles(const faser_batch& batch);
   void plan_branches(const faser_batch& batch);
   int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
-  // Runs body(team) on one worker or on as many as are worth it, whichever was faster for so many rows.
+  // Runs body(team) on one worker or on a useful number of workers, whichever was faster for this number of rows.
   template <typename Body>
   void run_timed(int num_rows, int64_t work, int num_parts, Body&& body);
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
-  void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
-  void run_experts(const faser::Team& team, int num_rows, int layer);               // in the place of gate_up and down
+  void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // after its qkv
+  void run_experts(const faser::Team& team, int num_rows, int layer);               // in place of gate_up and down
   void allocate_experts(size_t num_rows);
   void choose_experts(int row);
   void sort_pairs(int num_rows);
@@ -202,13 +201,13 @@ struct faser_engine {
   void spread_logits(const faser::Team& team, int num_logit_rows, float* logits) const;
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
-  // next: the matrix that they meet. Workers meet behind either.
+  // Workers meet after either. next: the matrix that the rows are multiplied with.
   void norm_rows(const faser::Team& team, int num_rows, const int32_t* rows, const float* weight,
                  const faser::Matrix& next);
   void quantize_rows(const faser::Team& team, int num_rows, const faser::Matrix& next, const char* x, int x_stride);
   faser::Gemm product(const faser::Matrix& weights, const float* bias, const char* x, int x_stride, int num_rows) const;
   faser::KvLayer kv_layer(int layer) const;
-  // Where a request's position lies among num_blocks * tokens_per_block.
+  // Index of a request's position among num_blocks * tokens_per_block.
   size_t token_index(const faser_batch& batch, int request, int position) const {
     const size_t row = static_cast<size_t>(batch.slots[request]) * batch.max_blocks_per_seq;
     const int block = batch.block_table[row + position / tokens_per_block_];
@@ -247,12 +246,12 @@ struct faser_engine {
   const float* final_norm_;
   int num_outputs_;                      // of the LM head
   const int32_t* output_ids_ = nullptr;  // their tokens; nullptr: the same
-  float* output_logits_ = nullptr;       // where they are not
+  float* output_logits_ = nullptr;       // where output_ids_ is set
   uint32_t* kv_;
   size_t kv_layer_words_, kv_head_words_;
   float *hidden_, *qkv_, *cos_, *sin_;
   char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
-  uint32_t* x_bytes_ = nullptr;  // with activation_bits 8: of those three what the next product takes
+  uint32_t* x_bytes_ = nullptr;  // with activation_bits 8: the next product's inputs in 8 bits, of any of those three
   int bytes_stride_ = 0;         // words
   int32_t* row_requests_;        // [max_num_tokens] request of each row
   std::vector<char*> scratch_;   // per worker
@@ -265,15 +264,15 @@ struct faser_engine {
   const bool always_team_;                                      // FASER_CPU_TEAM=always
   std::vector<int32_t> windows_;                                // by layer; 0: none
   int widest_window_ = 0;                                       // 0: a layer has none
-  std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of recent pools, newest last
+  std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // for recent pools, newest last
   faser::PoolChoosers* pool_choosers_ = nullptr;                // of pool_
 
-  // A target's, for its head: [num_blocks, tokens_per_block] rows of pairs, the captured layers side by side.
+  // For a target with a head: [num_blocks, tokens_per_block] rows of pairs, with all captured layers.
   std::vector<int32_t> captured_layers_;
   char* captured_ = nullptr;
-  char* x_normed_ = nullptr;  // for heads that read rows behind the final norm
+  char* x_normed_ = nullptr;  // for heads that read rows after the final norm
 
-  // A head's.
+  // For a head.
   bool has_head_ = false;
   faser_head head_ = {};
   const faser_engine* target_ = nullptr;
@@ -284,14 +283,14 @@ struct faser_engine {
   char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc, and of qkv or input_proj
   float* outputs_ = nullptr;
 
-  // Medusa heads': x_features_ and places_ are by entry of HeadRows, outputs_ what the residual blocks add, by row.
+  // For Medusa heads: x_features_ and places_ by entry of HeadRows; outputs_ of the residual blocks, by row.
   bool has_medusa_ = false;
   faser_medusa medusa_ = {};
-  std::vector<int32_t> places_;   // drafts behind the last committed token
+  std::vector<int32_t> places_;   // number of drafts after the last committed token
   std::vector<int32_t> entries_;  // 0, 1, 2 ..., for a pass that keeps nothing
   std::vector<faser::MedusaRun> runs_;
 
-  // A block drafter's; x_features_ and hidden_norm_ are as a head's.
+  // For a block drafter; x_features_ and hidden_norm_ as for a head.
   faser_block block_ = {};
   std::vector<int32_t> causal_;  // by layer
   std::unique_ptr<faser::BlockMemory> memory_of_blocks_;
@@ -305,7 +304,7 @@ struct faser_engine {
   faser_experts experts_ = {};  // num_experts 0: all layers are dense
   faser::ExpertPairs pairs_;
 
-  // The hidden rows are the output of the layers before next_layer_; -1: there are none.
+  // The hidden rows are the output of the layers before next_layer_; -1: there are no rows.
   int next_layer_ = -1;
   int num_hidden_rows_ = 0;
 };

@@ -1,6 +1,6 @@
-// A mixture's experts: each row goes through top_k of them. Rows are gathered by expert, so that an expert's weights
+// A mixture of experts: each row goes through top_k of them. Rows are gathered by expert, so that an expert's weights
 // are read once for all rows of a pass, and each row adds its experts' outputs in their order. So a row's bits do not
-// depend on what else runs.
+// depend on other rows.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,10 +20,10 @@ using faser::Team;
 
 namespace {
 
-constexpr int kChunkPairs = 2048;   // that the buffers hold at most
-constexpr int kItemsPerWorker = 8;  // shares of a product's panels, which idle workers take
+constexpr int kChunkPairs = 2048;   // maximum number of pairs in the buffers
+constexpr int kItemsPerWorker = 8;  // parts of a product's panels that idle workers take
 
-// The matrix `index` of some that follow each other, each of num_out outputs.
+// Returns matrix `index` of several that follow each other, each with num_out outputs.
 Matrix matrix_at(const Matrix& first, int num_out, int index) {
   Matrix found = first;
   const size_t panel = static_cast<size_t>(index) * num_panels(num_out);
@@ -41,7 +41,7 @@ auto gated_product(const faser::Kernels& kernels, const faser_experts& experts) 
   return experts.activation == FASER_CLAMPED ? kernels.gemm_clamped_swiglu : kernels.gemm_swiglu;
 }
 
-// body(group, first_panel, last_panel) until idle workers have taken all panels of all groups.
+// Calls body(group, first_panel, last_panel) until idle workers have taken all panels of all groups.
 template <typename Body>
 void for_panels(const Team& team, faser::Counter& counter, const ExpertGroup* groups, int num_groups, int panels,
                 Body&& body) {
@@ -77,7 +77,7 @@ void faser_engine::allocate_experts(size_t num_rows) {
   p.logits = floats(num_rows * p.logits_stride);
   p.next.resize(experts_.num_experts);
   p.groups.reserve(experts_.num_experts + num_all / p.num_pairs + 1);
-  // A group's rows begin anywhere among them.
+  // A group's rows may begin anywhere among them.
   const size_t num_buffered = round_up(p.num_pairs, faser::kRowAlignment) + size_t{faser::kRowAlignment};
   p.x = allocate_bytes(num_buffered * hidden_pairs_ * pair_bytes_);
   x_mlp_ = allocate_bytes(num_buffered * mlp_pairs_ * pair_bytes_);
@@ -90,7 +90,7 @@ void faser_engine::allocate_experts(size_t num_rows) {
   p.shared_gates = floats(num_rows * kPanel);
 }
 
-// The row's experts, ascending, and their weights, from its logits.
+// Chooses the row's experts, in ascending order, and their weights from its logits.
 void faser_engine::choose_experts(int row) {
   const int num_experts = experts_.num_experts, top_k = experts_.top_k;
   float* scores = pairs_.logits + static_cast<size_t>(row) * pairs_.logits_stride;
@@ -104,7 +104,7 @@ void faser_engine::choose_experts(int row) {
     faser::scale_row(static_cast<float>(1.0 / faser::row_sum(scores, num_experts)), num_experts, scores);
   }
   if (has_max) faser::top_ids(scores, num_experts, top_k, ids);
-  if (!has_max || ids[top_k - 1] < 0) {  // an input is no number, and so is what comes of it
+  if (!has_max || ids[top_k - 1] < 0) {  // an input is NaN, so the output is, too
     for (int j = 0; j < top_k; j++) ids[j] = j;
     std::fill(weights, weights + top_k, std::numeric_limits<float>::quiet_NaN());
     return;
@@ -171,7 +171,7 @@ void faser_engine::run_experts(const Team& team, int num_rows, int layer) {
   team.sync();
 }
 
-// Adds what the pairs of these groups give to the hidden rows.
+// Adds the outputs of these groups' pairs to the hidden rows.
 void faser_engine::run_chunk(const Team& team, int num_rows, int layer, const ExpertGroup* groups, int num_groups) {
   const faser_layer& weights = layers_[layer];
   const Matrix gate_up = expert_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size);
@@ -190,7 +190,7 @@ void faser_engine::run_chunk(const Team& team, int num_rows, int layer, const Ex
       std::memcpy(pairs(pairs_.x, i, hidden_pairs_), pairs(x_hidden_, row, hidden_pairs_), hidden_pairs_ * pair_bytes_);
   }
   team.sync();
-  // A group's rows times an expert's matrix; x: of the chunk.
+  // Returns the product of a group's rows and an expert's matrix. x: of the chunk.
   const auto product_of = [&](const ExpertGroup& group, const Matrix& matrices, const float* biases, int num_out,
                               const char* x, int x_stride) {
     const int row = group.first - first_pair;
@@ -232,7 +232,7 @@ void faser_engine::run_chunk(const Team& team, int num_rows, int layer, const Ex
   }
 }
 
-// Adds the expert that all rows take to the hidden rows, each row's times its gate.
+// Adds the output of the expert that all rows go through to the hidden rows, times each row's gate.
 void faser_engine::run_shared_expert(const Team& team, int num_rows, int layer) {
   const faser_layer& weights = layers_[layer];
   const Matrix gate_up = layer_matrix(weights.shared_gate_up, weights.shared_gate_up_scales, model_.hidden_size);

@@ -88,7 +88,7 @@ void faser_engine::plan_branches(const faser_batch& batch) {
             [](const faser::BranchRow& a, const faser::BranchRow& b) { return a.row < b.row; });
 }
 
-// Approximate multiply-adds. The first row counts more, because it loads the weights.
+// Approximate number of multiply-adds. The first row counts more, because it loads the weights.
 int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) const {
   const int64_t hidden = model_.hidden_size;
   const int64_t attention = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim;
@@ -139,7 +139,7 @@ void faser_engine::norm_rows(const Team& team, int num_rows, const int32_t* rows
     team.sync();
 }
 
-// Each worker those that it would norm.
+// Each worker handles the rows that it would norm.
 void faser_engine::quantize_rows(const Team& team, int num_rows, const faser::Matrix& next, const char* x,
                                  int x_stride) {
   if (next.input_bits != 8) return;
@@ -179,7 +179,7 @@ void faser_engine::attend(const Team& team, const faser_batch& batch, int layer)
       const int window = windows_[layer];
       tile.begin[j] = window > 0 ? std::max(0, tile.end[j] - window) : 0;
       if (is_block() && !causal_[layer]) tile.end[j] = batch.positions[batch.cu_rows[range.request + 1] - 1] + 1;
-      if (has_head_ && tile.end[j] > 1) tile.begin[j] = std::max(tile.begin[j], 1);  // position 0 had no features
+      if (has_head_ && tile.end[j] > 1) tile.begin[j] = std::max(tile.begin[j], 1);  // position 0 has no features
     }
     kernels_.verify_attention(heads_, kv, tile, scratch_[team.id]);
   }

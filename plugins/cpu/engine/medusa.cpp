@@ -1,4 +1,4 @@
-// Medusa heads: each draft's law comes from the last committed position's hidden row and its place alone.
+// Medusa heads: each draft's distribution depends only on the last committed position's hidden row and on its place.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,7 +20,7 @@ size_t matrix_words(int num_out, int num_in) {
 
 }  // namespace
 
-// Rows with logits are the first of those kept, in their order. A request's place rises with its steps, pending drafts
+// Rows with logits are the first kept ones, in their order. A request's place rises with its steps, pending drafts
 // included, so that neighbours mostly share a head.
 void faser_engine::plan_medusa(const faser::HeadRows& kept, int num_logit_rows) {
   for (int i = 0; i < kept.count; i++) {
@@ -29,7 +29,7 @@ void faser_engine::plan_medusa(const faser::HeadRows& kept, int num_logit_rows) 
   }
   runs_.clear();
   for (int i = 0; i < num_logit_rows; i++) {
-    const int head = std::min(places_[kept.entries[i]], medusa_.num_heads);  // num_heads: there is none for the place
+    const int head = std::min(places_[kept.entries[i]], medusa_.num_heads);  // num_heads: no head for this place
     if (runs_.empty() || runs_.back().head != head) runs_.push_back({head, i, 0});
     runs_.back().count++;
   }
@@ -51,7 +51,7 @@ void faser_engine::run_medusa(const Team& team, const faser_batch& batch, const 
     faser::read_pairs(x, hidden_size, pair_bytes_, hidden_ + static_cast<size_t>(i) * hidden_stride_);
   }
   team.sync();
-  // y rows of a run, each run by its own head's matrix of `matrices`.
+  // Multiplies the rows of each run with its own head's matrix of `matrices`.
   const auto multiply = [&](const uint32_t* matrices, const float* biases, int per_head, int layer, int num_out,
                             float* y, int y_stride) {
     const int panels = num_panels(num_out);
@@ -80,7 +80,7 @@ void faser_engine::run_medusa(const Team& team, const faser_batch& batch, const 
   multiply(model_.lm_head, nullptr, 1, 0, model_.vocab_size, logits, logits_stride());
   for (int i = first; i < end; i++) {
     if (places_[kept.entries[i]] < medusa_.num_heads) continue;
-    float* row = logits + static_cast<size_t>(i) * logits_stride();  // which ends the request's drafting
+    float* row = logits + static_cast<size_t>(i) * logits_stride();  // -inf ends the request's drafting
     std::fill(row, row + model_.vocab_size, -std::numeric_limits<float>::infinity());
   }
 }

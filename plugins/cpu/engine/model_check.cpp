@@ -1,4 +1,4 @@
-// Whether an engine can be made of a model: the sizes that index memory, and the tensors that must be there.
+// Checks a model before an engine is made of it: the sizes that index memory, and the tensors that it needs.
 #include "model_check.h"
 
 #include "engine.h"
@@ -71,7 +71,7 @@ bool has_valid_experts(const faser_model& model) {
   return true;
 }
 
-// Of a decoder with an embedding, and no token twice.
+// Requires a decoder with an embedding, and no token twice.
 bool has_valid_outputs(const faser_model& model) {
   if (model.output_ids == nullptr) return true;
   if (model.head != nullptr || model.medusa != nullptr || model.block != nullptr || model.embedding == nullptr ||

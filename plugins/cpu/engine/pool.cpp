@@ -57,7 +57,7 @@ void faser_pool::fork_join(int size, Job job, void* argument) {
   argument_ = argument;
   num_running_.store(size - 1, std::memory_order_relaxed);
   const uint64_t number = (ticket_.load(std::memory_order_relaxed) >> kTeamBits) + 1;
-  // Sequentially consistent with the sleeper's increment: either it sees the ticket or we see it sleeping.
+  // Sequentially consistent with the sleeper's increment: either the sleeper sees the ticket or this sees it sleeping.
   ticket_.store(number << kTeamBits | static_cast<uint64_t>(size));
   if (num_sleeping_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -23,7 +23,7 @@ inline void cpu_pause() {
 #endif
 }
 
-// Spins briefly, then yields the core at each call: a waiter must not starve the thread it waits for.
+// Spins briefly, then yields the core at each call, since a waiter must not starve the thread that it waits for.
 class Backoff {
  public:
   void wait() {

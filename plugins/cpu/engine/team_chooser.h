@@ -11,8 +11,8 @@ namespace faser {
 // when another process occupies one of them, since each barrier then waits for the scheduler; this changes at run time.
 class TeamChooser {
  public:
-  // A size that has not run begins with what the nearest smaller one found, where that was the team: more work favours
-  // it only more, and the first passes need not be shared out.
+  // A size that has not run begins with the result of the nearest smaller one if that was the team: more work favours
+  // the team even more, so the first passes need no trials.
   template <int kSizes>
   static TeamChooser& of_size(TeamChooser (&choosers)[kSizes], int size) {
     TeamChooser& chooser = choosers[size];
@@ -25,7 +25,7 @@ class TeamChooser {
   }
 
   bool use_team() {
-    if (num_first_ < kFirstPasses) return num_first_ % 4 < 2;  // two by two, since threads of a team are woken first
+    if (num_first_ < kFirstPasses) return num_first_ % 4 < 2;  // in pairs, since a team's threads must be woken first
     if (num_trials_left_ > 0) return !team_is_best_;
     if (++num_calls_ < interval_) return team_is_best_;
     num_calls_ = 0;
@@ -45,7 +45,7 @@ class TeamChooser {
       double& mean = seconds_per_work_[team];
       mean = mean == kUnknown ? seconds_per_work
                               : mean + kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
-      // The machine may be slower, or just this choice: what the other takes now has to be seen.
+      // The machine may be slower, or just this choice, so the other one has to be measured.
       if (seconds_per_work_[!team] < mean) num_calls_ = interval_;
     }
   }

@@ -1,4 +1,4 @@
-// Primitives of AVX-512 with BF16: pairs are bf16 words, as weights are.
+// Primitives for AVX-512 with BF16: pairs are bf16 words, like weights.
 #include <immintrin.h>
 
 namespace faser {
@@ -23,7 +23,7 @@ inline Part weights_part(U pairs) {
   return (__m512i)pairs;
 }
 
-// Bytes of each word, rearranged: kControl has the index of each byte of the result, lowest first, 0x80 for a zero.
+// Rearranges the bytes of each word: kControl has the index of each result byte, lowest first, or 0x80 for zero.
 template <uint32_t kControl>
 inline __m512i shuffle_control() {
   const auto of_word = [](uint32_t word) {
@@ -40,7 +40,7 @@ inline I shuffled(U words) {
   return (I)_mm512_shuffle_epi8((__m512i)words, shuffle_control<kControl>());
 }
 
-// Pairs of integers are unpacked as pairs, in fewer instructions than one by one.
+// Pairs of integers are unpacked together, which takes fewer instructions.
 constexpr bool kUnpacksPairs = true;
 
 // e2m1, and integers times 2^28.
@@ -53,9 +53,9 @@ alignas(64) constexpr uint16_t kInt4Table[32] = {0,      0x4d80, 0x4e00, 0x4e40,
                                                  0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
                                                  0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
 
-// The values 2 kPair and 2 kPair + 1 of each word over kUnit. Those of four bits are looked up: only the lowest five
-// bits of an index count, and the tables have everything twice, so that what is left of a neighbour does not matter.
-// Those of eight bits become floats, whose upper halves are merged.
+// The values 2 kPair and 2 kPair + 1 of each word over kUnit. Values of four bits are looked up: only the lowest five
+// bits of an index count, and the tables hold everything twice, so bits left over from a neighbour do not matter.
+// Values of eight bits become floats, whose upper halves are merged.
 template <Code kCode, int kPair>
 inline Part unpack_pair(U words) {
   if constexpr (kCode != kInt8) {
@@ -72,7 +72,7 @@ inline Part unpack_pair(U words) {
 }
 
 template <int kIndex>
-F fp4_of(U words);  // of pairs only
+F fp4_of(U words);  // for pairs only
 
 template <int>
 inline Part input_part(const Pair* x) {

@@ -1,15 +1,15 @@
-// Rows times panels, of bf16 (multiply_rows) or of integers (quantized/).
+// Rows times panels of bf16 (multiply_rows) or integers (quantized/).
 namespace faser {
 namespace {
 
-// body(first_row, num_rows) on chunks of rows.
+// Calls body(first_row, num_rows) on chunks of rows.
 template <typename Body>
 inline void for_row_chunks(int num_rows, Body&& body) {
   for (int row = 0; row < num_rows; row += kChunkRows)
     body(row, num_rows - row < kChunkRows ? num_rows - row : kChunkRows);
 }
 
-// out [num_rows][64] = kChunkRows rows at most, from first_row on, times one panel.
+// out [num_rows][64] = at most kChunkRows rows, from first_row on, times one panel.
 inline void multiply_panel(const Gemm& g, int panel, int first_row, int num_rows, float (*out)[kPanel]) {
   const Matrix& m = g.weights;
   const size_t first = static_cast<size_t>(first_row) * g.x_stride;

@@ -23,7 +23,7 @@ bool has_avx512bf16() {
          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
-// The processor has AMX tiles and Linux lets this process use them.
+// True if the processor has AMX tiles and Linux lets this process use them.
 bool has_amxbf16() {
 #if defined(__linux__)
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;

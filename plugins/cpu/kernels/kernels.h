@@ -1,8 +1,8 @@
-// The kernels of a forward pass for one instruction set, each on one row, one range of panels or one tile.
+// The kernels of a forward pass for one instruction set, each for one row, one range of panels or one tile.
 //
-// Activations that meet weights, keys or values are rounded to bf16 and kept as pairs of neighbouring inputs. The
-// storage of a pair depends on the instruction set (pair_bytes each); other code only moves pointers. A row's result
-// does not depend on the rows it is computed with.
+// Activations that are multiplied with weights, keys or values are rounded to bf16 and kept as pairs of neighbouring
+// inputs. How a pair is stored depends on the instruction set (pair_bytes each); other code only moves pointers. A
+// row's result does not depend on other rows.
 #ifndef FASER_KERNELS_H_
 #define FASER_KERNELS_H_
 
@@ -22,19 +22,19 @@ constexpr int kMaxTile = 16;       // maximum query vectors processed together b
 // A packed matrix: panels of 64 outputs, words [inputs per word][64], see faser_cpu.h.
 struct Matrix {
   const uint32_t* words;
-  const float* scales;  // null for bf16; a panel's are [groups][64]
+  const float* scales;  // null for bf16; of a panel [groups][64]
   int bits;             // 16: bf16; 8 or 4: integers
   int group_size;       // inputs that share a scale; 0: all
   int num_pairs;        // in_padded / 2
-  int input_bits = 16;  // 16: inputs are pairs; 8, of integers only: what quantize_row writes
+  int input_bits = 16;  // 16: inputs are pairs; 8, for integers only: inputs are from quantize_row
   bool is_fp4 = false;  // the four bits are e2m1 instead of integers
 };
 
-// What a quantised weight is: an integer, or e2m1.
+// Type of a quantised weight: an integer, or e2m1.
 enum Code { kInt8, kInt4, kFp4 };
 constexpr int bits_of(Code code) { return code == kInt8 ? 8 : 4; }
 
-// Words before the inputs of a row of 8-bit inputs: scales and starts of sums, at most one each per 32 inputs.
+// Words before the inputs of a row of 8-bit inputs: scales and starts of sums, at most one of each per 32 inputs.
 constexpr int byte_row_header(int num_inputs) { return (num_inputs / 16 + 15) / 16 * 16; }
 
 // y = x W^T over panels [first_panel, last_panel) of a packed matrix.
@@ -70,13 +70,13 @@ struct AttentionTile {
   void* outputs[kMaxTile];             // pairs [head_dim / 2]
   int begin[kMaxTile], end[kMaxTile];  // visible positions
   bool has_sinks;
-  float sinks[kMaxTile];  // a logit each that takes a share of the softmax
+  float sinks[kMaxTile];  // an additional logit for each, which takes a share of the softmax
 };
 
 struct Kernels {
   const char* name;
   size_t pair_bytes;
-  size_t byte_size;      // bytes that an 8-bit input takes at most
+  size_t byte_size;      // maximum bytes of an 8-bit input
   int tile_size;         // query vectors per AttentionTile that suit the registers
   size_t scratch_bytes;  // per thread
 
@@ -93,16 +93,16 @@ struct Kernels {
   void (*gemm_add)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   // out = silu(gate) * up as pairs: gate is panel p, up panel p + up_panel.
   void (*gemm_swiglu)(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride);
-  // The same of (up + 1) * gate * sigmoid(1.702 gate), with the gate at most 7 and up within -7 and 7.
+  // The same for (up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within -7 and 7.
   void (*gemm_clamped_swiglu)(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride);
-  // q/k norm (if not null) and rope of one qkv row; queries become pairs [num_heads][padded_dim / 2]; key and value are
-  // appended at the position that block and offset name. cos, sin: [head_dim / 2].
+  // Applies q/k norm (if not null) and rope to one qkv row. Queries become pairs [num_heads][padded_dim / 2]; key and
+  // value are appended at block and offset. cos, sin: [head_dim / 2].
   void (*append_kv)(const HeadShape& shape, const float* qkv, const float* q_norm, const float* k_norm,
                     const float* cos, const float* sin, void* queries, const KvLayer& kv, int block, int offset);
   void (*verify_attention)(const HeadShape& shape, const KvLayer& kv, const AttentionTile& tile, void* scratch);
 };
 
-// null where the build or the architecture lacks it.
+// null if the build or the architecture does not support it.
 const Kernels* amxbf16_kernels();
 const Kernels* avx512bf16_kernels();
 const Kernels* avx2_kernels();

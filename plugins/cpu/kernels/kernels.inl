@@ -8,7 +8,7 @@
 // Everything is in an unnamed namespace and no standard library code is used: an inline function compiled for one
 // instruction set must not be linked into another's callers.
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "read_output.inl"
 #include "quantized/multiply_quantized.inl"
 #include FASER_BYTES

@@ -2,7 +2,7 @@
 
 #if defined(__AMX_BF16__)
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "avx512bf16.inl"
 #include "vector_math.inl"
 // clang-format on
@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kName[] = "amxbf16";
 constexpr int kTileRows = 16;
-constexpr int kMaxRows = 6;  // of integers, which AVX-512 multiplies
+constexpr int kMaxRows = 6;  // for integers, which AVX-512 multiplies
 constexpr int kTileSize = 16;
 constexpr int kTilePairs = 16;  // a tile is 16 rows of 16 words
 
@@ -27,8 +27,8 @@ struct alignas(64) TileConfig {
   uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Tiles are configured only during a multiplication: other code of this thread may use them, and idle tile state would
-// be saved at every context switch.
+// Tiles are configured only during a multiplication: other code of this thread may use them, and idle tile state
+// would be saved at every context switch.
 class MultiplyScope {
  public:
   MultiplyScope() {
@@ -38,8 +38,8 @@ class MultiplyScope {
   ~MultiplyScope() { _tile_release(); }
 };
 
-// out [16][64] = 16 rows times one panel for any number of rows: x is allocated in multiples of 16. Each row is summed
-// in the same order.
+// out [16][64] = 16 rows times one panel, for any number of rows, since x is allocated in multiples of 16. Each row is
+// summed in the same order.
 inline void multiply_tile(const uint32_t* panel, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
   const int x_bytes = x_stride * static_cast<int>(sizeof(Pair));
   constexpr int kPanelBytes = kPanel * sizeof(uint32_t);
@@ -65,7 +65,7 @@ inline void multiply_tile(const uint32_t* panel, int num_pairs, const Pair* x, i
   _tile_stored(3, out[0] + 48, kPanel * sizeof(float));
 }
 
-// out is allocated in multiples of 16 rows, too.
+// out is allocated in multiples of 16 rows too.
 inline void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, const Pair* x, int x_stride,
                           float (*out)[kPanel]) {
   for (int row = 0; row < num_rows; row += kTileRows)
@@ -75,7 +75,7 @@ inline void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, co
 }  // namespace
 }  // namespace faser
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "parts.inl"
 #include "attention_chunk.inl"
 #include "attention_tiles.inl"

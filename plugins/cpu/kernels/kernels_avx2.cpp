@@ -9,7 +9,7 @@ namespace {
 constexpr char kName[] = "avx2";
 constexpr int kLanes = 8;
 constexpr int kMaxRows = 5;
-constexpr int kBlockPairs = 128;  // of a panel that all rows meet before the next ones: 32 KiB, read by columns
+constexpr int kBlockPairs = 128;  // of a panel, for all rows before the next pairs: 32 KiB, read by columns
 constexpr int kTileSize = 4;
 constexpr int kColumnVectors = 2;
 
@@ -17,12 +17,12 @@ typedef float F __attribute__((vector_size(32)));
 typedef uint32_t U __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 
-// Rounded to bf16 but kept as floats: a broadcast for each instead of shifting and masking in the inner loop.
+// Rounded to bf16 but kept as floats: one broadcast each in place of shifting and masking in the inner loop.
 struct Pair {
   float low, high;
 };
 
-// Vectors of a panel that R rows multiply at once, so that the accumulators and the parts that meet stay in 16
+// Vectors of a panel that R rows multiply at once, so that the accumulators and the parts in use stay in 16
 // registers.
 constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows <= 2 ? 4 : 2; }
 
@@ -41,7 +41,7 @@ inline F fp4_of(U words) {
 }  // namespace
 }  // namespace faser
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "vector_math.inl"
 #include "pairs_as_floats.inl"
 #include "parts.inl"

@@ -2,7 +2,7 @@
 
 #if defined(__AVX512BF16__)
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "avx512bf16.inl"
 #include "vector_math.inl"
 // clang-format on
@@ -22,7 +22,7 @@ constexpr int panel_vectors(int) { return 4; }
 }  // namespace
 }  // namespace faser
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "parts.inl"
 #include "multiply.inl"
 #include "attention_chunk.inl"

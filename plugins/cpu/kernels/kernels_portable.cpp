@@ -1,4 +1,4 @@
-// Any architecture supported by GCC or Clang; vectors of four floats map to NEON and SSE.
+// Kernels for any architecture that GCC or Clang supports; vectors of four floats map to NEON and SSE.
 #include "kernels.h"
 
 #if defined(__ARM_NEON) && defined(__aarch64__)
@@ -11,7 +11,7 @@ namespace {
 constexpr char kName[] = "portable";
 constexpr int kLanes = 4;
 constexpr int kMaxRows = 6;
-constexpr int kBlockPairs = 128;  // of a panel that all rows meet before the next ones: 32 KiB, read by columns
+constexpr int kBlockPairs = 128;  // of a panel, for all rows before the next pairs: 32 KiB, read by columns
 constexpr int kTileSize = 4;
 constexpr int kColumnVectors = 2;
 
@@ -35,7 +35,7 @@ inline F madd(F a, F b, F c) {
 
 inline F broadcast(const float* x) { return F{*x, *x, *x, *x}; }
 
-// The e2m1 value at `kIndex` of each word. From 1 on its three bits are those of a float; below there are 0 and 0.5.
+// The e2m1 value at `kIndex` of each word. From 1 on, its three bits are those of a float; below are 0 and 0.5.
 template <int kIndex>
 inline F fp4_of(U words) {
   const U code = words >> (4 * kIndex), bits = code & 7u;
@@ -47,7 +47,7 @@ inline F fp4_of(U words) {
 }  // namespace
 }  // namespace faser
 
-// clang-format off: each builds on those before it
+// clang-format off: each file builds on those before it
 #include "vector_math.inl"
 #include "pairs_as_floats.inl"
 #include "parts.inl"

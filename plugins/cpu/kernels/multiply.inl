@@ -7,11 +7,11 @@ struct MultiplyScope {
   MultiplyScope() {}
 };
 
-constexpr int kFetchPairs = 32;  // 8 KB ahead: the hardware stops fetching at every page
+constexpr int kFetchPairs = 32;  // 8 KB ahead: hardware prefetching stops at every page
 
 // out [R][64] += R rows times num_pairs pairs of one panel. Each output is one sum over the pairs in order, for any R.
-// Memory works while rows are multiplied: what is fetched meanwhile is the block behind this one, or, where one row
-// reads it once and in order, what comes next.
+// Memory is busy while rows are multiplied: it fetches the block after this one or, if one row reads the panel once
+// and in order, what comes next.
 template <int R>
 void multiply_block(const uint32_t* block, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
   constexpr int kVectors = panel_vectors(R);

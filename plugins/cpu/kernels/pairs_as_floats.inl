@@ -1,9 +1,9 @@
-// Activations for instruction sets without bf16 pair products: floats holding bf16 values.
+// Activations for instruction sets without products of bf16 pairs: floats with bf16 values.
 
 namespace faser {
 namespace {
 
-// A pair of weights meets one of inputs in two parts, the low ones first.
+// A pair of weights is multiplied with one of inputs in two parts, the low ones first.
 constexpr int kParts = 2;
 using Part = F;
 

@@ -1,5 +1,4 @@
-// Products of pairs by their parts (how many there are, and what each is, depends on the instruction set), and tiles of
-// rows.
+// Products of pairs by their parts, whose number and meaning depend on the instruction set, and tiles of rows.
 namespace faser {
 namespace {
 
@@ -8,7 +7,7 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
-// body(Constant<value>) for each value below kEnd.
+// Calls body(Constant<value>) for each value below kEnd.
 template <int kEnd, int kValue = 0, typename Body>
 inline void for_constants(Body&& body) {
   if constexpr (kValue < kEnd) {
@@ -17,16 +16,16 @@ inline void for_constants(Body&& body) {
   }
 }
 
-// body(Constant<part>) for each part of a pair.
+// Calls body(Constant<part>) for each part of a pair.
 template <typename Body>
 inline void for_parts(Body&& body) {
   for_constants<kParts>(body);
 }
 
-constexpr int kChunkRows = 48;  // rows that meet a panel together: whole tiles of every instruction set
+constexpr int kChunkRows = 48;  // rows that are multiplied with a panel together: whole tiles on every instruction set
 
-// acc [R][V] += products of V vectors of weights and R rows of inputs, weights_of(part, v) and input_of(part, r). The
-// fewer of them stay in registers.
+// acc [R][V] += products of V vectors of weights and R rows of inputs, weights_of(part, v) and input_of(part, r).
+// The smaller number of them stays in registers.
 template <int R, int V, typename WeightsOf, typename InputOf>
 inline void add_products(F (*acc)[V], const WeightsOf& weights_of, const InputOf& input_of) {
   for_parts([&](auto part) {
@@ -48,7 +47,7 @@ inline void add_products(F (*acc)[V], const WeightsOf& weights_of, const InputOf
   });
 }
 
-// body(Constant<count>) for a count from 1 to kMax.
+// Calls body(Constant<count>) for a count from 1 to kMax.
 template <int kMax, typename Body>
 inline void with_count(int count, Body&& body) {
   if constexpr (kMax > 1)
@@ -56,8 +55,8 @@ inline void with_count(int count, Body&& body) {
   body(Constant<kMax>{});
 }
 
-// body(first_row, Constant<num_rows>) on tiles of nearly equal size, at most kMax rows: a short tile reuses weights
-// poorly.
+// Calls body(first_row, Constant<num_rows>) on tiles of nearly equal size, at most kMax rows, since a short tile
+// reuses weights poorly.
 template <int kMax, typename Body>
 inline void for_row_tiles(int num_rows, Body&& body) {
   const int num_tiles = (num_rows + kMax - 1) / kMax;

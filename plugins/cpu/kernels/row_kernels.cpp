@@ -7,7 +7,7 @@
 #include <limits>
 
 // Dispatch needs ifunc (glibc); elsewhere the baseline instruction set gives the same bits more slowly.
-// ThreadSanitizer is not there yet when the clone is chosen.
+// ThreadSanitizer is not initialised yet when the clone is chosen.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -23,8 +23,8 @@ constexpr int32_t kMappedMinusInfinity = static_cast<int32_t>(0xff800000u ^ 0x7f
 constexpr int32_t kBlock = 64;
 constexpr int32_t kSumLanes = 32;
 
-// Floats ordered as signed integers: integer maxima vectorise, float maxima with their NaN rules do not. It is its own
-// inverse.
+// Maps floats to signed integers of the same order: integer maxima vectorise, float maxima with their NaN rules do
+// not. It is its own inverse.
 inline int32_t map_bits(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 inline int32_t bits_of(float x) {
@@ -33,8 +33,8 @@ inline int32_t bits_of(float x) {
   return bits;
 }
 
-// exp(z) for z <= 0 within 2 ulp, 0 below -kMaxDepth (so that no probability is ever denormal). Each operation rounds
-// once, so numpy computes the same bits.
+// exp(z) for z <= 0 within 2 ulp, 0 below -kMaxDepth, so that no probability is denormal. Each operation rounds once,
+// so numpy computes the same bits.
 inline float exp_non_positive(float z) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = z * 1.44269504f + kRound;
@@ -105,8 +105,8 @@ bool row_top2(const float* x, int32_t n, float* max, float* second) {
   return best < kMappedInfinity && least >= kMappedMinusInfinity;
 }
 
-// A value exceeded by at least `count` entries, so that a scan for the largest starts high: just below the count-th
-// largest of the maxima of kBlock interleaved parts.
+// Returns a value that at least `count` entries exceed, so that a scan for the largest starts high: just below the
+// count-th largest of the maxima of kBlock interleaved parts.
 FASER_CLONES
 float top_floor(const float* x, int32_t n, int32_t count) {
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();

@@ -2,7 +2,7 @@ namespace faser {
 namespace {
 
 constexpr int kPageVectors = kPageTokens / kLanes;
-constexpr int kLineVectors = 16 / kLanes;  // of a line of the cache, 64 bytes
+constexpr int kLineVectors = 16 / kLanes;  // per cache line of 64 bytes
 
 inline F load(const float* p) {
   F v;
@@ -18,7 +18,7 @@ inline U load_words(const uint32_t* p) {
   return v;
 }
 
-// Into the second-level cache.
+// Prefetches to the second-level cache.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline F select(I condition, F yes, F no) { return (F)(((U)yes & (U)condition) | ((U)no & ~(U)condition)); }
@@ -37,7 +37,7 @@ inline uint32_t bf16_of(float f) {
   return f == f ? rounded : (bits >> 16 | 0x40u);
 }
 
-// Adds lanes by halves, which is a fixed order.
+// Adds lanes by halves, in a fixed order.
 inline float sum_of(F v) {
   float lanes[kLanes];
   __builtin_memcpy(lanes, &v, sizeof(v));
@@ -55,7 +55,7 @@ inline float max_of(F v) {
 }
 
 // e^x within 2 ulp on [-87, 88]; 0 below, e^88 above, NaN stays NaN. Cody-Waite reduction and a polynomial (Cephes
-// expf): implemented here so that results do not depend on the math library.
+// expf), implemented here so that results do not depend on the math library.
 inline F exp_of(F x) {
   const F zero = {};
   const I is_zero = x < zero - 87.0f;

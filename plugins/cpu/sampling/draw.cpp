@@ -30,7 +30,7 @@ int32_t draw_token(const float* weights, int32_t n, double u) {
     reached += static_cast<double>(weights[i]);
     if (reached > wanted) return i;
   }
-  // Rounding kept the running sum below the wanted value: take the last token that can be drawn.
+  // Rounding kept the running sum below the wanted value: take the last token with a positive probability.
   for (int32_t i = n - 1; i >= 0; --i) {
     if (weights[i] > 0.0f) return i;
   }
@@ -40,13 +40,13 @@ int32_t draw_token(const float* weights, int32_t n, double u) {
 int32_t gumbel_max_token(const float* p, int32_t n, uint64_t key, uint64_t position, GumbelLead* lead) {
   uint32_t words[kGumbelTokens];
   double best = std::numeric_limits<double>::infinity(), second = best;
-  const double& bound = lead == nullptr ? best : second;  // slower tokens do not matter
+  const double& bound = lead == nullptr ? best : second;  // later arrivals do not matter
   int32_t token = -1, runner_up = -1;
   for (int32_t start = 0; start < n; start += kGumbelTokens) {
     const int32_t size = std::min(kGumbelTokens, n - start);
     if (!any_positive(p + start, size)) continue;
     gumbel_words(key, position, start, words);
-    // -log(1 - u) >= u: most tokens lose by the leading bits of u, without a logarithm.
+    // -log(1 - u) >= u, so most tokens lose by the leading bits of u, without a logarithm.
     if (!any_candidate(p + start, words, size, static_cast<float>(bound) * kRoundUp)) continue;
     for (int32_t i = 0; i < size; ++i) {
       const double weight = static_cast<double>(p[start + i]);

@@ -1,4 +1,4 @@
-// Draw one token from a distribution.
+// Draws one token from a distribution.
 #ifndef FASER_DRAW_H_
 #define FASER_DRAW_H_
 
@@ -11,7 +11,7 @@ namespace faser {
 int32_t draw_token(const float* weights, int32_t n, double u);
 
 // log_odds: log(second smallest E_v / p_v / smallest), infinite if p has one token: how much log-probability the drawn
-// token could lose and still win. runner_up: the token that would win then, -1 for none.
+// token could lose and still be drawn. runner_up: the token that would then be drawn, -1 for none.
 struct GumbelLead {
   double log_odds;
   int32_t runner_up;

@@ -6,13 +6,13 @@
 namespace faser {
 namespace {
 
-// Survivors are mostly within a few nats of the maximum: the first depth that contains them all is collected and
-// sorted.
+// Survivors are mostly within a few nats of the maximum: entries up to the first of these depths that has them all are
+// collected and sorted.
 constexpr float kDepths[] = {2.0f, 4.0f, 6.0f, 8.0f, 12.0f, 16.0f, 24.0f, kMaxDepth};
 constexpr int32_t kMaxSorted = 2048;
 
-// If that is too many to sort, entries are bucketed by depth, 1/64 nat per bucket, the last one for all beyond 32 nats:
-// only the bucket with the cut needs sorting.
+// If those are too many to sort, entries are bucketed by depth, 1/64 nat per bucket, the last one for all beyond 32
+// nats. Only the bucket with the cut needs sorting.
 constexpr int32_t kNumBuckets = 2048;
 constexpr float kBucketsPerNat = 64.0f;
 
@@ -27,13 +27,13 @@ Scratch& thread_scratch() {
   return scratch;
 }
 
-// Orders the first `count` of ids.
+// Sorts the first `count` of ids.
 void rank(const float* x, int32_t count, std::vector<int32_t>* ids) {
   std::partial_sort(ids->begin(), ids->begin() + count, ids->end(),
                     [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
 }
 
-// How many of the ranked ids[0 .. count - 1] are needed to bring `reached` up to `wanted`; all if they do not suffice.
+// Returns how many of the ranked ids[0 .. count - 1] raise `reached` to `wanted`; all if they do not suffice.
 int32_t num_reaching(const float* weights, const int32_t* ids, int32_t count, double reached, double wanted) {
   for (int32_t i = 0; i < count; ++i) {
     reached += static_cast<double>(weights[ids[i]]);
@@ -48,7 +48,7 @@ double mass_of(const float* weights, const int32_t* ids, int32_t count) {
   return mass;
 }
 
-// The last survivor, or -1 if too many tokens would have to be sorted.
+// Returns the last survivor, or -1 if too many tokens would have to be sorted.
 int32_t cut_by_sorting(const LogitsRow& row, int32_t top_k, float top_p, const float* weights, Scratch* scratch) {
   const double wanted = top_k > 0 ? 0.0 : static_cast<double>(top_p) * row_sum(weights, row.size);
   for (const float depth : kDepths) {

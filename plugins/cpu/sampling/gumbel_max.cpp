@@ -27,8 +27,8 @@ void gumbel_words_portable(uint64_t key, uint64_t position, uint32_t first_count
 }
 
 #if defined(__x86_64__)
-// Each 64-bit lane holds one counter's word in its low half; the multiplication ignores the high half, so it may hold
-// anything.
+// Each 64-bit lane has one counter's word in its low half. The multiplication ignores the high half, which may have
+// any value.
 __attribute__((target("avx2"))) void gumbel_words_avx2(uint64_t key, uint64_t position, uint32_t first_counter,
                                                        uint32_t* words) {
   constexpr int kLanes = 4, kGroups = kCounters / kLanes;

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC 2011): counter-based random numbers: each number is a pure function of its purpose.
+// Philox4x32-10 (Salmon et al., SC 2011), counter-based random numbers: each number is a pure function of its purpose.
 //
 // Counter words: [0], [1] a 64-bit index (a position or the draft counter), [2] token group (seeded noise only), [3]
 // the stream. The key is the request's. Equal key and counter mean the same number, anywhere.

@@ -8,7 +8,7 @@
 
 namespace faser {
 
-// The argmax of the edited logits, the lowest id on ties. Returns a faser_row_status; token is set if it is OK.
+// Finds the argmax of the edited logits, the lowest id on ties. Returns a faser_row_status; token is set if it is OK.
 int32_t greedy_token(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
                      int32_t* token);
 
@@ -19,15 +19,14 @@ struct EditedRow {
   float second;  // the second largest entry (max itself if it occurs twice); only on request
 };
 
-// The edited logits of the token behind the first num_tokens tokens. Returns a faser_row_status; row is set if it is
-// OK.
+// Edits the logits of the token after the first num_tokens tokens. Returns a faser_row_status; row is set if it is OK.
 int32_t edited_row(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
                    bool wants_second, EditedRow* row);
 
-// faser_next_token_probs from an edited row.
+// Computes faser_next_token_probs from an edited row.
 void probs_of_row(const faser_sampling& sampling, const EditedRow& row, int32_t vocab_size, float* probs);
 
-// faser_next_token_probs.
+// Computes faser_next_token_probs.
 int32_t next_token_probs(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
                          float* probs);
 

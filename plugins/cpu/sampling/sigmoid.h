@@ -1,4 +1,4 @@
-// The logistic function, as ops/draft_stop.py computes it: the same operations in the same order.
+// The logistic function, with the same operations in the same order as in ops/draft_stop.py.
 #ifndef FASER_SIGMOID_H_
 #define FASER_SIGMOID_H_
 

@@ -1,4 +1,4 @@
-// Drafts tested elsewhere, counted by who proposed them; ops/transfer/count_tests.py computes the same.
+// Counts drafts that were verified on another device, by source; ops/transfer/count_tests.py computes the same.
 #include <cstdint>
 
 #include "acceptance.h"

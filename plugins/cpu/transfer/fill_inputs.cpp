@@ -1,4 +1,4 @@
-// The inputs of a pass for an engine with memory of its own; ops/transfer/fill_inputs.py computes the same.
+// Writes the inputs of a pass for an engine with its own memory; ops/transfer/fill_inputs.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace {
 
 enum Section { kCuQLens, kKvLens, kTokenIds, kPositions, kLogitRows, kFirstBranch, kBlockTable };
 
-// Copies `count` numbers and clears those behind them, up to `size`.
+// Copies `count` numbers and clears those after them, up to `size`.
 void fill(int32_t* to, const int32_t* from, int32_t count, int32_t size) {
   if (count > 0) std::memcpy(to, from, sizeof(int32_t) * static_cast<size_t>(count));
   std::fill(to + count, to + size, 0);
 }
 
-// Consecutive positions below max_seq_len, over blocks that there are.
+// Checks that positions are consecutive and below max_seq_len, and that their blocks exist.
 int32_t check_request(const faser_pass_limits& limits, const int32_t* positions, int32_t count, const int32_t* blocks,
                       int32_t num_columns) {
   if (count < 1) return FASER_BAD_ARGUMENT;

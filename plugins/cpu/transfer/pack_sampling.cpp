@@ -1,4 +1,4 @@
-// What a batch's sampling entries point to, packed for one upload; ops/transfer/pack_sampling.py computes the same.
+// Packs a batch's sampling entries and their data for one upload; ops/transfer/pack_sampling.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,19 +12,19 @@ namespace {
 constexpr int64_t kIntBytes = 4;
 constexpr int64_t kEntryInts = sizeof(faser_sampling) / kIntBytes;
 
-// The next token depends on the tokens before it.
+// True if the next token's distribution depends on the tokens before it.
 bool needs_history(const faser_sampling& s) {
   return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f ||
          s.num_bad_words > 0;
 }
 
-// Memory that is counted, and filled as far as it is there.
+// Memory whose size is counted, and which is filled as far as it exists.
 class Block {
  public:
   Block(uint64_t base, int32_t* out, int64_t capacity, int64_t size)
       : base_(base), out_(out), capacity_(capacity), size_(size) {}
 
-  // Appends `bytes` bytes, padded to whole numbers -> their address there.
+  // Appends `bytes` bytes, padded to whole numbers, and returns their address there.
   uint64_t add(const void* piece, int64_t bytes) {
     const uint64_t address = base_ + static_cast<uint64_t>(kIntBytes * size_);
     const int64_t count = (bytes + kIntBytes - 1) / kIntBytes;
@@ -62,7 +62,7 @@ void add_lists(Block& block, const faser_sampling& s, faser_sampling& entry) {
   }
 }
 
-// Those of num_rows positions from num_tokens on, each where position % num_rows finds it.
+// Packs masks of num_rows positions from num_tokens on, each at index position % num_rows.
 void add_masks(Block& block, const faser_sampling& s, int32_t num_tokens, int32_t num_rows, int32_t num_words,
                faser_sampling& entry) {
   entry.num_mask_rows = num_rows;
@@ -74,7 +74,7 @@ void add_masks(Block& block, const faser_sampling& s, int32_t num_tokens, int32_
   }
 }
 
-// Without what is the host's alone, and without end ids once so many tokens are known that they may be drawn.
+// Copies an entry without what only the host uses, and without end ids once they are no longer banned.
 faser_sampling bare(const faser_sampling& s, int32_t num_tokens) {
   faser_sampling entry = s;
   entry.draft_probs = entry.draft_margins = nullptr;

@@ -1,4 +1,4 @@
-// Drafts that were made elsewhere, to the memory of their requests; ops/transfer/store_drafts.py computes the same.
+// Writes drafts that were made on another device to their requests' memory; ops/transfer/store_drafts.py is the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -1,15 +1,14 @@
-// Inputs of 8 bits times integers where nothing is said of the instruction set: as floats, which hold every sum
-// exactly.
+// 8-bit inputs times integers without a specific instruction set: as floats, which represent every sum exactly.
 namespace faser {
 namespace {
 
-constexpr int kByteSize = sizeof(float);  // bytes that an input of 8 bits takes
+constexpr int kByteSize = sizeof(float);  // bytes of an 8-bit input
 
 template <int kBits>
-constexpr int kByteParts = 32 / kBits;  // of a word: its integers
+constexpr int kByteParts = 32 / kBits;  // integers in a word
 
 template <int kBits>
-constexpr int kByteInputs = kSumInputs;  // that a sum holds at most
+constexpr int kByteInputs = kSumInputs;  // maximum inputs of a sum
 
 template <int kBits>
 constexpr int kByteOffset = 0;
@@ -50,7 +49,7 @@ inline void store_bytes(const int8_t* integers, int count, char* out) {
   }
 }
 
-// kLanes inputs from place i of a row of pairs.
+// Loads kLanes inputs from index i of a row of pairs.
 inline F load_inputs(const Pair* x, int i) { return load(&x->low + i); }
 
 }  // namespace

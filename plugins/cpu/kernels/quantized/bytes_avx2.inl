@@ -1,15 +1,15 @@
-// Inputs of 8 bits times integers with AVX2. Weights of 8 bits meet inputs as halves of 16 bits, two products to a sum.
-// Weights of 4 bits, raised by 8, are unsigned bytes: 16 products fit a half of 16 bits, so 32 inputs a sum.
+// 8-bit inputs times integers with AVX2. Weights of 8 bits are multiplied with inputs as 16-bit halves, two products
+// per sum. Weights of 4 bits, plus 8, are unsigned bytes: 16 products fit in a half of 16 bits, so 32 inputs in a sum.
 namespace faser {
 namespace {
 
-constexpr int kByteSize = 2;  // bytes that an input of 8 bits takes at most
+constexpr int kByteSize = 2;  // maximum bytes of an 8-bit input
 
 template <int kBits>
 constexpr int kByteParts = 2;  // of a word: the even integers and the odd ones
 
 template <int kBits>
-constexpr int kByteInputs = kBits == 8 ? kSumInputs : 32;  // that a sum holds at most
+constexpr int kByteInputs = kBits == 8 ? kSumInputs : 32;  // maximum inputs of a sum
 
 template <int kBits>
 constexpr int kByteOffset = kBits == 8 ? 0 : 8;
@@ -24,7 +24,7 @@ inline BytePart byte_part(U words) {
   return (__m256i)(((words >> (4 * kPart)) & 0x0f0f0f0fu) ^ 0x08080808u);
 }
 
-// Of four bits: in the lower half, to which the upper one is added at the end.
+// With four bits, sums are in the lower half, to which the upper one is added at the end.
 template <int kBits>
 inline ByteSum sum_from(int32_t start) {
   return _mm256_set1_epi32(kBits == 8 ? start : start & 0xffff);
@@ -47,7 +47,7 @@ inline int32_t byte_inputs(const int32_t* row, int i) {
   return row[2 * i + kPart];
 }
 
-// As byte_inputs reads them: for each word its inputs of even places, then the others; of 8 bits each in 16.
+// Stores inputs as byte_inputs reads them: for each word those of even index, then the others; 8 bits each in 16.
 template <int kBits>
 inline void store_bytes(const int8_t* integers, int count, char* out) {
   if constexpr (kBits == 8) {
@@ -64,7 +64,7 @@ inline void store_bytes(const int8_t* integers, int count, char* out) {
   }
 }
 
-// kLanes inputs from place i of a row of pairs.
+// Loads kLanes inputs from index i of a row of pairs.
 inline F load_inputs(const Pair* x, int i) { return load(&x->low + i); }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// Inputs of 8 bits times integers with AVX-512 VNNI: one instruction adds four products to each sum. One of its sides
-// is unsigned, which is the weights, raised by an offset; a sum starts at what that adds, negated.
+// 8-bit inputs times integers with AVX-512 VNNI: one instruction adds four products to each sum. One of its operands is
+// unsigned: the weights, plus an offset. A sum starts at the negative of what the offset adds.
 namespace faser {
 namespace {
 
-constexpr int kByteSize = 1;  // bytes that an input of 8 bits takes
+constexpr int kByteSize = 1;  // bytes of an 8-bit input
 
 template <int kBits>
-constexpr int kByteParts = kBits == 8 ? 1 : 2;  // of a word; of four bits, the even integers and the odd ones
+constexpr int kByteParts = kBits == 8 ? 1 : 2;  // of a word; with four bits, the even integers and the odd ones
 
 template <int kBits>
-constexpr int kByteInputs = kSumInputs;  // that a sum holds at most
+constexpr int kByteInputs = kSumInputs;  // maximum inputs of a sum
 
 template <int kBits>
 constexpr int kByteOffset = 1 << (kBits - 1);
@@ -33,7 +33,7 @@ inline ByteSum sum_from(int32_t start) {
   return _mm512_set1_epi32(start);
 }
 
-// In place: GCC moves the sums of the intrinsic about, and spills them.
+// In place, since GCC moves the intrinsic's sums around and spills them.
 template <int>
 inline ByteSum add_bytes(ByteSum sum, BytePart weights, int32_t inputs) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(_mm512_set1_epi32(inputs)));
@@ -45,14 +45,14 @@ inline F floats_of(ByteSum sum) {
   return (F)_mm512_cvtepi32_ps(sum);
 }
 
-// The inputs that meet word i's part: of a block of four words of eight inputs, first those of even places.
+// The inputs for word i's part: in a block of four words of eight inputs, first those of even index.
 template <int kBits, int kPart>
 inline int32_t byte_inputs(const int32_t* row, int i) {
   if constexpr (kBits == 8) return row[i];
   return row[2 * (i & ~3) + 4 * kPart + (i & 3)];
 }
 
-// As byte_inputs reads them; count is a multiple of 32.
+// Stores inputs as byte_inputs reads them; count is a multiple of 32.
 template <int kBits>
 inline void store_bytes(const int8_t* integers, int count, char* out) {
   if constexpr (kBits == 8) {
@@ -66,7 +66,7 @@ inline void store_bytes(const int8_t* integers, int count, char* out) {
   }
 }
 
-// kLanes inputs from place i of a row of pairs.
+// Loads kLanes inputs from index i of a row of pairs.
 inline F load_inputs(const Pair* x, int i) {
   return (F)(U)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i / 2))),
                                  16);

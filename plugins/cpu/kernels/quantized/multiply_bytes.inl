@@ -1,5 +1,5 @@
-// Rows of 8-bit inputs (quantize_row.inl) times one panel of integers. Sums of integers are exact; they are scaled and
-// added in the order of the inputs. So a row's bits do not depend on the rows that it is computed with.
+// Rows of 8-bit inputs (quantize_row.inl) times one panel of integers. Integer sums are exact; they are scaled and
+// added in the order of the inputs, so a row's bits do not depend on other rows.
 namespace faser {
 namespace {
 

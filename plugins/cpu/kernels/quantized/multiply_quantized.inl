@@ -1,13 +1,13 @@
-// Rows times one panel of small numbers with scales (Matrix), for vectors. They are exact in every type that is
-// multiplied; a row's sum is taken group by group, each group's in order, and scaled into the row's total. So its bits
-// depend neither on the number of rows nor on whether weights were unpacked for many of them.
+// Rows times one panel of small numbers with scales (Matrix), for vectors. These numbers are exact in every type that
+// is multiplied. A row is summed group by group, each in order, and scaled into the row's total. So its bits depend
+// neither on the number of rows nor on whether weights were unpacked for many of them.
 namespace faser {
 namespace {
 
-constexpr int kSumInputs = 128;  // inputs of a sum where a scale covers a whole output
-constexpr int kFetchWords = 32;  // as kFetchPairs
+constexpr int kSumInputs = 128;  // inputs of a sum if a scale covers a whole output
+constexpr int kFetchWords = 32;  // like kFetchPairs
 constexpr int kUnpackedVectors = panel_vectors(kMaxRows);
-// Up to so many rows, weights are unpacked for each tile, into registers; with more, once for all, into memory.
+// Up to this many rows, weights are unpacked for each tile, into registers; with more, once for all, into memory.
 constexpr int kTiledRows = 3 * kMaxRows;
 
 static_assert(kPanel % (kUnpackedVectors * kLanes) == 0, "columns of a panel are unpacked in whole parts");
@@ -28,13 +28,13 @@ inline F value_of(U words) {
     return integer_of<bits_of(kCode), kIndex>(words);
 }
 
-// What values are multiples of, as they are unpacked.
+// Unit of the unpacked values.
 template <Code kCode>
 constexpr float kUnit = kCode == kFp4    ? 1.0f
                         : kCode == kInt8 ? 0x1p-24f
                                          : 0x1p-28f;
 
-// body(Constant<p>) for each pair p of a word.
+// Calls body(Constant<p>) for each pair p of a word.
 template <Code kCode, typename Body>
 inline void for_pairs(Body&& body) {
   for_constants<16 / bits_of(kCode)>(body);

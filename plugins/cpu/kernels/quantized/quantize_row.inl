@@ -1,6 +1,6 @@
-// A row of inputs in 8 bits: symmetric, a scale for each group of the weights that it meets (128 inputs where a scale
-// covers a whole output), rounded to nearest even. What it holds is the same on every instruction set, in what layout
-// is not (ByteRow, store_bytes).
+// Quantises a row of inputs to 8 bits: symmetric, with a scale for each group of the weights (of 128 inputs if a scale
+// covers a whole output), rounded to nearest even. The values are the same on every instruction set, the layout is not
+// (ByteRow, store_bytes).
 namespace faser {
 namespace {
 
@@ -37,7 +37,7 @@ void quantize_inputs(const Matrix& m, const Pair* x, uint32_t* out) {
       poison += v * 0.0f;
     }
     const float most = max_of(largest);
-    *scales++ = most / 127.0f + sum_of(poison);  // NaN where an input is no number
+    *scales++ = most / 127.0f + sum_of(poison);  // NaN if an input is NaN or infinite
     const F inverse = F{} + (most > 1e-30f ? 127.0f / most : 0.0f);
     alignas(64) int8_t integers[kSumInputs];
     for (int i = 0; i < count; i += kLanes) {
