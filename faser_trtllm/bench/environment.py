@@ -34,7 +34,7 @@ def describe_environment(command_line: Sequence[str]) -> dict[str, Any]:
 
 
 def portable(argument: str) -> str:
-    """An argument without machine-specific folders: paths become relative or are cut to the last component."""
+    """Return an argument whose paths are relative, or cut to the last component."""
     flag, equals, value = argument.rpartition("=")
     if not os.path.isabs(value):
         return argument
@@ -43,7 +43,7 @@ def portable(argument: str) -> str:
 
 
 class CpuMeter:
-    """Measures other CPU use since its creation; workers must have ended to be counted as ours."""
+    """A meter of foreign CPU use since its creation; ended workers count as ours."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -54,7 +54,6 @@ class CpuMeter:
         return {"other_share": max(0.0, busy - own) / max(total, 1e-9), "steal_share": steal / max(total, 1e-9)}
 
     def _read(self) -> tuple[float, float, float, float]:
-        """Seconds of all cores: total, busy, stolen, and used by this process and its ended children."""
         return (*core_seconds(), sum(os.times()[:4]))
 
 
@@ -72,7 +71,6 @@ def _cpu_name() -> str:
 
 
 def _cpu_flags() -> list[str]:
-    """CPU flags that decide which kernels run."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
     return sorted(f for f in match[1].split() if f.startswith(("avx", "amx", "sve", "bf16"))) if match else []
 

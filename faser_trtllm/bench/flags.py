@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Flags(argparse.ArgumentParser, Generic[T]):
-    """The flags of `faser bench NAME`, with types and defaults of the fields that they fill.
+    """A parser of the flags of `faser bench NAME`, with types and defaults of an options dataclass.
 
     Tuples are spelled with commas, as in 1,4,8. Options with a method quick() have a flag --quick.
     """
@@ -36,7 +36,7 @@ class Flags(argparse.ArgumentParser, Generic[T]):
             self.add_argument("--quick", action="store_true", help=text)
 
     def flag(self, field: str, text: str, *, name: str | None = None, default: Any = None, convert: Any = None) -> None:
-        """Add --field, or --name, with a line of help; default and convert: where the field's do not serve."""
+        """Add --field, or --name, with a help text. default and convert replace those of the field."""
         if default is None:
             default = self._default_of[field]
         settings: dict[str, Any] = {"dest": field}
@@ -51,8 +51,10 @@ class Flags(argparse.ArgumentParser, Generic[T]):
         self.add_argument(f"--{name or field}", help=text.replace("%", "%%"), **settings)
 
     def parse(self, arguments: Sequence[str] | None, nested: Mapping[str, type] = MappingProxyType({})) -> T:
-        """nested: fields that are dataclasses, filled by flags of their own; InvalidArgumentError for what is no flag,
-        misses its value or cannot be converted."""
+        """Parse the flags; InvalidArgumentError for an unknown flag, or a missing or wrong value.
+
+        nested: fields that are dataclasses, filled by flags of their own.
+        """
         values = vars(self.parse_args(arguments))
         for field, kind in nested.items():
             values[field] = kind(**{name: values.pop(name) for name in get_type_hints(kind) if name in values})
@@ -65,12 +67,12 @@ class Flags(argparse.ArgumentParser, Generic[T]):
 
 
 def say(line: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _converter(kind: Any) -> Any:
-    """From text to a field's type, which may be optional or a tuple."""
+    """Return a converter from text to a field's type, which may be optional or a tuple."""
     parts = [part for part in get_args(kind) if part not in (type(None), Ellipsis)]
     if not parts:
         return kind

@@ -1,9 +1,9 @@
 """Print published acceptance curves as `synthetic_acceptance` of faser.yaml.
 
-A synthetic run accepts drafts at random with the chances of another pair, to measure a system; its outputs are not the
-target's. Without FILE the curves are InferenceX's golden ones (Apache-2.0, SPEED-Bench coding), which
-`synthetic_acceptance` also takes by name; a FILE has their format: name, thinking mode, then the mean acceptance length
-by number of draft tokens.
+A synthetic run accepts drafts at random with the rates of a different pair, to measure a system; its outputs are not
+the target's. Without FILE the curves are InferenceX's golden ones (Apache-2.0, SPEED-Bench coding), which
+`synthetic_acceptance` also accepts by name. A FILE has their format: name, thinking mode, and the mean acceptance
+length by number of draft tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from faser_trtllm.errors import InvalidArgumentError
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench golden", description=__doc__)
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, default=PUBLISHED)
-    parser.add_argument("--curve", help="only this one, such as qwen3.5-397b-a17b-nvfp4-mtp/thinking_on")
+    parser.add_argument("--curve", help="print only this curve, such as qwen3.5-397b-a17b-nvfp4-mtp/thinking_on")
     options = parser.parse_args(argv)
     curves = parse_curves(read_mapping(options.file), options.file.name)
     if options.curve is not None and options.curve not in curves:

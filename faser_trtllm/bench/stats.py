@@ -16,7 +16,7 @@ class Summary:
     high: float
 
     def words(self, digits: int = 2) -> str:
-        """Such as "1.02, 0.98 to 1.05", or "1.02" where the range is a point."""
+        """Return a text such as "1.02, 0.98 to 1.05", or "1.02" if the range is a point."""
         median, low, high = (f"{value:.{digits}f}" for value in (self.median, self.low, self.high))
         return median if self.low == self.high else f"{median}, {low} to {high}"
 
@@ -26,7 +26,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
-    """Ratios per round: whatever slows the machine in a round slows both sides and cancels."""
+    """Return ratios per round, in which the machine's speed cancels."""
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} rounds against {len(baseline)}, ratios need the same rounds")
     return summarize([value / base for value, base in zip(values, baseline, strict=True)])

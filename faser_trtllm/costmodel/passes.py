@@ -3,8 +3,8 @@
 T = G(n) r + X(n, D) + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matrices, D distinct experts per layer,
 elementwise kernels, all-reduces, attention, LM head and the launch of a graph, for n rows of b requests with c tokens
 of context each. g: the share of the bandwidth that a share of the SMs uses; a: the least time of our attention; r: the
-slowdown of matrix products on fewer SMs, where a product takes (latency^4 + memory^4 + compute^4)^(1/4). core/traffic.py
-has the effect of concurrent passes, docs/plan.md the sources and errors.
+slowdown of products on fewer SMs, where a product takes (latency^4 + memory^4 + compute^4)^(1/4). core/traffic.py has
+the effect of concurrent passes, docs/plan.md the sources and errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure an OpenAI server with the prompts of a published benchmark, from a local file.
 
-Options have the names of `vllm bench serve`. With a --request_rate conversations arrive by themselves (an open loop),
-whether or not earlier ones have been answered; without one --max_concurrency of them are kept running. OPENAI_API_KEY
-is sent as the key. Nothing is downloaded; docs/benchmarking.md says where the files come from.
+Options are named as in `vllm bench serve`. With --request_rate conversations start at that rate (an open loop),
+without it --max_concurrency of them are kept running (a closed loop). OPENAI_API_KEY is sent as the key. Nothing is
+downloaded; docs/benchmarking.md lists the sources of the files.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ EXAMPLES = """Examples:
 
 
 def flags() -> Flags[ServeBenchOptions]:
-    """All of the bench's."""
     found = Flags("serve", ServeBenchOptions, __doc__, EXAMPLES)
-    found.flag("dataset", ", ".join(DATASETS), convert=lambda text: text.lower().replace("-", "_"))
-    found.flag("dataset_path", "the dataset's file: JSONL, perhaps .gz, or JSON for sharegpt")
-    found.flag("base_url", "the server's address, with or without /v1")
-    found.flag("model", "name to send; default: the server's first model")
-    found.flag("backend", "openai (completions) or openai-chat; default: openai-chat, for humaneval openai")
-    found.flag("request_rate", "conversations that begin per second; inf is a closed loop")
-    found.flag("burstiness", "1 is Poisson, a smaller value comes in bunches")
-    found.flag("max_concurrency", "conversations that run at a time at most; default: no limit")
-    found.flag("num_prompts", "conversations to run; default: the dataset once")
+    found.flag("dataset", f"one of {', '.join(DATASETS)}", convert=lambda text: text.lower().replace("-", "_"))
+    found.flag("dataset_path", "the dataset's file: JSONL or JSONL.gz, for sharegpt JSON")
+    found.flag("base_url", "address of the server, with or without /v1")
+    found.flag("model", "name of the model; default: the server's first one")
+    found.flag("backend", "openai (completions) or openai-chat; default: openai for humaneval, else openai-chat")
+    found.flag("request_rate", "conversations that start per second; inf runs a closed loop")
+    found.flag("burstiness", "1 for Poisson arrivals, less for bursts")
+    found.flag("max_concurrency", "most conversations that run at a time; default: no limit")
+    found.flag("num_prompts", "conversations to run; default: the whole dataset once")
     found.flag("num_warmups", "conversations before the measurement")
-    found.flag("category", "only this category of the dataset")
-    found.flag("max_turns", "turns of a conversation at most; default: all (vLLM's benchmark takes the first)")
-    found.flag("output_len", "tokens of an answer at most, where the dataset names no length")
-    found.flag("tokenizer", "for sharegpt: a directory with the tokenizer that counts the length of its answers")
-    found.flag("temperature", "0 is greedy")
-    found.flag("ignore_eos", "send ignore_eos, so that answers are as long as asked; not every server takes it")
-    found.flag("extra_body", "JSON object with more fields of each request", convert=_object)
-    bounds = "bounds in ms that a good request keeps: ttft:300 tpot:50 e2el:2000"
+    found.flag("category", "run only this category of the dataset")
+    found.flag("max_turns", "most turns of a conversation; default: all (vLLM's benchmark runs the first)")
+    found.flag("output_len", "most tokens of an answer, if the dataset has no length")
+    found.flag("tokenizer", "for sharegpt: directory of the tokenizer that measures its answers")
+    found.flag("temperature", "sampling temperature; 0 is greedy")
+    found.flag("ignore_eos", "send ignore_eos, so that answers have full length; not every server supports it")
+    found.flag("extra_body", "JSON object with further fields of each request", convert=_object)
+    bounds = "limits in ms that a request must meet to count for goodput: ttft:300 tpot:50 e2el:2000"
     found.add_argument("--goodput", nargs="+", type=_bound, help=bounds)
-    found.flag("disable_shuffle", "send in the order of the file")
+    found.flag("disable_shuffle", "send conversations in the order of the file")
     found.flag("timeout_s", "seconds after which a request counts as failed")
-    found.flag("seed", "of the order and the arrivals")
-    found.flag("output_dir", "where serve.json and serve.md go; default: nothing is written")
+    found.flag("seed", "seed for the order and the arrivals")
+    found.flag("output_dir", "directory for serve.json and serve.md; default: write nothing")
     return found
 
 

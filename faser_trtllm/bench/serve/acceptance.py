@@ -1,4 +1,4 @@
-"""How many drafts were accepted: per request in vLLM's form, or as counters of the server's /metrics."""
+"""Numbers of accepted drafts, per request in vLLM's form or from counters of the server's /metrics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _MAX_POSITIONS = 1024
 
 @dataclass(frozen=True)
 class Acceptance:
-    """num_steps: verification steps that had drafts. histogram: steps by their number of accepted drafts, empty if
-    unknown."""
+    """Acceptance in num_steps steps with drafts. histogram: steps by number of accepted drafts, {} if unknown."""
 
     num_steps: int
     num_drafts: int
@@ -43,7 +42,7 @@ class Acceptance:
         return [count / self.num_steps for count in reached]
 
     def as_dict(self) -> dict[str, Any]:
-        """With the field names of vLLM's records."""
+        """Return a dict with the field names of vLLM's records."""
         return {
             "mean_acceptance_length": self.length,
             "draft_acceptance_rate": self.rate,
@@ -56,7 +55,7 @@ class Acceptance:
 
 
 def pooled(records: Iterable[Acceptance]) -> Acceptance:
-    """All steps together."""
+    """Return the sum of records."""
     steps = drafts = accepted = 0
     histogram: Counter[int] = Counter()
     for record in records:
@@ -68,10 +67,7 @@ def pooled(records: Iterable[Acceptance]) -> Acceptance:
 
 
 def read_record(answer: dict[str, Any]) -> Acceptance | None:
-    """The record of a response or a chunk: `metrics.speculative_decoding`, or that of its only choice.
-
-    None if there is none, or if it is not in vLLM's form.
-    """
+    """Return `metrics.speculative_decoding` of a response or chunk, or of its only choice; None if malformed."""
     metrics = answer.get("metrics")
     record = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     choices = answer.get("choices")
@@ -88,10 +84,9 @@ def read_record(answer: dict[str, Any]) -> Acceptance | None:
 
 
 def read_counters(page: str) -> Acceptance | None:
-    """Counters since the server's start, of vLLM's names or ours; None if the page has none. ValueError if it is no
-    page of Prometheus.
+    """Return counters since the server's start, with vLLM's names or ours; None without any, ValueError if malformed.
 
-    The accepted drafts by position make the histogram, since a step accepts a draft only after all before it.
+    The histogram follows from accepted drafts by position, since a step accepts a draft only after all before it.
     """
     sums: dict[str, Counter[str]] = {prefix: Counter() for prefix in _PREFIXES}
     for family in text_string_to_metric_families(page):
@@ -127,7 +122,7 @@ def between(before: Acceptance, after: Acceptance) -> Acceptance:
 
 
 def _histogram(value: Any) -> dict[int, int]:
-    """From a map of counts by accepted drafts, or a list; {} if it is neither."""
+    """Read a map of counts by accepted drafts, or a list; {} if it is neither."""
     entries = dict(enumerate(value)) if isinstance(value, list) else value
     if not isinstance(entries, dict) or len(entries) > _MAX_POSITIONS:
         return {}

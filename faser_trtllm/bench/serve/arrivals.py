@@ -6,7 +6,7 @@ import numpy as np
 
 
 def arrival_times(num_requests: int, request_rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds from the start of the run, the first at 0; all at 0 if request_rate is infinite.
+    """Return arrival times in seconds, the first at 0; all at 0 if request_rate is infinite.
 
     Gaps are Gamma-distributed with mean 1 / request_rate and shape burstiness, as in vLLM's benchmark: their
     coefficient of variation is burstiness ** -0.5, and 1 is a Poisson process.

@@ -1,4 +1,4 @@
-"""Streams one answer of an OpenAI server. Requests have no field but those of OpenAI's API, and what the user adds."""
+"""A streaming client of an OpenAI server. Requests have only fields of OpenAI's API, and those that the user adds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ COMPLETIONS, CHAT = "openai", "openai-chat"
 
 
 class Client:
-    """One server and model.
-
-    backend: COMPLETIONS or CHAT. body: fields of every request. now_s: the run's clock. timeout_s: per request.
-    """
+    """A client of one server and model. backend: COMPLETIONS or CHAT. body: fields of every request."""
 
     def __init__(
         self,
@@ -48,7 +45,7 @@ class Client:
         self.now_s = now_s
 
     async def models(self) -> list[str]:
-        """The server's models; UnavailableError if it does not answer as an OpenAI server does."""
+        """Return the server's models; UnavailableError if it does not answer like an OpenAI server."""
         url = f"{self._root}/v1/models"
         try:
             async with self._session.get(url, timeout=_PAGE_TIMEOUT) as response:
@@ -63,7 +60,7 @@ class Client:
         raise UnavailableError(f"no OpenAI server answers at {url} ({reason}); start one or correct --base_url")
 
     async def counters(self) -> Acceptance | None:
-        """The server's counters of speculation; None if it shows none at /metrics."""
+        """Return the server's counters of speculation; None if /metrics has none."""
         try:
             async with self._session.get(f"{self._root}/metrics", timeout=_PAGE_TIMEOUT) as response:
                 if response.status != 200:
@@ -74,9 +71,9 @@ class Client:
             return None
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, outcome: Outcome) -> str:
-        """Send a request, note in the outcome what comes of it -> the text of the answer, as far as it came.
+        """Send a request, record its outcome, and return the text that was received.
 
-        messages: as a prompt for completions, the content of the last one is sent.
+        messages: for completions the last one's content is the prompt.
         """
         body = {**self._body, "stream": True, "stream_options": {"include_usage": True}}
         if self._is_chat:
@@ -108,7 +105,7 @@ class _AnswerError(Exception):
 
 
 class _Answer:
-    """Reads the chunks of one stream into an outcome."""
+    """A reader of one stream's chunks, which records them in an outcome."""
 
     def __init__(self, outcome: Outcome, now_s: Callable[[], float]) -> None:
         self._outcome = outcome
@@ -116,14 +113,14 @@ class _Answer:
         self._arrived_s = 0.0
         self._has_finished = False
         self.texts: list[str] = []
-        self.ended_s = 0.0  # when the last of it came, the usage not counted
+        self.ended_s = 0.0  # arrival of the last piece, without the usage
 
     def note_arrival(self) -> None:
-        """Bytes came: the chunks that they complete arrived now."""
+        """Record the time of received bytes, which is that of the chunks that they complete."""
         self._arrived_s = self._now_s()
 
     def add(self, event: bytes) -> None:
-        """Take in one event's data; raises _AnswerError."""
+        """Add one event's data; raises _AnswerError."""
         if event == b"[DONE]":
             self._has_finished = True
             return
@@ -154,7 +151,7 @@ class _Answer:
         text = parts.get("content") or choice.get("text")
         if isinstance(text, str):
             self.texts.append(text)
-        # A chunk with the role alone is no token; thoughts and calls are.
+        # A chunk with only the role has no token; reasoning and tool calls have.
         if text or any(parts.get(name) for name in ("reasoning_content", "reasoning", "tool_calls")):
             chunks = self._outcome.chunk_s
             if not chunks or chunks[-1] != self._arrived_s:
@@ -167,7 +164,7 @@ class _Answer:
 
 
 async def _events(stream: aiohttp.StreamReader, note_arrival: Callable[[], None]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, as their bytes come; raises _AnswerError for what is too large."""
+    """Yield the data of server-sent events as they arrive; raises _AnswerError for events that are too large."""
     rest, size = b"", 0
     async for data in stream.iter_any():
         note_arrival()
@@ -184,7 +181,7 @@ async def _events(stream: aiohttp.StreamReader, note_arrival: Callable[[], None]
 
 
 def _message(data: bytes) -> str:
-    """The sentence of an error in OpenAI's form, else the beginning of the body."""
+    """Return the message of an error in OpenAI's form, else the beginning of the body."""
     try:
         error = json.loads(data)["error"]
         text = error["message"] if isinstance(error, dict) else error

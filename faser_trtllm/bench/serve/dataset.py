@@ -1,4 +1,4 @@
-"""Reads the prompts of published benchmarks from local files, in the formats that their authors publish."""
+"""Read the prompts of published benchmarks from local files in their published formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.json_text import parse_json
 
-MAX_BYTES = 1 << 30  # of a file, unpacked; ShareGPT's has 0.7 GB
+MAX_BYTES = 1 << 30  # of an unpacked file; ShareGPT has 0.7 GB
 MAX_LINE_BYTES = 16 << 20
 MAX_ROWS = 1_000_000
 MAX_TURNS = 128
@@ -28,8 +28,8 @@ Row = dict[str, Any]
 class Conversation:
     """One entry of a dataset.
 
-    turns: what the user says, one request each. history: messages before the first turn. output_len: tokens of each
-    answer, as the file says; None: it does not. reference: the first answer in the file, for its length.
+    turns: the user's messages, one request each. history: messages before the first turn.
+    output_len: tokens of each answer in the file, None if unknown. reference: the first answer in the file.
     """
 
     turns: tuple[str, ...]
@@ -40,10 +40,7 @@ class Conversation:
 
 
 def read_dataset(name: str, path: Path) -> list[Conversation]:
-    """The conversations of a file in its order. name: one of DATASETS.
-
-    InvalidArgumentError names the file, the row and the field at fault.
-    """
+    """Return a file's conversations in order. name: one of DATASETS. InvalidArgumentError names file, row and field."""
     rows, convert = DATASETS[name]
     where = f"the {name} dataset {path.name}"
     try:
@@ -59,7 +56,7 @@ def read_dataset(name: str, path: Path) -> list[Conversation]:
 
 
 def _lines(path: Path, where: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a JSONL file, which may be packed by gzip, and where they are."""
+    """Yield the rows of a JSONL file, which may be gzipped, with their places."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         size = number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -76,7 +73,7 @@ def _lines(path: Path, where: str) -> Iterator[tuple[str, Row]]:
 
 
 def _array(path: Path, where: str) -> Iterator[tuple[str, Row]]:
-    """The entries of a file that is one JSON array, and where they are."""
+    """Yield the entries of a file with one JSON array, with their places."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -105,7 +102,7 @@ def _row(value: Any, where: str) -> Row:
 
 
 def _questions(row: Row, where: str) -> Conversation:
-    """A row of Spec-Bench, MT-Bench or SPEED-Bench: `turns`, or `messages` as prepared for SPEED-Bench."""
+    """Convert a row of Spec-Bench, MT-Bench or SPEED-Bench: `turns`, or `messages` as prepared for SPEED-Bench."""
     category = _text(row.get("category", "all"), "category", where)
     if "turns" in row or "messages" not in row:
         turns = _list(row.get("turns"), "turns", where)
@@ -118,7 +115,7 @@ def _questions(row: Row, where: str) -> Conversation:
         messages.append({"role": role, "content": _prompt(message.get("content"), f"messages[{i}].content", where)})
     if messages[-1]["role"] != "user":
         raise InvalidArgumentError(f"{where}: messages must end with one of the user")
-    # Messages of the user alone are turns; an answer that is given makes what is before the last message history.
+    # Without answers the user's messages are turns; with one, all messages before the last are history.
     said = [i for i, message in enumerate(messages) if message["role"] != "user"]
     first = len(messages) - 1 if any(messages[i]["role"] == "assistant" for i in said) else len(said)
     turns = [message["content"] for message in messages[first:]]
@@ -130,7 +127,7 @@ def _human_eval(row: Row, where: str) -> Conversation:
 
 
 def _share_gpt(row: Row, where: str) -> Conversation | None:
-    """The first exchange, as in vLLM's benchmark; None for an entry without one, which it leaves out, too."""
+    """Convert the first exchange, as in vLLM's benchmark; None for an entry without one, which vLLM skips, too."""
     said = row.get("conversations")
     if not isinstance(said, list) or len(said) < 2:
         return None
@@ -142,7 +139,7 @@ def _share_gpt(row: Row, where: str) -> Conversation | None:
 
 
 def _custom(row: Row, where: str) -> Conversation:
-    """vLLM's custom dataset: `prompt`, perhaps `output_tokens`; `category` is ours."""
+    """Convert a row of vLLM's custom dataset: `prompt`, optional `output_tokens`, and our own `category`."""
     length = row.get("output_tokens")
     if length is not None and not (type(length) is int and 1 <= length <= MAX_OUTPUT_LEN):
         raise InvalidArgumentError(f"{where}: output_tokens is {_short(length)}, it must be 1 to {MAX_OUTPUT_LEN}")

@@ -1,4 +1,4 @@
-"""Sends conversations in an open or a closed loop."""
+"""Send conversations in an open or a closed loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAD_S = 0.1  # between creating the tasks and the first arrival
 
 
 class Load:
-    """One run of conversations whose turns follow each other. default_len: max_tokens where the file names none."""
+    """A run of conversations. default_len: max_tokens if the file has none."""
 
     def __init__(self, client: Client, conversations: Sequence[Conversation], default_len: int) -> None:
         self._client = client
@@ -22,9 +22,9 @@ class Load:
         self._default_len = default_len
 
     async def run_open(self, arrival_s: Sequence[float], max_concurrency: int | None) -> list[Outcome]:
-        """Start each conversation at its time, whatever became of those before; outcomes in their order.
+        """Start each conversation at its time, and return the outcomes in order.
 
-        At max_concurrency a conversation waits for another's end, and its times still count from its arrival.
+        At max_concurrency a conversation waits for one to end, and its times still count from its arrival.
         """
         slots = asyncio.Semaphore(max_concurrency or len(self._conversations))
         start_s = self._client.now_s() + _LEAD_S
@@ -38,7 +38,7 @@ class Load:
         return _flat(await asyncio.gather(*map(one, self._conversations, due)))
 
     async def run_closed(self, max_concurrency: int | None) -> list[Outcome]:
-        """Keep max_concurrency conversations running until all have run, or all at once; each is due when it begins."""
+        """Keep max_concurrency conversations (None: all) running until all have run; each is due when it starts."""
         waiting = iter(enumerate(self._conversations))
         found: dict[int, list[Outcome]] = {}
 
@@ -51,7 +51,7 @@ class Load:
         return _flat(found[number] for number in range(len(self._conversations)))
 
     async def _talk(self, conversation: Conversation, due_s: float) -> list[Outcome]:
-        """The turns in order: each is due when the answer to the one before has ended."""
+        """Run the turns in order; each is due when the preceding answer has ended."""
         messages = list(conversation.history)
         outcomes: list[Outcome] = []
         for turn in conversation.turns:

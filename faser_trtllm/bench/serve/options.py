@@ -18,13 +18,9 @@ OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "max_to
 
 @dataclass(frozen=True)
 class ServeBenchOptions:
-    """Options of `faser bench serve`, with the names of `vllm bench serve`.
+    """Options of `faser bench serve`, with the names of `vllm bench serve` and the help in __main__.py.
 
-    dataset: one of DATASETS. backend: one of BACKENDS; None: openai for HumanEval, else openai-chat. model: None is the
-    server's first. request_rate: conversations per second; infinite: a closed loop. num_prompts: conversations; None:
-    the dataset once, and more than it has: it is repeated. category: only these entries. output_len: max_tokens of a
-    request, where the dataset names none. max_turns: requests per conversation; None: all. tokenizer: a directory; for
-    ShareGPT, whose lengths are then those of its answers. goodput: bounds in ms by name.
+    If num_prompts exceeds the dataset, it is repeated. goodput: limits in ms by name.
     """
 
     dataset: str

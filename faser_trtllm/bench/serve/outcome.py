@@ -9,12 +9,12 @@ from faser_trtllm.bench.serve.acceptance import Acceptance
 
 @dataclass
 class Outcome:
-    """Times are in seconds on the run's clock.
+    """The outcome of a request. Times are in seconds on the run's clock.
 
-    due_s: when it should have been sent, sent_s: when it was. chunk_s: arrival of each piece of the answer. num_tokens,
-    num_prompt_tokens: as the server counts them, None if it does not say. error: why it failed, None if it did not.
-    acceptance: the server's record of the request's speculation. is_synthetic: the server says that drafts were
-    accepted by synthetic_acceptance.
+    due_s: when it should have been sent. chunk_s: arrival of each piece of the answer.
+    num_tokens, num_prompt_tokens: the server's counts, None if it has none.
+    error: the reason of a failure. acceptance: the server's record of the request's speculation.
+    is_synthetic: the server reports synthetic_acceptance.
     """
 
     due_s: float
@@ -30,12 +30,12 @@ class Outcome:
 
     @property
     def late_s(self) -> float:
-        """How late the bench itself sent the request, be it slow or at its max_concurrency."""
+        """Delay of the request by the bench itself, because it was slow or at its max_concurrency."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property
     def ttft_s(self) -> float | None:
-        """Measured from the due time: a late bench must not make the server look better."""
+        """Time to first token since due_s, so that a late bench does not make the server look better."""
         return self.chunk_s[0] - self.due_s if self.chunk_s else None
 
     @property
@@ -50,5 +50,5 @@ class Outcome:
         return self.ended_s - self.due_s
 
     def gaps_s(self) -> list[float]:
-        """Gaps between consecutive pieces, which a reader sees as stutter."""
+        """Gaps between consecutive pieces."""
         return [after - before for before, after in zip(self.chunk_s, self.chunk_s[1:], strict=False)]

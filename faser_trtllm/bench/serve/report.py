@@ -23,7 +23,7 @@ _LATENCIES = {
 
 @dataclass(frozen=True)
 class ServeReport:
-    """counters: what the server's /metrics counted during the run, None if it shows no counters."""
+    """The report of a run. counters: those of the server's /metrics during the run, None if it has none."""
 
     options: ServeBenchOptions
     environment: dict[str, Any]
@@ -32,7 +32,7 @@ class ServeReport:
     counters: Acceptance | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: paths without machine-specific folders, an infinite rate as "inf"."""
+        """Return a dict for JSON, with paths as in portable() and an infinite rate as "inf"."""
         options = {
             name: portable(str(value)) if name in ("dataset_path", "output_dir", "tokenizer") and value else value
             for name, value in asdict(self.options).items()
@@ -46,7 +46,6 @@ class ServeReport:
 
 
 def render_markdown(report: ServeReport) -> str:
-    """The whole report."""
     env, load, options = report.environment, report.load, report.options
     lines = [
         "# faser bench serve",

@@ -1,4 +1,4 @@
-"""Runs `faser bench serve` and writes serve.json and serve.md."""
+"""Run `faser bench serve` and write serve.json and serve.md."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SHAREGPT_MAX_PROMPT, _SHAREGPT_MAX_TOTAL, _SHAREGPT_MIN = 1024, 2048, 4  # toke
 
 
 def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
-    """Measure, and write output_dir/serve.json and serve.md if there is one; raises FaserError."""
+    """Measure, and write serve.json and serve.md to output_dir if it is set; raises FaserError."""
     options.validate()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a request is an open connection
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each request has an open connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     conversations = choose(options, read_dataset(options.dataset, options.dataset_path))
     if options.output_dir is not None:
@@ -47,7 +47,7 @@ def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
 
 
 def choose(options: ServeBenchOptions, found: list[Conversation]) -> list[Conversation]:
-    """The conversations of a run, in its order; InvalidArgumentError if none is left."""
+    """Return a run's conversations in order; InvalidArgumentError if none is left."""
     if options.category is not None:
         categories = sorted({conversation.category for conversation in found})
         found = [conversation for conversation in found if conversation.category == options.category]
@@ -63,14 +63,14 @@ def choose(options: ServeBenchOptions, found: list[Conversation]) -> list[Conver
         if not chosen:
             raise InvalidArgumentError("no conversation of the dataset is within vLLM's limits of length; use another")
     if options.max_turns is not None or options.api != "openai-chat":
-        # A completion has no history, so that only first turns can be asked, as in vLLM's benchmark.
+        # A completion has no history, so only first turns can be sent, as in vLLM's benchmark.
         most = (options.max_turns or 1) if options.api == "openai-chat" else 1
         chosen = [replace(conversation, turns=conversation.turns[:most]) for conversation in chosen]
     return chosen
 
 
 def _with_lengths(options: ServeBenchOptions, found: list[Conversation], wanted: int | None) -> list[Conversation]:
-    """At most `wanted` of them; with a tokenizer those within vLLM's limits, their output as long as the reference."""
+    """Return at most `wanted`; with a tokenizer those within vLLM's limits, with outputs as long as the reference."""
     if options.tokenizer is None:
         return found[:wanted]
     tokenizer = Tokenizer.load(options.tokenizer)
@@ -89,7 +89,7 @@ def _with_lengths(options: ServeBenchOptions, found: list[Conversation], wanted:
 async def _run(
     options: ServeBenchOptions, conversations: list[Conversation], log: Log
 ) -> tuple[str, list[Outcome], Acceptance | None]:
-    """The model's name, the outcomes, and what the server counted meanwhile."""
+    """Run the conversations; return the model's name, the outcomes and the change of the server's counters."""
     try:
         import aiohttp
     except ImportError:
@@ -102,7 +102,7 @@ async def _run(
         body["ignore_eos"] = True
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # Servers close idle connections, uvicorn after 5 s; a request on one that closes just then would fail.
+    # Servers close idle connections (uvicorn after 5 s), and a request on a closing one fails.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         client = Client(session, options.base_url, options.api, body, options.timeout_s, time.perf_counter)

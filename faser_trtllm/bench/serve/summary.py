@@ -1,4 +1,4 @@
-"""Summarises the outcomes of a run: latencies, throughput, goodput, acceptance by category."""
+"""Summarise the outcomes of a run: latencies, throughput, goodput, acceptance by category."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Distribution:
-    """In ms. percentiles: those in PERCENTILES, in order, linearly interpolated."""
+    """A distribution of times. percentiles_ms: those in PERCENTILES, linearly interpolated."""
 
     count: int
     mean_ms: float
@@ -27,13 +27,13 @@ class Distribution:
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """A run.
+    """Summary of a run. Latencies cover completed requests.
 
-    duration_s: from the first due time to the end of the last request. Latencies cover completed requests; itl: the
-    gaps between the pieces of their answers. good: completed requests within every bound, None without bounds. late:
-    how late the bench itself sent. errors: messages and counts. num_uncounted: completed requests whose tokens the
-    server did not count. num_synthetic: requests whose drafts were accepted by synthetic_acceptance. acceptance: by
-    category, of the requests with a record; num_recorded of them.
+    duration_s: from the first due time to the end of the last request.
+    itl: gaps between the pieces of answers. late: delays by the bench itself.
+    good: completed requests within every bound, None without bounds. errors: counts by message.
+    num_uncounted: completed requests whose tokens the server did not count.
+    num_synthetic: requests with synthetic_acceptance. acceptance: by category, of num_recorded requests with a record.
     """
 
     num_requests: int
@@ -59,7 +59,7 @@ class LoadSummary:
         return self.num_requests - self.num_completed
 
     def as_dict(self) -> dict[str, Any]:
-        """With the names of the results of `vllm bench serve`, where it has them."""
+        """Return a dict with the names of results of `vllm bench serve`, if it has them."""
         per_s = 1.0 / self.duration_s
         found: dict[str, Any] = {
             "duration": self.duration_s,
@@ -91,7 +91,7 @@ class LoadSummary:
 
 
 def distribution(seconds: Sequence[float]) -> Distribution | None:
-    """None for an empty sample."""
+    """Return the distribution, None for an empty sample."""
     if not seconds:
         return None
     ms = 1e3 * np.array(seconds)
