@@ -75,7 +75,7 @@ def _per_expert_ms(
 def leave_out(
     curves: Mapping[str, CostCurve], errors: Mapping[str, CurveError]
 ) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
-    """Return curves and errors without the doubtful curves that another can stand in for."""
+    """Return the curves without doubtful ones that another can stand in for, and the errors with these marked."""
     kept, judged = dict(curves), dict(errors)
     for key, curve in curves.items():
         kind, _, partition = key.partition("@")

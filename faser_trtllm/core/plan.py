@@ -200,7 +200,7 @@ class VerifyResult:
     and the drafts before it.
     """
 
-    token_ids: Int32Array  # [num_sampled, width] the first num_tokens[i] are committed, the first of them drafts
+    token_ids: Int32Array  # [num_sampled, width] the first num_tokens[i] are committed, num_accepted[i] of them drafts
     num_tokens: Int32Array  # [num_sampled]
     num_accepted: Int32Array  # [num_sampled]
     outcome: Int32Array  # [num_sampled] ops/accept.py Outcome

@@ -52,10 +52,8 @@ class AcceptanceEstimator:
     """The acceptance estimate of one policy.
 
     Attributes:
-        tested: sums over the drafts that rejection sampling has verified. model: the predictions they are compared
-        with. prior: float32 [NUM_MODES, max_draft_len], expected acceptance of a draft whose predecessors pass, without
-        its
-            margin.
+        tested: sums over the drafts that rejection sampling has verified. model: the predictions it compares them with.
+        prior: float32 [NUM_MODES, max_draft_len], expected tokens from a draft whose predecessors pass, margins aside.
         spread: float32 of the same shape, how far margins move these probabilities, in either direction.
     """
 

@@ -13,7 +13,7 @@ MIN_HEAP_SIZE = 64
 
 
 class Deadlines:
-    """A heap of requests by deadline. It keeps none in memory; entries of requests that ended before their deadline are
+    """A heap of weak references to requests, by deadline. Entries of requests that ended before their deadline are
     dropped when they are most of the heap."""
 
     def __init__(self) -> None:
