@@ -1,6 +1,6 @@
 """The cost table, corrected by what passes take on the running machine.
 
-For every kind of pass there is an average of log(ms / table) by log2 of its rows: the table's error, which is constant.
+Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which hardly changes.
 What all well-known kinds have in common is the machine's current speed, which is forgotten quickly and on which no
 choice depends. All costs are in ms at the machine's usual speed.
 

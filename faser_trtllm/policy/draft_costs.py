@@ -22,7 +22,7 @@ KNOWN_MS = 50.0  # ms of draft calls after which the factors are known
 MOST = 30.0  # limit on the factors
 FIRST_ROWS = 1.8  # per request, in a draft model's first step: one token was missed, or two if all were accepted
 MOST_FIRST_ROWS = 2.0  # per request, next to prompts: calls with more rows also run prompts
-LATE_ROWS = 64  # of a pass over missed tokens; with as many more, the table has their cost per row
+LATE_ROWS = 64  # difference in rows over which the cost per missed token is taken from the table
 
 
 @dataclass(frozen=True, slots=True)

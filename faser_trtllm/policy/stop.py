@@ -29,10 +29,10 @@ def draft_stop(
 
     verify: ms by slots. experts: the part of it that experts take.
 
-    A row of the plan costs the mean of the plan's rows, as single rows are on one tile or start the next. A row beyond
-    the plan costs what the next rows, one per request, cost. At each position these are mixed by the share of requests
-    planned to reach it. Experts have no tiles, and a request's later rows read fewer new ones, so they cost what those
-    at their position do. No row is run for a draft with a bad margin; the value of that option depends on the spread of
+    A row of the plan costs the mean of the plan's rows, which averages over the kernels' tiles. A row beyond the plan
+    costs what the next rows, one per request, cost. At each position these are mixed by the share of requests planned
+    to reach it. Experts have no tiles, and a request's later rows read fewer new ones, so they cost what those at their
+    position do. No row is run for a draft with a bad margin; the value of that option depends on the spread of
     probabilities.
     """
     n = len(lengths)
