@@ -72,8 +72,7 @@ _given_back: defaultdict[tuple[Any, ...], list[_Division]] = defaultdict(list)  
 
 
 class GpuPartitions(Closing):
-    """The whole GPU, and pairs that divide it between a draft and a target, all created up front and none while
-    serving.
+    """The whole GPU, and pairs that divide it between a draft and a target; none is created while serving.
 
     Attributes:
         whole: a stream of the primary context.

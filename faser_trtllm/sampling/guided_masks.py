@@ -44,7 +44,7 @@ class GuidedMasks:
         self._callback_address = native.address_of_function(self._callback)
 
     def bind(self, slot: int, request: Request) -> dict[str, Any]:
-        """Start the request's guide and return its fields of faser_sampling, {} without guide or allowed tokens."""
+        """Start the request's guide and return its fields of faser_sampling; {} if all tokens are allowed."""
         guide, allowed = request.params.guide, self._mask_of(request.params.allowed_token_ids)
         if guide is None:
             self._allowed[slot] = allowed

@@ -44,7 +44,7 @@ class VerificationRows:
 
 @dataclass(frozen=True, slots=True)
 class BranchTokens:
-    """Tokens that a pass verifies in place of drafts (token trees); int32 arrays [num_branches].
+    """Tokens that a pass runs in place of drafts (token trees); int32 arrays [num_branches].
 
     Branch b has the b-th row of logits after those of all requests.
     """

@@ -17,8 +17,7 @@ from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, Veri
 
 
 def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
-    """Return [max_draft_len]: the acceptance probability at each position, given that the drafts before it are
-    accepted.
+    """Return the acceptance probability at each position [max_draft_len], if the drafts before it are accepted.
 
     A number is the mean number of accepted drafts: its integer part always, its fraction as the chance of one more
     (TensorRT-LLM's meaning). A sequence has the probabilities themselves; drafts beyond it are rejected.
