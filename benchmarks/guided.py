@@ -1,7 +1,7 @@
-"""Measure what guides cost on an engine directory.
+"""Measure the cost of guides on an engine directory.
 
-Tokens per second of the same prompts with and without a guide, with and without speculation, and the time that masks
-take. Rounds of all systems are interleaved; the numbers are medians.
+Reports medians over interleaved rounds: tokens per second of the same prompts with and without a guide, with and
+without speculation, and the time for masks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Attack a service by the worst request of every input, and watch another client's stream.
+"""Attack a service with the worst request of every input, and watch a second client's stream.
 
-Each case is sent again and again while another client, in a process of its own, asks for a few tokens all the time;
-then as many plain sequences of the same lengths are (nothing, if the case is refused). The rule: the other client's
-first tokens and gaps take at most twice as long or 100 ms longer at p99, 500 ms at most (or twice what the run without
-the attack had), its text is the same, and the engine process lives. What breaks the rule is run again alone, three
-times in all. Then requests wait in a fresh engine process with one slot: each may hold 16 times its body and 4 MiB. The
-exit code is 1 if a case breaks the rule.
+Each case is sent repeatedly while a second client, in its own process, continuously requests a few tokens; for
+comparison the same is done with as many plain sequences of the same lengths (none if the case is refused). The rule:
+the second client's first tokens and gaps take at most twice as long or 100 ms longer at p99, at most 500 ms (or twice
+as long as in the comparison), its text is the same, and the engine process lives. A case that breaks the rule is run
+again alone, up to three times. Then requests wait in a fresh engine process with one slot, where each may hold 16 times
+its body and 4 MiB. The exit code is 1 if a case breaks the rule.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class BystanderOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     flags = Flags("bystander", BystanderOptions, __doc__, EXAMPLE)
     flags.flag("engine_dir", "a directory that `faser build` wrote, for a batch of 130 or more")
-    flags.flag("output_dir", "where bystander.json and bystander.md go")
-    flags.flag("seconds", "of each attack, and of each run without it")
-    flags.flag("cases", "run only those with this in their names")
-    flags.flag("speculation", "of the service; a fixed length does not differ between two runs")
-    flags.flag("num_held", "cases whose memory is measured; default: all that are served")
+    flags.flag("output_dir", "directory for bystander.json and bystander.md")
+    flags.flag("seconds", "seconds of each attack, and of each run without it")
+    flags.flag("cases", "run only cases with this in their names")
+    flags.flag("speculation", "policy of the service; a fixed length is the same in two runs")
+    flags.flag("num_held", "number of cases whose memory is measured; default: all that are served")
     options = flags.parse(argv)
     if options.seconds <= 0:
         raise InvalidArgumentError(f"is {options.seconds:g}, it must be more than 0", "seconds", options.seconds)

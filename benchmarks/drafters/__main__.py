@@ -1,6 +1,6 @@
-"""Compare who drafts: a draft model, the text itself, or both.
+"""Compare drafting by a draft model, from the text itself, or by both.
 
-Each completes held-out text, greedily and at temperature 0.8, and makes edits whose answers are replayed.
+Workloads are completions of held-out text, greedy and at temperature 0.8, and edits whose answers are replayed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ EXAMPLE = "Example: faser bench drafters --engine_dir engines/built/demo --outpu
 def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags("drafters", DrafterBenchOptions, __doc__, EXAMPLE)
     flags.flag("engine_dir", "a directory that `faser build` wrote")
-    flags.flag("output_dir", "where drafters.json, drafters.md and drafters.png go")
+    flags.flag("output_dir", "directory for drafters.json, drafters.md and drafters.png")
     flags.flag("systems", "speculation/drafters or speculation/drafters/num_branches, separated by commas; or off")
     flags.flag("num_jobs", "prompts per workload")
-    flags.flag("num_tokens", "of a completion", name="max_tokens")
-    flags.flag("num_rounds", "of all systems, interleaved")
-    flags.flag("num_threads", "default: all cores")
-    flags.flag("simulated", "run the engines for the tokens, and take the times from the cost table")
+    flags.flag("num_tokens", "tokens of a completion", name="max_tokens")
+    flags.flag("num_rounds", "interleaved rounds of all systems")
+    flags.flag("num_threads", "CPU threads; default: all cores")
+    flags.flag("simulated", "run the engines for tokens only, with times from the cost table")
     options = flags.parse(argv)
     run_drafter_bench(options, say)
     print((options.output_dir / "drafters.md").read_text())

@@ -1,10 +1,10 @@
 """Measure the CPU time of a streamed response.
 
-Starts a server several times, streams greedy requests through a client that only counts (light_client.py), or with
-`--grpcio` through gRPC's for Python, and prints CPU us per response of each process and responses per second as a
-Markdown table, and ms per token of a stream. The numbers are the machine's: compare two versions by runs in turn. With
-`--fake` the engine process is the tests' one, whose executor computes nothing; with `--sleeping` it has the real
-executor over a target that sleeps (sleeping_engine.py), so that ms per token are those of a step.
+Starts a server several times, streams greedy requests to a client that only counts (light_client.py), and prints a
+Markdown table with CPU us per response of each process, responses per second, and ms per token of a stream. Numbers
+depend on the machine: compare two versions by alternating runs. With `--fake` the engine process is the tests' one,
+whose executor computes nothing; with `--sleeping` the real executor runs a target that sleeps (sleeping_engine.py), so
+that ms per token are those of a step.
 """
 
 from __future__ import annotations
@@ -121,15 +121,21 @@ def measure(options: argparse.Namespace) -> Sample:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench edge", description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
-    parser.add_argument("--fake", action="store_true", help="an engine directory needs a tokenizer only")
-    parser.add_argument("--sleeping", action="store_true", help="as --fake, with the real executor")
-    parser.add_argument("--step_ms", type=float, default=10.0, help="fake: between two steps; sleeping: of a pass")
-    parser.add_argument("--stop_words", action="store_true", help="ask for one that does not come")
-    parser.add_argument("--grpcio", action="store_true", help="read by gRPC's library for Python")
+    parser.add_argument(
+        "--fake", action="store_true", help="use the tests' engine process; --engine_dir needs only a tokenizer"
+    )
+    parser.add_argument(
+        "--sleeping", action="store_true", help="like --fake, with the real executor and a target that sleeps"
+    )
+    parser.add_argument(
+        "--step_ms", type=float, default=10.0, help="ms between steps (--fake) or of a pass (--sleeping)"
+    )
+    parser.add_argument("--stop_words", action="store_true", help="send a stop word that does not occur")
+    parser.add_argument("--grpcio", action="store_true", help="use gRPC's Python library as the client")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
+    parser.add_argument("--stream_interval", default="1", help="steps between two responses, or auto")
     options = parser.parse_args(argv)
     if options.fake or options.sleeping:
         module = "benchmarks.edge.sleeping_engine" if options.sleeping else "tests.support.fake_engine"

@@ -1,7 +1,7 @@
-"""Measure what serving takes of an engine.
+"""Measure the share of an engine's throughput that serving costs.
 
-Rounds of the same greedy requests, in process (an executor and nothing else) and through a server with a client that
-only counts, in turn. Prints tokens per second and CPU us per token, the client's apart, and served over in process.
+Rounds alternate between the executor alone (in process) and a server with a client that only counts, with the same
+greedy requests. Prints tokens per second, CPU us per token (the client's apart), and the ratio of served to in process.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def measure_in_process(options: argparse.Namespace) -> tuple[float, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench edge.share", description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
-    parser.add_argument("--speculation", default="fixed:4", help="the same in both")
+    parser.add_argument("--speculation", default="fixed:4", help="policy in both cases")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
+    parser.add_argument("--stream_interval", default="1", help="steps between two responses, or auto")
     options = parser.parse_args(argv)
     options.fake = options.sleeping = options.grpcio = options.stop_words = False
     num_tokens = options.streams * options.max_tokens

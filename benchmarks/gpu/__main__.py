@@ -1,7 +1,7 @@
 """Test and measure kernels, engines and policies on an NVIDIA GPU.
 
-Results are written as they come, so those of a run that was cut short are kept. The report begins with what failed;
-the exit code is 1 if anything did.
+Results are written as they come, so an aborted run keeps them. The report begins with failures; the exit code is 1 if
+there are any.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ EXAMPLE = """Examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = Flags("gpu", GpuBenchOptions, __doc__, EXAMPLE)
-    flags.flag("output_dir", "where gpu.json, gpu.md, gpu.png and the cost tables go")
+    flags.flag("output_dir", "directory for gpu.json, gpu.md, gpu.png and the cost tables")
     flags.flag(
         "checkpoint_dir", "target checkpoint, which is enlarged to the shapes of --forms", default=DEMO / "target"
     )
     flags.flag("draft_checkpoint_dir", "draft checkpoint", default=DEMO / "draft")
     flags.flag("sections", "sections to run, separated by commas; default: all")
-    flags.flag("forms", "shapes of the target, in the order of measuring")
-    flags.flag("concurrency", "requests in flight for the policies, in the order of measuring")
-    flags.flag("minutes", "time for everything; sections that do not fit are left out")
-    flags.flag("dry_run", "run tiny shapes on the CPU, to see that everything works")
+    flags.flag("forms", "shapes of the target, in the order of measurement")
+    flags.flag("concurrency", "concurrent requests for the policies, in the order of measurement")
+    flags.flag("minutes", "minutes for all sections; those that do not fit are left out")
+    flags.flag("dry_run", "run tiny shapes on the CPU, to check that everything works")
     options = flags.parse(argv)
     report = run_gpu_bench(options, say)
     print((options.output_dir / "gpu.md").read_text())

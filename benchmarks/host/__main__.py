@@ -1,4 +1,4 @@
-"""Measure what a step costs the host, with engines that compute nothing."""
+"""Measure the host's time per step, with engines that compute nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EXAMPLE = """Examples:
 
 def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags("host", HostBenchOptions, __doc__, EXAMPLE)
-    flags.flag("output_dir", "where host.json, host.md and host.png go")
-    flags.flag("num_requests", "requests that decode at once", name="requests")
-    flags.flag("systems", "as --speculation spells them, then /drafters", name="policies")
-    flags.flag("engines", "null: not counted; gpu: ours, with what they cost the host, without a GPU")
-    flags.flag("num_rounds", "of all policies and sizes in turn", name="rounds")
-    flags.flag("num_steps", "that are timed, of each", name="steps")
+    flags.flag("output_dir", "directory for host.json, host.md and host.png")
+    flags.flag("num_requests", "concurrent requests", name="requests")
+    flags.flag("systems", "speculation or speculation/drafters, as in faser.yaml", name="policies")
+    flags.flag("engines", "null: engines are not counted; gpu: our GPU engines' host time, without a GPU")
+    flags.flag("num_rounds", "rounds of all policies and sizes in turn", name="rounds")
+    flags.flag("num_steps", "timed steps of each policy and size", name="steps")
     options = flags.parse(argv)
     run_host_bench(options, say)
     print((options.output_dir / TEXT_FILE).read_text())

@@ -1,6 +1,6 @@
 """Measure prompts of thousands of tokens on the CPU engine, as Markdown.
 
-The demo target with more positions than it was trained on: its text means nothing there, its times do.
+The demo target runs with more positions than it was trained on, so times are meaningful but texts are not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--checkpoint_dir", type=Path, default=DEMO)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192, 32768])
-    parser.add_argument("--chunk", type=int, default=1024, help="tokens of a pass at most")
+    parser.add_argument("--chunk", type=int, default=1024, help="most tokens of a pass")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--num_threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Compare the GPU cost model with public measurements and with our own on an H100.
 
-Needs no GPU: the points are in data/ and the model's anchors in the package.
+Needs no GPU; the points are in data/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.model.validation import compare_all
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench model", description=__doc__)
-    parser.add_argument("--output_file", type=Path, help="write it here instead")
+    parser.add_argument("--output_file", type=Path, help="write to this file instead of stdout")
     given = parser.parse_args(argv)
     text = f"{render_own(read_own_points())}\n{render_validation(compare_all())}"
     if given.output_file is None:

@@ -145,13 +145,13 @@ def measure(path: Path, config: ModelConfig, num_steps: int, num_threads: int, w
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, required=True, help="where shape.json goes")
-    parser.add_argument("--work_dir", type=Path, required=True, help="where the engine file is kept and found again")
-    parser.add_argument("--quantization", default="W4A8:128", help="as `faser build` spells it")
+    parser.add_argument("--output_dir", type=Path, required=True, help="directory for shape.json")
+    parser.add_argument("--work_dir", type=Path, required=True, help="directory to keep and reuse the engine file")
+    parser.add_argument("--quantization", default="W4A8:128", help="quantization, as for `faser build`")
     parser.add_argument("--num_layers", type=int, default=SIZES.num_layers)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--num_threads", type=int, default=2)
-    parser.add_argument("--only_write", action="store_true", help="measure nothing")
+    parser.add_argument("--only_write", action="store_true", help="write the engine file only")
     args = parser.parse_args()
     scheme = Scheme.parse(args.quantization)
     scheme = scheme if scheme is None else replace(scheme, lm_head=True)

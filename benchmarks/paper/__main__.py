@@ -1,6 +1,6 @@
-"""Simulate the FASER paper's ablation on modelled GPUs.
+"""Simulate the FASER paper's ablation, and its open questions, on modelled GPUs.
 
-Its open questions too; the real scheduler and policies run on modelled times.
+The real scheduler and policies run on modelled times.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ EXAMPLE = "Example: faser bench paper --output_dir paper_results --sections abla
 
 def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags("paper", PaperBenchOptions, __doc__, EXAMPLE)
-    flags.flag("output_dir", "where paper.json, paper.md and plots go")
-    flags.flag("sections", "what to simulate")
-    flags.flag("minutes", "no setting is begun after so many")
+    flags.flag("output_dir", "directory for paper.json, paper.md and plots")
+    flags.flag("sections", "sections to simulate")
+    flags.flag("minutes", "minutes after which no setting is started")
     options = flags.parse(argv)
     run_paper_bench(options, say)
     print((options.output_dir / TEXT_FILE).read_text())

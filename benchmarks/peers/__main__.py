@@ -1,6 +1,6 @@
 """Compare speculation with peers that run the same weights.
 
-Ours runs with speculation off and with fixed:1 to fixed:8.
+Our engine runs with speculation off and with fixed:1 to fixed:8.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags("peers", BenchOptions, __doc__, EXAMPLE)
     flags.flag("checkpoint_dir", "target checkpoint")
     flags.flag("draft_checkpoint_dir", "draft checkpoint")
-    flags.flag("output_dir", "where bench.json, bench.md and bench.png go")
+    flags.flag("output_dir", "directory for bench.json, bench.md and bench.png")
     flags.flag("expand", "sizes of the target, as multiples of its layers")
     flags.flag("batch_sizes", "requests decoded at the same time")
     flags.flag("rounds", "rounds to measure; medians are reported")
-    flags.flag("peers", "transformers, llama.cpp, openvino, several with commas, or none", convert=_peers)
+    flags.flag("peers", "transformers, llama.cpp, openvino (separated by commas), or none", convert=_peers)
     flags.flag("transformers_python", "Python that has transformers installed")
     flags.flag("llama_python", "Python that has llama-cpp-python installed")
     flags.flag("openvino_python", "Python that has openvino-genai and optimum-intel")

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("engine", type=Path, help="a rank0.engine file")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--context", type=int, default=256, help="tokens that each request has in its cache")
+    parser.add_argument("--context", type=int, default=256, help="tokens in each request's cache")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     result = measure(arguments.engine, arguments.rows, arguments.threads, arguments.context, arguments.rounds)

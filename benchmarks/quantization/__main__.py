@@ -20,7 +20,7 @@ SIZES = (12, 768, 3072, 16384)
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench quantization", description=__doc__)
-    parser.add_argument("--windows", type=int, default=24, help="of 512 tokens for the perplexity")
+    parser.add_argument("--windows", type=int, default=24, help="windows of 512 tokens for the perplexity")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 5, 8, PREFILL])
     parser.add_argument(

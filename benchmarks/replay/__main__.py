@@ -91,17 +91,15 @@ def row(policy: str, found: dict[str, list[float]]) -> tuple[str, float, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench replay", description=__doc__)
-    parser.add_argument("tables", nargs="+", help=f"files, or one of: {', '.join(NAMES)}")
+    parser.add_argument("tables", nargs="+", help=f"cost tables: files, or one of {', '.join(NAMES)}")
     add_options(parser)
     parser.add_argument("--policy", default="price:mode=serial,prune=off")
-    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="requests in flight")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="concurrent requests")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument(
-        "--slowdown", type=float, default=1.0, help="the machine is up to so many times slower at times"
-    )
+    parser.add_argument("--slowdown", type=float, default=1.0, help="slow the machine by up to this factor at times")
     parser.add_argument("--outputs", type=parse_outputs, default=OUTPUTS, help="tokens: LEAST,MOST")
-    parser.add_argument("--noise", type=float, default=0.01, help="of the points of a measured GPU's profile")
-    parser.add_argument("--json", type=Path, help="write the rates here, too")
+    parser.add_argument("--noise", type=float, default=0.01, help="noise of the points in a measured GPU's profile")
+    parser.add_argument("--json", type=Path, help="also write the rates to this file")
     given = parser.parse_args(argv)
     recording = open_recording(given)
     rates: dict[str, dict[str, dict[str, list[float]]]] = {}

@@ -82,7 +82,7 @@ def as_json(figure: Figure) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="faser bench replay.day", description=__doc__)
     add_options(parser)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args(argv)
     figures = list(compare(open_recording(given), synthetic_profile(MeasuredGpu(is_padded=False))))
     print("SIMULATED next to what was measured on an H100, 2026-11-26\n")

@@ -205,10 +205,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mixtures", default=",".join(MIXTURES))
     parser.add_argument("--overlaps", default="0.2,0.45")
     parser.add_argument("--acceptance", default="0.5,0.7,0.9")
-    parser.add_argument("--loads", default="1,4,16,64", help="requests in flight")
-    parser.add_argument("--jobs", type=int, default=48, help="requests that are measured, at least")
+    parser.add_argument("--loads", default="1,4,16,64", help="concurrent requests")
+    parser.add_argument("--jobs", type=int, default=48, help="least number of measured requests")
     given = parser.parse_args(argv)
-    print("SIMULATED. Tokens/s over off's; in brackets over the best of off and the fixed lengths\n")
+    print("SIMULATED. Tokens/s over those of off; in brackets over the best of off and the fixed lengths\n")
     print("| mixture | overlap | acceptance | requests | best | price | price by rows |\n|---|---|---|---|---|---|---|")
     for name in given.mixtures.split(","):
         for overlap in map(float, given.overlaps.split(",")):

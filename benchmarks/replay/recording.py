@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that open_recording reads."""
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
-    parser.add_argument("--recording", type=Path, help="kept here, and used again if it is there")
+    parser.add_argument("--recording", type=Path, help="file to keep and reuse the recording")
 
 
 def open_recording(given: argparse.Namespace) -> Recording:

@@ -61,8 +61,10 @@ def rate(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="faser bench replay.wrong_curve", description=__doc__)
     add_options(parser)
-    parser.add_argument("--loads", default="1,16,64,256", help="requests in flight")
-    parser.add_argument("--outputs", type=parse_outputs, default=(NUM_OUTPUT // 2, NUM_OUTPUT), help="LEAST,MOST")
+    parser.add_argument("--loads", default="1,16,64,256", help="concurrent requests")
+    parser.add_argument(
+        "--outputs", type=parse_outputs, default=(NUM_OUTPUT // 2, NUM_OUTPUT), help="tokens: LEAST,MOST"
+    )
     given = parser.parse_args(argv)
     recording, gpu = open_recording(given), MeasuredGpu()
     table = synthetic_profile(gpu, noise=0.01)

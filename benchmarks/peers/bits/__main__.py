@@ -1,8 +1,8 @@
-"""Compare our engine, llama.cpp and OpenVINO at equal bits, one row to many, and a prefill.
+"""Compare our engine, llama.cpp and OpenVINO at equal bits, by rows and for a prefill.
 
     faser bench peers.bits --output_dir out --llama_python L/bin/python --openvino_python O/bin/python
 
-The interpreters need llama-cpp-python, and openvino-genai with optimum-intel and nncf; a peer without them is left out.
+The interpreters need llama-cpp-python, and openvino-genai with optimum-intel and nncf; peers without one are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--checkpoint_dir", type=Path, help="a Llama or Qwen3-MoE, such as engines/demo/target")
-    parser.add_argument("--no_random", action="store_true", help="leave the random model of 431 million weights out")
+    parser.add_argument("--no_random", action="store_true", help="skip the random model of 431 million weights")
     parser.add_argument("--bits", nargs="+", default=list(BITS), choices=BITS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     parser.add_argument("--prompt_len", type=int, default=16)
@@ -34,9 +34,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--openvino_python", type=Path)
     parser.add_argument("--num_threads", type=int)
     parser.add_argument(
-        "--activation_bits", type=int, default=16, choices=(16, 8), help="of our engine: 8 builds W8A8 and W4A8"
+        "--activation_bits",
+        type=int,
+        default=16,
+        choices=(16, 8),
+        help="activation bits of our engine; 8 builds W8A8 and W4A8",
     )
-    parser.add_argument("--files_dir", type=Path, help="where engines and GGUF files are kept and found again")
+    parser.add_argument("--files_dir", type=Path, help="directory to keep and reuse engines and GGUF files")
     args = parser.parse_args(argv)
     options = BitsOptions(
         output_dir=args.output_dir,
