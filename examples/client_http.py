@@ -22,8 +22,8 @@ def main() -> int:
     parser.add_argument("--stream", action="store_true", help="print the text as it is verified")
     args = parser.parse_args()
 
-    # Without temperature, top_k, top_p and min_p a request is greedy. As in TensorRT-LLM, an answer that does not stream
-    # begins with the prompt unless exclude_input_in_output is true.
+    # Without temperature, top_k, top_p and min_p a request is greedy. As in TensorRT-LLM, an answer that is not
+    # streamed begins with the prompt unless exclude_input_in_output is true.
     fields = {
         "text_input": args.prompt,
         "max_tokens": args.max_tokens,

@@ -117,7 +117,7 @@ def run(max_tokens: int, speculation: str) -> int:
             service.launcher.stop()
             left += service.launcher.leftovers()
     if left:
-        print(f"\nstopped, but left behind: {', '.join(left)}", file=sys.stderr)
+        print(f"\nstopped, but not removed: {', '.join(left)}", file=sys.stderr)
         return 1
     kept = f"{engine_dir.relative_to(ROOT)} (engines) and {LOG.relative_to(ROOT)}"
     print(f"\nstopped: no process, port or temporary file is left; kept are {kept}")

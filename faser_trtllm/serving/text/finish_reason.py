@@ -11,5 +11,5 @@ def spell_finish(reason: str, is_synthetic: bool) -> str:
 
 
 def read_finish(text: str) -> tuple[str, bool]:
-    """The inverse of spell_finish: (reason, is_synthetic)."""
+    """Split the result of spell_finish into (reason, is_synthetic)."""
     return text.removesuffix(_MARK), text.endswith(_MARK)
