@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from faser_trtllm.core.cost.experts import BatchReads
+from faser_trtllm.core.cost_curve import interpolate
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
 from faser_trtllm.policy.average import Average
@@ -192,19 +193,25 @@ class MeasuredCosts:
         return min(ms)
 
     def _error(self, kind: str, rows: float, num_requests: float) -> float:
-        return float(self._error_curve(kind, np.array([rows]), num_requests)[0])
+        """Return the log of the table's error at the nearest batch size, interpolated between measured numbers of rows
+        and constant beyond them."""
+        known = self._known(kind, num_requests)
+        return interpolate(math.log2(max(rows, 1.0)), *known) if known else 0.0
 
     def _error_curve(self, kind: str, rows: Float64Array, num_requests: float) -> Float64Array:
-        """Return the log of the table's error by rows at the nearest batch size, interpolated between measurements and
-        constant beyond them."""
+        known = self._known(kind, num_requests)
+        found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), *known) if known else np.zeros(rows.size)
+        return found
+
+    def _known(self, kind: str, num_requests: float) -> tuple[list[int], list[float]] | None:
+        """Return log2 of the measured numbers of rows, ascending, and their errors; None if there are none."""
+        wanted = self._size(num_requests)
         sizes = {size for name, _, size in self._errors if name == kind}
         if not sizes:
-            return np.zeros(rows.size)
-        size = min(sizes, key=lambda known: (abs(known - self._size(num_requests)), known))
-        known = sorted((octave, e.mean) for (name, octave, of), e in self._errors.items() if (name, of) == (kind, size))
-        octaves, means = zip(*known, strict=True)
-        found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), octaves, means)
-        return found
+            return None
+        size = min(sizes, key=lambda known: (abs(known - wanted), known))
+        octaves = sorted(octave for name, octave, of in self._errors if (name, of) == (kind, size))
+        return octaves, [self._errors[kind, octave, size].mean for octave in octaves]
 
     def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
         """Return the host time for the nearest measured number of requests, preferably with the same is_drafting."""

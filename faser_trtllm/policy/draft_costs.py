@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from faser_trtllm.core.cost_curve import interpolate
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
 from faser_trtllm.policy.average import Average
@@ -39,18 +40,24 @@ class Factors:
     def __init__(self, first: float = 1.0, further: float = 1.0) -> None:
         """first, further: the factors assumed before there are measurements."""
         self.weight = PRIOR_MS
-        self.values = self._prior = np.array([first, further])
-        self._products = PRIOR_MS * np.eye(2)
-        self._sums = PRIOR_MS * self._prior
+        self.values = self._prior = first, further
+        self._squares = (PRIOR_MS, PRIOR_MS)  # sums of x * x and y * y
+        self._product = 0.0  # sum of x * y
+        self._sums = (PRIOR_MS * first, PRIOR_MS * further)
 
     def add(self, first_share: float, further_share: float, weight_ms: float) -> None:
         keep = max(0.0, 1.0 - weight_ms / ERROR_MS)
-        shares = np.minimum([first_share, further_share], MOST)
-        self._products = keep * self._products + (1.0 - keep) * PRIOR_MS * np.eye(2)
-        self._products += weight_ms * np.outer(shares, shares)
-        self._sums = keep * self._sums + (1.0 - keep) * PRIOR_MS * self._prior + weight_ms * shares
+        x, y, prior_ms = min(first_share, MOST), min(further_share, MOST), (1.0 - keep) * PRIOR_MS
+        xx, yy = (keep * old + prior_ms + weight_ms * z * z for old, z in zip(self._squares, (x, y), strict=True))
+        xy = keep * self._product + weight_ms * x * y
+        (sum_x, sum_y), (first, further) = self._sums, self._prior
+        sum_x = keep * sum_x + prior_ms * first + weight_ms * x
+        sum_y = keep * sum_y + prior_ms * further + weight_ms * y
+        self._squares, self._product, self._sums = (xx, yy), xy, (sum_x, sum_y)
         self.weight = min(self.weight + weight_ms, ERROR_MS)
-        self.values = np.clip(np.linalg.solve(self._products, self._sums), 1.0 / MOST, MOST)
+        determinant = xx * yy - xy * xy
+        found = (yy * sum_x - xy * sum_y) / determinant, (xx * sum_y - xy * sum_x) / determinant
+        self.values = min(max(found[0], 1.0 / MOST), MOST), min(max(found[1], 1.0 / MOST), MOST)
 
 
 class DraftCosts:
@@ -136,9 +143,7 @@ class DraftCosts:
         if not known:
             return 1.0, 1.0
         octave = math.log2(max(num_requests, 1.0))
-        first, further = (
-            float(np.interp(octave, known, [self._factors[k].values[i] for k in known])) for i in range(2)
-        )
+        first, further = (interpolate(octave, known, [self._factors[k].values[i] for k in known]) for i in range(2))
         return first, further
 
 

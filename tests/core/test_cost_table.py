@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from faser_trtllm.core.cost_curve import interpolate
 from faser_trtllm.core.cost_table import (
     CostCurve,
     CostSample,
@@ -195,3 +196,12 @@ def test_a_curve_that_nothing_stands_for_may_be_left_out(tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps(data))
     (warning,) = CostTable.load(tmp_path / "profile.json", HERE).warnings
     assert "verify@all is off by 50 % and is left out for others" in warning
+
+
+def test_interpolating_one_number_is_numpys():
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        xs = np.unique(rng.integers(0, 40, rng.integers(1, 9)))
+        ys = rng.normal(size=xs.size)
+        for x in (*rng.uniform(-5, 45, 5), *xs):
+            assert interpolate(float(x), xs.tolist(), ys.tolist()) == np.interp(x, xs, ys)
