@@ -204,7 +204,7 @@ def _as_dynamo_s(error: FaserError) -> Exception:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Serve faser_trtllm engines as a worker of NVIDIA Dynamo.")
-    parser.add_argument("--engine_dir", type=Path, required=True, help="engine directory written by `faser build`")
+    parser.add_argument("--engine_dir", type=Path, required=True, help="a directory that `faser build` wrote")
     parser.add_argument(
         "--model_path", type=Path, required=True, help="the target's checkpoint (tokenizer, chat template, config.json)"
     )

@@ -69,7 +69,7 @@ class Connection:
         self._max_rest_s = seconds
 
     def run_writer(self, produce: Callable[[bool], list[bytes]]) -> None:
-        """Write until the connection is closed. produce(everything) returns responses that are due, or only urgent."""
+        """Write until the connection is closed. produce(everything) returns all responses due, or only urgent ones."""
         rested_s = 0.0
         while self._wait_for_work(rested_s):
             started_s = time.monotonic()

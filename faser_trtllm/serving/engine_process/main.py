@@ -111,7 +111,7 @@ class EngineServer:
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
 
     def replace_draft(self) -> None:
-        """Replace the running draft by the one that is now in the engine directory."""
+        """Replace the running draft with the one that is now in the engine directory."""
         threading.Thread(target=self._replace_draft, name="faser-draft-opener", daemon=True).start()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     faults = faults_of_environment()
     engines = EngineDir.load(engine_dir)
     tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
-    ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` replaces it before the first start
+    ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` does that before the first start
     executor = open_executor(
         engine_dir,
         config,

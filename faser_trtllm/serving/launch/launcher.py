@@ -81,7 +81,7 @@ class Launcher:
 
     @property
     def end_signal(self) -> str | None:
-        """The signal that ended the server, such as "SIGSEGV", unless it was told to stop."""
+        """The signal that ended the server, such as "SIGSEGV"; None if it runs or has exited."""
         return self._end_signal
 
     @property
@@ -149,7 +149,7 @@ class Launcher:
         self.kill()
 
     def replace_draft(self) -> None:
-        """Have the engine process replace its draft by the one that is now in the engine directory."""
+        """Have the engine process replace its draft with the one that is now in the engine directory."""
         for pid in self._engine_pids():
             kill(pid, REPLACE_DRAFT)
 
@@ -286,8 +286,8 @@ def keep_serving(
     moment. A server that does not answer for hang_timeout_s, at least LEAST_S, is killed and started again. Raises
     FaserError if the first start fails.
 
-    hurry: if set, do not wait for running requests. draft_changed: if set, replace the running draft by the one in the
-    engine directory.
+    hurry: if set, do not wait for running requests. draft_changed: if set, load the draft from the engine directory
+    again.
     """
     backoff_s, config, hashes = 0.0, None, FileHashes(stop)
     while True:

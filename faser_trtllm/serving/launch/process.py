@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 PARENT_OPTION = "--parent_pid="  # an engine process is recognized by this option
-REPLACE_DRAFT = signal.SIGUSR1  # has an engine process replace its draft by the one in its engine directory
+REPLACE_DRAFT = signal.SIGUSR1  # has an engine process replace its draft with the one in its engine directory
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -62,7 +62,7 @@ class Service:
     stream_padding: int = 0  # default of padding()
 
     def padding(self, request: GenerationRequest) -> int:
-        """Return the number of bytes to a multiple of which the events of a stream are padded; 0 for no padding."""
+        """Return the bytes of which the size of each event in the stream is a multiple; 0 for no padding."""
         is_padded = request.options.include_obfuscation
         if is_padded is None:
             return self.stream_padding
@@ -212,7 +212,7 @@ async def _stream(
 
 
 async def _spelled(spell: Callable[[int, Delta], T], index: int, delta: Delta) -> T:
-    """Format a delta, in a thread if it has the prompt's tokens, since other streams must not wait for many of them."""
+    """Format a delta, in a thread if it has a prompt's tokens, since other streams must not wait for long prompts."""
     return spell(index, delta) if delta.context is None else await asyncio.to_thread(spell, index, delta)
 
 

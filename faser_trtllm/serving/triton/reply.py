@@ -111,7 +111,7 @@ def _counts(asked: RequestedStats, statistics: Statistics, num_output_tokens: in
 
 
 def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> Tensors:
-    """Return two outputs [1, 1, num_places, num_top or vocab_size], the smaller one, if they were requested."""
+    """Return two outputs [1, 1, num_places, min(num_top, vocab_size)], or {} if num_top is 0."""
     if not num_top:
         return {}
     shape = 1, 1, num_places, -1 if num_places else 0
