@@ -1,4 +1,4 @@
-"""How far outputs agree with a reference."""
+"""Agreement of outputs with a reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agreement(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of tokens before the first difference."""
+    """Return the number of tokens before the first difference."""
     for i, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return i
@@ -35,7 +35,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def first_difference(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> tuple[int, int] | None:
-    """(sequence, position) of the first difference, or None if all are identical."""
+    """Return (sequence, position) of the first difference, or None if all are identical."""
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
         if list(output) != list(wanted):
             return i, common_prefix(output, wanted)

@@ -52,7 +52,7 @@ MAX_TOKENS = 128
 
 
 class MaskClock:
-    """Adds up the time that drafting and testing spend on masks, and the masks written."""
+    """A clock of the time that drafting and rejection sampling spend on masks, and a counter of masks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -64,7 +64,7 @@ class MaskClock:
             prepare(masks, slot, position, num_rows)
             self.seconds += time.perf_counter() - begun
 
-        # Drafting calls it too.
+        # Drafting calls it, too.
         setattr(GuidedMasks, "prepare", timed)  # noqa: B010
         write = guided_masks._GuidedSlot._write
 
@@ -76,7 +76,7 @@ class MaskClock:
 
 
 def run(executor: Any, generator: TextGenerator, guide: dict[str, Any], batch_size: int) -> tuple[float, ...]:
-    """(seconds, tokens, steps, drafted, accepted) of one batch."""
+    """Run one batch; return seconds, tokens, steps, drafted and accepted tokens."""
     finals: list[Any] = []
     for index, prompt in enumerate(PROMPTS[:batch_size]):
         request = TextRequest(text=prompt, max_tokens=MAX_TOKENS, end_ids=(), stream=False, **guide)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     seconds, tokens, steps, drafted, accepted = run(
                         executor, generators[speculation], guide, batch_size
                     )
-                    if number:  # the first round warms up
+                    if number:  # the first round is a warm-up
                         row = (tokens / seconds, 1e3 * clock.seconds / steps, clock.num_masks / steps)
                         share = accepted / drafted if drafted else 0.0
                         found.setdefault((speculation, batch_size, name), []).append((*row, share))

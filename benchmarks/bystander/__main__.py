@@ -37,12 +37,7 @@ _REST_S = 30.0
 
 @dataclass(frozen=True)
 class BystanderOptions:
-    """Options of `faser bench bystander`.
-
-    engine_dir: its max_batch_size leaves room for two times 64 sequences and one, so that a slot is not what is waited
-    for. seconds: of each attack. cases: only those with this in their names. num_held: cases whose memory is measured,
-    None for all that are served.
-    """
+    """Options of `faser bench bystander`. max_batch_size of engine_dir must be 129 or more, so that slots are free."""
 
     engine_dir: Path
     output_dir: Path
@@ -95,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _touch_the_cache(attacker: Attacker) -> None:
-    """Blocks of the KV cache take memory when they are first used."""
+    """Use all blocks of the KV cache, which take memory on first use."""
     prompt = {"text_input": "def f(x): " * 30, "num_return_sequences": 64, "max_tokens": 700}
     for number in range(2):
         attacker.run(Case("first use", {**BASE, **prompt, "cache_salt": str(number), "temperature": 1.0}), 0.1)

@@ -1,4 +1,4 @@
-"""Sends one worst request again and again for a while, as raw bytes."""
+"""Send one worst request repeatedly for a while, as raw bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Attacker:
         self._channel.close()
 
     def run(self, case: Case, seconds: float) -> Sent:
-        """Send the case again and again for so many seconds. A request without an end is hung up then."""
+        """Send the case repeatedly for this many seconds; then hang up on an endless request."""
         body, sent, end_s = case.body(), Sent(), time.monotonic() + seconds
         while time.monotonic() < end_s:
             begun_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Another client, in a process of its own: a few tokens all the time, and when they came.
+"""A second client in its own process, which continuously requests a few tokens and records when they arrive.
 
 `python -m benchmarks.bystander.canary URL` writes a line of JSON per request until its input closes.
 """
@@ -32,7 +32,7 @@ _PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class Asked:
-    """One request of the canary. times_s: when it was sent and when each response came, by the monotonic clock."""
+    """One request of the canary. times_s: monotonic times of the request and each response."""
 
     times_s: tuple[float, ...]
     text: str
@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Heard:
-    """Delays that the canary saw in a period: ms to its first tokens, and ms between tokens."""
+    """Delays of the canary in a period: ms to its first tokens, and ms between tokens."""
 
     first_ms: tuple[float, ...]
     gaps_ms: tuple[float, ...]
@@ -51,7 +51,7 @@ class Heard:
 
 
 class Canary:
-    """Runs the process and collects its reports. Use as a context manager. asked: all requests that have ended."""
+    """The canary's process and its reports, a context manager. asked: all requests that have ended."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Canary:
         self._thread.join()
 
     def heard(self, from_s: float, to_s: float) -> Heard:
-        """Waits for a request that was sent after to_s."""
+        """Return the delays in a period, after waiting for a request that was sent after to_s."""
         self.wait(to_s)
         first: list[float] = []
         gaps: list[float] = []
@@ -99,7 +99,7 @@ class Canary:
 
 
 def main_canary(url: str, closed: IO[Any]) -> None:
-    """Ask until the input is closed."""
+    """Send requests until the input is closed."""
     stop = threading.Event()
 
     def watch() -> None:

@@ -34,8 +34,10 @@ Body = bytes
 
 @dataclass(frozen=True)
 class Case:
-    """One worst request. batch: prompts in it, over gRPC only. fields: inputs of the model `faser`. client: who sends
-    it, as a proxy says. is_allowed: it must be served."""
+    """One worst request. batch: number of prompts, over gRPC only. fields: inputs of the model `faser`.
+
+    client: the sender's name, as set by a proxy. is_allowed: it must be served.
+    """
 
     name: str
     fields: Fields
@@ -58,7 +60,7 @@ class Case:
     def plain(self) -> Case:
         """Return a case with as many sequences of the same prompts and lengths, and no other inputs."""
         kept = {name: value for name, value in self.fields.items() if name in SHAPE}
-        own = {"end_id": -1, "cache_salt": f"plain {self.name}"}  # no block of the case itself is found again
+        own = {"end_id": -1, "cache_salt": f"plain {self.name}"}  # so that no cached block of the case is reused
         return Case(f"{self.name} (plain)", {**kept, **own}, self.transport, self.batch, is_allowed=True)
 
     def body(self) -> Body:
@@ -80,18 +82,17 @@ def _content(tensor: np.ndarray[Any, Any]) -> bytes:
 
 
 def all_cases() -> list[Case]:
-    """Return all cases."""
     return [*at_limits(), *beyond(), *in_pairs(), *large()]
 
 
 def at_limits() -> Iterator[Case]:
-    """Each input at each of its limits, with as many sequences as are allowed, over HTTP and gRPC in turn."""
+    """Yield each input at each of its limits, with as many sequences as allowed, over HTTP and gRPC in turn."""
     for number, (name, fields) in enumerate((one, found) for one in INPUTS for found in worst_of(one).limits):
         yield _case(f"{name} at a limit {number}", fields, WHOLE[number % 2], is_allowed=True)
 
 
 def beyond() -> Iterator[Case]:
-    """Each input just beyond a limit, in a request that would be costly to serve."""
+    """Yield each input just beyond a limit, in a request that would be costly to serve."""
     number = 0
     for name in INPUTS:
         for fields in worst_of(name).beyond:
@@ -100,7 +101,7 @@ def beyond() -> Iterator[Case]:
 
 
 def large() -> Iterator[Case]:
-    """Bodies of 4 MB, and 64 prompts of 64 KB."""
+    """Yield bodies of 4 MB, and 64 prompts of 64 KB."""
     number = 0
     for name in INPUTS:
         for fields in worst_of(name).large:
@@ -119,7 +120,7 @@ def _case(name: str, fields: Fields, transport: str, is_allowed: bool = False) -
     if "input_ids" in fields:
         del found["text_input"]
     if found["max_tokens"] > 1024 or not _fits(found):
-        transport = "http"  # only there a client may hang up, and a number may be of no type
+        transport = "http"  # only HTTP clients may hang up, or send a number of a wrong type
     if found["max_tokens"] > 1024:
         found["stream"] = True
     return Case(name, found, transport, is_allowed=is_allowed)
@@ -135,8 +136,7 @@ def _fits(fields: Mapping[str, Any]) -> bool:
 
 
 def in_pairs(seed: int = 0) -> Iterator[Case]:
-    """Requests in which every limit of an input meets every limit of every other input, and every number of sequences,
-    size of a batch, stream and door."""
+    """Yield requests that cover all pairs of limits of inputs, sequences, batch sizes, stream and transport."""
     factors: dict[str, Sequence[Any]] = {
         name: [{}, *worst_of(name).limits] for name in INPUTS if name not in ("stream", "stop", "num_return_sequences")
     }
@@ -151,7 +151,7 @@ def in_pairs(seed: int = 0) -> Iterator[Case]:
             fields |= part
         if "input_ids" in fields:
             del fields["text_input"]
-        if "return_generation_logits" in fields:  # of all sequences together
+        if "return_generation_logits" in fields:  # a limit for all sequences together
             fields |= {
                 name: min(BASE["max_tokens"], fields[name]) for name in ("max_tokens", "min_tokens") if name in fields
             }
@@ -162,7 +162,7 @@ def in_pairs(seed: int = 0) -> Iterator[Case]:
 
 
 def covering(levels: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ...]]:
-    """Few rows, one level of each factor in a row, in which every two levels of two factors meet."""
+    """Return a pairwise covering array: rows with one level of each factor that contain every pair of levels."""
     random = Random(seed)
     places = range(len(levels))
     open_pairs = {

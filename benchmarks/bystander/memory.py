@@ -1,4 +1,4 @@
-"""Memory that a request holds while it waits, and that the engine process holds when all requests have ended."""
+"""Memory of waiting requests, and of the engine process after all requests have ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILLER = Case("filler", {**BASE, "max_tokens": 1 << 20, "num_return_sequences":
 
 @dataclass(frozen=True)
 class Held:
-    """bytes_each: growth of the engine process per waiting request. is_waiting: False if it was refused."""
+    """Memory of a case. bytes_each: growth of the engine process per waiting request. is_waiting: False if refused."""
 
     case: Case
     num_body_bytes: int
@@ -44,7 +44,7 @@ class Held:
 
 
 def measure_held(case: Case, service: Service) -> Held:
-    """Growth of a fresh engine process by NUM_WAITING requests of the case, over HTTP, while its one slot is taken."""
+    """Measure the growth of a fresh engine process by NUM_WAITING requests over HTTP while its one slot is taken."""
     body = Case(case.name, {**case.fields, "stream": True}).body()
     _restart(service)
     with contextlib.ExitStack() as stack:
@@ -59,7 +59,7 @@ def measure_held(case: Case, service: Service) -> Held:
 
 
 def _restart(service: Service) -> None:
-    """A new engine process, so that no memory freed before hides what is taken."""
+    """Start a new engine process, so that memory freed before does not hide new allocations."""
     pid = service.engine_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

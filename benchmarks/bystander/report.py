@@ -1,4 +1,4 @@
-"""The report of the family, as JSON and Markdown."""
+"""The report as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_SHOWN = 12
 
 @dataclass(frozen=True)
 class Rest:
-    """Resident bytes of the engine process before the family and a while after it."""
+    """Resident bytes of the engine process before the cases and a while after them."""
 
     before: int
     after: int

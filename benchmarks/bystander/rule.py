@@ -1,4 +1,4 @@
-"""The bystander rule: what another client may notice of a request."""
+"""The bystander rule, which limits the effect of a request on a second client."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ class Delay:
         return Delay(statistics.quantiles(times_ms, n=100, method="inclusive")[98], max(times_ms))
 
     def is_within(self, alone: Delay) -> bool:
-        """Return True if this delay keeps the rule compared with `alone`, the run without the attacker. A pause of the
-        machine that hits that run as well is not the attacker's fault."""
+        """Return True if this delay keeps the rule compared with `alone`, the run without the attacker."""
         return self.p99 <= max(RATIO * alone.p99, alone.p99 + SLACK_MS) and self.max <= max(MAX_MS, RATIO * alone.max)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one case. sent: what became of its requests. heard: the canary's delays next to them; alone: next to
-    as many plain sequences, or to nothing if the case is refused."""
+    """Result of one case. sent: outcome of its requests. heard: the canary's delays during the attack.
+
+    alone: its delays during as many plain sequences, or without load if the case is refused.
+    """
 
     case: Case
     sent: Sent
@@ -47,7 +48,7 @@ class Outcome:
 
     @property
     def delays(self) -> dict[str, tuple[Delay, Delay]]:
-        """Delays of the first token and between tokens, each as (next to the attack, without it)."""
+        """Return the delays of the first token and between tokens, each as (with the attack, without it)."""
         return {
             "first token": (Delay.of(self.heard.first_ms), Delay.of(self.alone.first_ms)),
             "gap": (Delay.of(self.heard.gaps_ms), Delay.of(self.alone.gaps_ms)),

@@ -1,4 +1,4 @@
-"""Runs the family against a server: each case, then the same without it; what breaks the rule is run again alone."""
+"""Run each case against a server, then the same without it; a case that breaks the rule is run again alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_cases(
     tries: int = 3,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
-    """The outcome of each case, in order. seconds: of each attack. tries: runs of a case until it keeps the rule."""
+    """Return each case's outcome. seconds: time of each attack. tries: most runs of a case until it keeps the rule."""
     canary.wait(time.monotonic())
     text = canary.asked[-1].text
     found = []
@@ -38,7 +38,7 @@ def run_cases(
 
 
 def describe(outcome: Outcome) -> str:
-    """One line."""
+    """Return one line about an outcome."""
     delays = "; ".join(
         f"{what} {found.p99:.0f} / {found.max:.0f} ms, without it {alone.p99:.0f} / {alone.max:.0f}"
         for what, (found, alone) in outcome.delays.items()

@@ -1,4 +1,4 @@
-"""The server under attack: `faser serve` in this process, and its engine process from outside."""
+"""The server under attack, `faser serve` in this process with its engine process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids
 
 NUM_KV_TOKENS = 96 << 10
-"""Room for the largest case: 64 sequences of a thousand tokens, and the cached blocks of its plain case."""
+"""Enough for the largest case: 64 sequences of a thousand tokens, and the cached blocks of its plain case."""
 
 
 class Service:
-    """The server under attack. Use as a context manager; raises FaserError if the server does not start."""
+    """The server under attack, a context manager; raises FaserError if the server does not start."""
 
     def __init__(self, engine_dir: Path, log_file: Path, **settings: Any) -> None:
-        """settings: keys of faser.yaml."""
+        """Configure the server; settings are keys of faser.yaml."""
         self.http_port, self.grpc_port, metrics_port = free_ports(3)
         self._launcher = Launcher(
             ServeOptions(

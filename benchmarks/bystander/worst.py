@@ -1,7 +1,7 @@
-"""The worst values of each input of the model `faser`: at its limits, just beyond them, and as large as a body may be.
+"""The worst values of each input of the model `faser`: at its limits, just beyond them, and of the largest body.
 
-Numbers and switches are read from the table of request fields. Texts and lists have limits of their own, so WRITTEN
-names theirs: an input of another kind that is not there is a KeyError, which tests/benchmarks/bystander finds.
+Limits of numbers and switches come from the table of request fields, those of texts and lists from WRITTEN. An input
+that is missing there is a KeyError, which tests/benchmarks/bystander finds.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from faser_trtllm.serving.triton.contract import INPUTS
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES
 
 MAX_PRIORITY = ServiceConfig().max_priority
-MAX_BODY_BYTES = 4 << 20  # that deploy/nginx.conf lets through
+MAX_BODY_BYTES = 4 << 20  # the limit in deploy/nginx.conf
 
 Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst values of one input, each with the inputs that it means nothing without.
+    """The worst values of one input, each with the inputs that it needs.
 
-    limits: that are served. beyond: just beyond a limit. large: of MAX_BODY_BYTES.
+    limits: values that are served. beyond: values just beyond a limit. large: bodies of MAX_BODY_BYTES.
     """
 
     limits: Sequence[Fields] = ()
@@ -59,7 +59,7 @@ class Worst:
 
 
 def words(number: int, num_chars: int) -> list[str]:
-    """Different words of letters that tokenize badly."""
+    """Return different words whose letters tokenize badly."""
     random = Random(number * 1009 + num_chars)
     return ["".join(random.choices("abcdefghijklmnopqrstuvwxyz_()=. ", k=num_chars)) for _ in range(number)]
 
@@ -162,7 +162,7 @@ WRITTEN: Mapping[str, Worst] = {
         limits=[{"num_return_sequences": MAX_RETURN_SEQUENCES}],
         beyond=[{"num_return_sequences": MAX_RETURN_SEQUENCES + 1}, {"num_return_sequences": MAX_INT32}],
     ),
-    "stop": Worst(beyond=[{"stop": True}]),  # of an id that others can guess
+    "stop": Worst(beyond=[{"stop": True}]),  # stops a request by an id that others can guess
     "priority": Worst(
         limits=[{"priority": 0.0}, {"priority": MAX_PRIORITY}],
         beyond=[{"priority": 1.0}, {"priority": 1.001}, {"priority": -0.001}],
@@ -205,11 +205,11 @@ WRITTEN: Mapping[str, Worst] = {
         beyond=[{"num_top_log_probs": MAX_TOP_LOG_PROBS + 1, "return_log_probs": True}, {"num_top_log_probs": 1}],
     ),
 }
-"""Worst values of inputs whose limits are not numbers in the table, or that need another input."""
+"""Worst values of inputs whose limits are not numbers in the table, or that need a second input."""
 
 
 def worst_of(name: str) -> Worst:
-    """The worst values of an input; KeyError if nobody has said what its limits are."""
+    """Return the worst values of an input; KeyError if its limits are unknown."""
     if name in WRITTEN:
         return WRITTEN[name]
     if INPUTS[name] == "BOOL":

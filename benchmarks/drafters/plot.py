@@ -1,4 +1,4 @@
-"""Tokens per pass by workload and system, and what they take of the draft model."""
+"""Plots of tokens per pass and of draft steps, by workload and system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target that says a given text: what an able model would answer, at the cost of the one that runs."""
+"""A target that outputs a given text, such as the answer of a better model, at its own cost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from faser_trtllm.engine.delegating_engine import DelegatingEngine
 
 
 class ReplayEngine(DelegatingEngine):
-    """Of one request at a time: say() gives prompt and answer; nothing to say is the engine's own text."""
+    """An engine that replays the text of one request at a time; without one it outputs its own."""
 
     _text: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 
     def say(self, text: Sequence[int]) -> None:
-        """text: of the request, prompt first; () for none."""
+        """Set the text, prompt first; () for none."""
         self._text = np.array(text, np.int32)
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Runs the workloads with every set of drafters, interleaved, and reports what each source brought."""
+"""Run the workloads with every set of drafters, interleaved, and report the results of each source."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class DrafterBenchOptions:
-    """systems: "off", or speculation/drafters as in price/suffix+model, and behind another slash num_branches.
-    simulated: times are those of the engines' cost table, so that they do not depend on what else the machine does;
-    drafts of the text then cost nothing at all."""
+    """Options of the bench.
+
+    systems: "off", or speculation/drafters such as price/suffix+model, optionally followed by /num_branches.
+    simulated: times are those of the engines' cost table, in which drafts from the text cost nothing.
+    """
 
     engine_dir: Path
     output_dir: Path
@@ -63,10 +65,7 @@ class DrafterBenchOptions:
 
 @dataclass
 class Counts:
-    """Of a system on a workload: sums over all rounds.
-
-    cpu_s: of all threads, which a busy machine changes less than the seconds. draft_steps: of the draft model.
-    """
+    """Sums over all rounds of a system on a workload. cpu_s: of all threads. draft_steps: of the draft model."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -79,7 +78,7 @@ class Counts:
 
 
 def _config_of(name: str, num_threads: int | None) -> ExecutorConfig:
-    """Of a system; ConfigError for what is none."""
+    """Return a system's configuration; ConfigError for an unknown system."""
     speculation, *rest = name.split("/")
     if len(rest) > 2:
         raise ConfigError(f"systems has {name}, allowed is off, or speculation/drafters/num_branches")
@@ -92,7 +91,7 @@ def _config_of(name: str, num_threads: int | None) -> ExecutorConfig:
 
 
 class _System(StepWatcher):
-    """One executor and the engine that its target is replayed by."""
+    """An executor and the engine that replays its target's texts."""
 
     def __init__(self, name: str, options: DrafterBenchOptions, stack: ExitStack) -> None:
         self.name = name
@@ -128,7 +127,7 @@ class _System(StepWatcher):
             self._steps[1] += 1 + record.num_verified + record.result.num_branches
 
     def run(self, jobs: Sequence[Job], counts: Counts) -> list[list[int]]:
-        """-> the text of each job."""
+        """Run jobs, add to counts, and return the text of each job."""
         texts = []
         assert self._replay is not None
         before = self._executor.stats()
@@ -139,7 +138,7 @@ class _System(StepWatcher):
         counts.seconds += self._now_s() - begun
         counts.cpu_s += time.process_time() - begun_cpu_s
         after = self._executor.stats()
-        counts.tokens += sum(len(text) - 1 for text in texts)  # the first is the prompt's
+        counts.tokens += sum(len(text) - 1 for text in texts)  # the first one comes from the prompt's pass
         counts.passes, counts.rows, counts.draft_steps = (
             total + new
             for total, new in zip((counts.passes, counts.rows, counts.draft_steps), self._steps, strict=True)
@@ -169,10 +168,12 @@ class _System(StepWatcher):
 
 
 def run_drafter_bench(options: DrafterBenchOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write drafters.json, drafters.md and, with matplotlib, drafters.png. AssertionError if a text depends on who
-    drafted."""
+    """Measure, and write drafters.json, drafters.md and, with matplotlib, drafters.png.
+
+    AssertionError if a text depends on the drafter.
+    """
     for name in options.systems:
-        _config_of(name, options.num_threads)  # one that is none is named before any work
+        _config_of(name, options.num_threads)  # refuse an unknown one before any work
     tokenizer = Tokenizer.load(EngineDir.load(options.engine_dir).tokenizer_dir)
     workloads = {
         "completion, greedy": completions(tokenizer, options.num_jobs, options.num_tokens, 0.0),

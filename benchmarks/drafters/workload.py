@@ -1,4 +1,4 @@
-"""Three workloads over held-out text: completion, greedy and sampled, and edits that a capable target would make."""
+"""Workloads on held-out text: greedy and sampled completion, and edits that a capable target would make."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, draw_prompts, library_files
 
 COMPLETION_PROMPT, EDIT_PROMPT = 96, 320  # tokens
-FUNCTION_TOKENS = (90, 200)  # of a function that is edited
+FUNCTION_TOKENS = (90, 200)  # limits for an edited function
 NEW_NAMES = ("value", "item", "result", "data", "entry")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request of one stream. replay: the text that the target is made to say; (): its own."""
+    """A request of one stream. replay: the target's text; () for its own."""
 
     prompt: tuple[int, ...]
     num_tokens: int
@@ -34,10 +34,10 @@ def completions(tokenizer: Tokenizer, num_jobs: int, num_tokens: int, temperatur
 
 
 def edits(tokenizer: Tokenizer, num_jobs: int, root: Path | None = None, seed: int = 0) -> list[Job]:
-    """A function, a comment that asks for a small change, and the first line of the answer; replayed is the function
-    with that change: a variable renamed, the function renamed, or an argument added.
+    """Return edits: a prompt with a function and a comment that asks for a small change, and the changed function.
 
-    root: a folder of Python sources; default: this interpreter's standard library.
+    Changes rename a variable or the function, or add an argument.
+    root: a folder of Python sources, by default the standard library.
     """
     rng = random.Random(seed)
     found = list(_functions(tokenizer, root or Path(sysconfig.get_paths()["stdlib"])))
@@ -57,7 +57,7 @@ def edits(tokenizer: Tokenizer, num_jobs: int, root: Path | None = None, seed: i
 
 
 def _functions(tokenizer: Tokenizer, root: Path) -> Iterator[tuple[str, str, str, Sequence[str]]]:
-    """Text before it, source, name, and names of variables that occur in it more than once."""
+    """Yield functions: preceding text, source, name, and names of variables that occur more than once."""
     for file in library_files(root)[::HELD_OUT_STRIDE]:
         text = file.read_text(encoding="utf-8", errors="ignore")
         try:
@@ -80,7 +80,7 @@ def _variables(node: ast.FunctionDef) -> set[str]:
 
 
 def _edit(source: str, name: str, variables: Sequence[str], kind: int, rng: random.Random) -> tuple[str, str]:
-    """-> what is asked for, and the function with that change."""
+    """Return the request for a change, and the changed function."""
     if kind == 0:
         old = rng.choice(variables)
         new = rng.choice([candidate for candidate in NEW_NAMES if candidate != old])

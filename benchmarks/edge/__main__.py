@@ -35,7 +35,7 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: responses, its time, and CPU seconds of each part."""
+    """Responses, time, and CPU seconds of each process in one run."""
 
     num_responses: int
     seconds: float
@@ -60,7 +60,7 @@ def request_bytes(max_tokens: int, stop_word: bytes | None = None) -> bytes:
 
 
 def run_grpcio(port: int, num_streams: int, request: bytes) -> int:
-    """As light_client.run_streams, by gRPC's library, without protobuf's objects."""
+    """Run light_client.run_streams() with gRPC's library, without protobuf's objects."""
     counts = [0] * num_streams
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -81,16 +81,16 @@ def cpu_s(pid: int) -> float:
 
 
 def parts_of(server_pid: int) -> dict[str, int]:
-    """Process ids of a launch by part."""
+    """Return the process ids of a launch by part."""
     (engine_pid,) = (pid for pid in session_pids(server_pid) if pid != server_pid)
     return {"tritonserver": server_pid, "engine": engine_pid}
 
 
 def measure(options: argparse.Namespace) -> Sample:
-    """One launch, warmed up by a tenth of the tokens."""
+    """Measure one launch after a warm-up with a tenth of the tokens."""
     ports: dict[str, Any] = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
     is_fake = options.fake or options.sleeping
-    repository = default_repository() if is_fake else None  # a named one is not asked for engines
+    repository = default_repository() if is_fake else None  # a named one needs no engines
     interval = int(options.stream_interval) if options.stream_interval.isdecimal() else options.stream_interval
     serve = ServeOptions(
         engine_dir=options.engine_dir,

@@ -1,7 +1,7 @@
-"""A gRPC client that counts: HTTP/2 frames from plain sockets, one thread, no library, nothing kept of a response.
+"""A gRPC client that only counts responses, with plain sockets in one thread.
 
-It reads what Triton's ModelStreamInfer sends (RFC 9113, gRPC over HTTP/2): windows are opened as wide as they go, so at
-most 2 GiB per connection, and header blocks are not decoded. It is no client for anything else.
+It reads responses of Triton's ModelStreamInfer (RFC 9113, gRPC over HTTP/2) only: windows have their largest size, so
+at most 2 GiB per connection, and header blocks are not decoded.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field that no table keeps (RFC 7541, 6.2.2)."""
+    """Encode a header field without indexing (RFC 7541, 6.2.2)."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
 class Connection:
-    """num_streams requests over one socket; num_responses so far."""
+    """num_streams requests over one socket. num_responses: number of responses so far."""
 
     def __init__(self, port: int, num_streams: int, request: bytes) -> None:
         self.num_responses = 0
         self.num_open = num_streams
         self.socket = socket.create_connection(("127.0.0.1", port))
-        self._rest = b""  # of a frame that has begun
-        self._parts: dict[int, bytes] = {}  # by stream: of a message that has begun
+        self._rest = b""  # beginning of an incomplete frame
+        self._parts: dict[int, bytes] = {}  # beginnings of incomplete messages, by stream
         fields = {b":method": b"POST", b":scheme": b"http", b":path": _PATH, b":authority": b"localhost"}
         fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
         block = b"".join(_literal(name, value) for name, value in fields.items())
@@ -49,7 +49,7 @@ class Connection:
         self.socket.sendall(b"".join(sent))
 
     def read(self) -> bool:
-        """Take in what has come -> whether more is to come."""
+        """Read received bytes; return True while streams are open."""
         received = self.socket.recv(1 << 20)
         if not received:
             raise RuntimeError(f"the server closed a connection with {self.num_open} streams open")
@@ -87,7 +87,7 @@ class Connection:
 
 
 def run_streams(port: int, num_streams: int, request: bytes) -> int:
-    """Send the request num_streams times at once; the number of responses."""
+    """Send the request num_streams times at once, and return the number of responses."""
     sizes = [STREAMS_PER_CONNECTION] * (num_streams // STREAMS_PER_CONNECTION)
     if rest := num_streams % STREAMS_PER_CONNECTION:
         sizes.append(rest)

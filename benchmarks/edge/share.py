@@ -22,7 +22,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 
 
 def measure_in_process(options: argparse.Namespace) -> tuple[float, float]:
-    """-> tokens per second, and CPU us per token, after a warm-up of a tenth of the tokens."""
+    """Return tokens per second and CPU us per token, after a warm-up with a tenth of the tokens."""
     prompt = Tokenizer.load(EngineDir.load(options.engine_dir).tokenizer_dir).encode(PROMPT)
     with open_executor(options.engine_dir, ExecutorConfig(speculation=options.speculation)) as executor:
         for max_tokens in (max(1, options.max_tokens // 10), options.max_tokens):

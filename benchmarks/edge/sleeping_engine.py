@@ -1,6 +1,6 @@
-"""An engine process with the real executor, whose target sleeps instead of computing: what a GPU is to its host.
+"""An engine process with the real executor, whose target sleeps while a GPU would compute.
 
-A step is a pass of FASER_FAKE_STEP_S seconds and yields one token per request, a character each.
+A step is a pass of FASER_FAKE_STEP_S seconds and yields one token, a character, per request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SleepingEngine(DelegatingEngine):
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A token for every byte, and no special ones: whatever a target draws is text."""
+    """Return a tokenizer with a token for every byte and no special ones, so that every token is text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,7 +49,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def open_sleeping(engine_dir: Path, config: ServiceConfig) -> tuple[Executor, Tokenizer]:
-    """An Opener; whatever the directory holds."""
+    """Open the executor, whatever the directory holds; an Opener."""
     tokenizer = byte_tokenizer()
     spec = EngineSpec(
         vocab_size=tokenizer.vocab_size,

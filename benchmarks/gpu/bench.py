@@ -27,7 +27,7 @@ class Bench:
 
     @property
     def is_dry(self) -> bool:
-        """Tiny shapes, whatever the machine."""
+        """True for tiny shapes, whatever the machine."""
         return self.options.dry_run
 
     @property
@@ -35,8 +35,7 @@ class Bench:
         return self.deadline_s - time.monotonic()
 
     def forms(self, seconds_each: float) -> Iterator[str]:
-        """The options' forms that there is time for, the first in any case; in a dry run only that. Others are noted
-        as left out."""
+        """Yield the forms that fit the time, at least the first (in a dry run only that); note the others."""
         first, *others = self.options.forms
         yield first
         for form in () if self.is_dry else others:
@@ -46,7 +45,7 @@ class Bench:
                 yield form
 
     def found_before(self, section: str, name: str) -> Any:
-        """A value that an earlier section of this run recorded; None if there is none."""
+        """Return a value that an earlier section of this run recorded, or None."""
         try:
             sections = json.loads((self.options.output_dir / RESULT_FILE).read_text())["sections"]
         except (OSError, ValueError, KeyError):
@@ -54,8 +53,7 @@ class Bench:
         return sections.get(section, {}).get("values", {}).get(name)
 
     def ceilings(self) -> Ceilings:
-        """Ceilings measured by the section "environment", else from the data sheet of an H200: 4.8 TB/s and 990
-        TFLOP/s."""
+        """Ceilings measured by the section "environment", else an H200's data sheet: 4.8 TB/s and 990 TFLOP/s."""
         found = self.found_before("environment", "ceilings")
         if found:
             return Ceilings(found["bytes_per_s"], found["flops_per_s"], measured=True)
@@ -67,12 +65,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second of device memory, bf16 operations per second of the tensor cores."""
+    """Bytes per second of device memory, and bf16 operations per second of the tensor cores."""
 
     bytes_per_s: float
     flops_per_s: float
     measured: bool
 
     def floor_ms(self, num_bytes: float, num_flops: float = 0.0) -> float:
-        """The roofline time: no implementation can be much faster."""
+        """Return the roofline time."""
         return 1e3 * max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)

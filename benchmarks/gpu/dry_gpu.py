@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostRuntime:
-    """The engine's logic on the CPU, synchronously: partitions are just names, and a graph is the function itself."""
+    """A runtime on the CPU without concurrency: partitions are only names, and a graph is the function itself."""
 
     def __init__(self) -> None:
         import torch
@@ -76,7 +76,7 @@ class HostRuntime:
 
 
 class DryGpu:
-    """Gpu (faser_trtllm/engine/gpu/device.py): partitions are just names, kernels are the references."""
+    """A Gpu whose partitions are only names and whose kernels are the references."""
 
     whole: GpuPartition = GpuPartition("whole", 0, 4)
     pair: PartitionPair = PartitionPair(GpuPartition("draft 1:3", 0, 1), GpuPartition("target 1:3", 0, 3))
@@ -91,7 +91,7 @@ class DryGpu:
         raise ConfigError(f"rank {rank} needs a GPU of its own, and a dry run has none; build with --tp_size 1")
 
     def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
-        """The host multiplies in fp8 too."""
+        """Accept any quantization; the CPU multiplies in fp8, too."""
 
     def free_bytes(self) -> int:
         return 1 << 40

@@ -71,7 +71,7 @@ def _device(bench: Bench) -> dict[str, Any]:
 
 
 def _nvidia_smi() -> str:
-    """Read-only: no GPU setting is changed."""
+    """Query nvidia-smi, without changing any setting."""
     fields = "driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
     try:
         done = subprocess.run(
@@ -83,7 +83,7 @@ def _nvidia_smi() -> str:
 
 
 def _ceilings(bench: Bench) -> tuple[float, float, float]:
-    """Bytes per second of a read and of a copy, operations per second of a matrix product."""
+    """Measure bytes per second of a read and of a copy, and operations per second of a matrix product."""
     return (*_bandwidths(bench), _matrix_rate(bench))
 
 

@@ -1,5 +1,4 @@
-"""The machine that sections run on: a GPU timed by events over captured graphs, or the CPU for a dry run. Needs
-torch."""
+"""The machine of sections: a GPU timed by events around captured graphs, or the CPU for a dry run. Needs torch."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     import torch
 
 CALLS_PER_GRAPH = 24
-CLOCK_SIZE, CLOCK_S = 4096, 0.5  # of the products that raise the clocks, and for how long
-DEFAULT_L2_BYTES = 64 << 20  # of a driver that does not say
+CLOCK_SIZE, CLOCK_S = 4096, 0.5  # size and duration of the products that raise the clocks
+DEFAULT_L2_BYTES = 64 << 20  # if the driver does not report it
 Call = Callable[[], object]
 
 
 class Machine(Protocol):
-    """device: torch's name. l2_bytes: size of the L2 cache, which timed inputs must exceed."""
+    """A machine. device: torch's name. l2_bytes: size of the L2 cache, which timed inputs must exceed."""
 
     device: str
     is_gpu: bool
@@ -45,31 +44,31 @@ class Machine(Protocol):
     def generator(self, seed: int) -> torch.Generator: ...
 
     def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> OnStream | None:
-        """The compiled kernels of a stem; None in a dry run, which has only the references."""
+        """Return the compiled kernels of a stem; None in a dry run, which has only the references."""
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
         """Compile (stem, defines) in parallel for launcher(). Failures are raised by launcher()."""
 
     def stream(self) -> int:
-        """The current stream, for launches."""
+        """Return the current stream, for launches."""
 
     def synchronize(self) -> None: ...
 
     def fingerprint(self, made_of: bytes) -> Fingerprint:
-        """Of cost tables, as `faser profile` writes them here (faser_trtllm/engine/fingerprint.py)."""
+        """Return the fingerprint of cost tables that `faser profile` writes here."""
 
     def open_engines(self, request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-        """As faser_trtllm.engine.opening.open_engines. Skipped for a backend that this machine cannot run."""
+        """Call faser_trtllm.engine.opening.open_engines; Skipped for a backend that this machine cannot run."""
 
     def time_ms(self, calls: Sequence[Call], num_repeats: int = 7) -> float:
-        """Milliseconds per call, calls in sequence, median over repeats, warmed up.
+        """Return the median ms per call over repeats of all calls in sequence, after a warm-up.
 
         Pass enough calls on different inputs to exceed the L2 cache.
         """
 
 
 class GpuMachine:
-    """Device 0, through the engines' runtime. Kernels are compiled for it, into the compiler's cache."""
+    """Device 0 with the engines' runtime. Kernels are compiled for it, into the compiler's cache."""
 
     is_gpu = True
 
@@ -89,7 +88,7 @@ class GpuMachine:
         self._raise_clocks()
 
     def _raise_clocks(self) -> None:
-        """An idle GPU starts slowly; a little work makes the first measurement comparable."""
+        """Run a little work, since an idle GPU starts slowly."""
         x = self._torch.randn(CLOCK_SIZE, CLOCK_SIZE, device=self.device).bfloat16()
         end_s = time.monotonic() + CLOCK_S
         while time.monotonic() < end_s:
@@ -144,7 +143,7 @@ class GpuMachine:
             self._runtime.wait()
             try:
                 run = self._runtime.capture(run_all)
-            except RuntimeError:  # not every library call can be captured; then gaps between launches are included
+            except RuntimeError:  # some library calls cannot be captured; then gaps between launches are included
                 self.graph_failures += 1
                 self._runtime.wait()
                 run = run_all
@@ -171,7 +170,7 @@ def _l2_bytes() -> int:
 
 
 class DryMachine:
-    """The CPU, for dry runs: a call runs once, and its time is meaningless."""
+    """The CPU for dry runs: a call runs once, and its time is meaningless."""
 
     device = "cpu"
     is_gpu = False
@@ -184,11 +183,10 @@ class DryMachine:
         gpu: Gpu | None = None,
         tensorrt: Callable[[EngineDir], Any] | None = None,
     ) -> None:
-        """For tests: launchers: emulated kernels; gpu: that engines are opened on; tensorrt: the stand-in of TensorRT's
-        module for a directory."""
+        """Create the machine, in tests with emulated kernels (launchers), a GPU and a stand-in for TensorRT."""
         import torch
 
-        torch.set_num_threads(1)  # tiny shapes: more threads would only add overhead
+        torch.set_num_threads(1)  # more would only add overhead for tiny shapes
         self._launchers, self._gpu, self._tensorrt = launchers, gpu or DryGpu(), tensorrt
 
     def generator(self, seed: int) -> torch.Generator:
@@ -201,7 +199,7 @@ class DryMachine:
         return None if launcher is None else OnStream(launcher, self.stream)
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
-        """Nothing to compile."""
+        """Do nothing."""
 
     def stream(self) -> int:
         return 0
@@ -230,10 +228,10 @@ class DryMachine:
 
 
 def open_machine(dry_run: bool) -> Machine:
-    """ConfigError if a GPU or torch is missing."""
+    """Return the machine; ConfigError if a GPU or torch is missing."""
     return DryMachine() if dry_run else GpuMachine()
 
 
 def num_copies(num_bytes: float, l2_bytes: int) -> int:
-    """Number of input sets of this size to rotate so that none stays in the L2 cache."""
+    """Return the number of input sets of this size to rotate, so that none stays in the L2 cache."""
     return max(1, min(64, -(-4 * l2_bytes // max(1, int(num_bytes)))))

@@ -1,8 +1,8 @@
 """Model the time of attention's kernel by arithmetic, whole and in chunks.
 
-MODELLED, nothing runs. An SM draws so many bytes per second as the cost model says, however many blocks it runs, and
-all together no more than the memory gives. Items go to the SM that is free first, in order; what a block does before
-its first bytes is hidden by the others of its SM. What a second launch and the partial results cost is added.
+MODELLED, nothing runs. Each SM has the cost model's bandwidth, however many blocks it runs, and all together that of
+the memory. Items go to the first free SM in order; a block's start is hidden by the other blocks of its SM. The cost of
+a second launch and of partial results is added.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from faser_trtllm.costmodel.gpu import Gpu, find_gpu
 from faser_trtllm.ops.cuda.verify_attention import BLOCKS_PER_SM, MAX_SPLIT_ROWS, SPLIT_TOKENS
 
-FIXED_US = 2.0  # of a block, before its first bytes and behind its last, assumed
-LAUNCH_US = 1.5  # that a further kernel of a graph costs, assumed
+FIXED_US = 2.0  # of a block before its first and after its last bytes, assumed
+LAUNCH_US = 1.5  # of a further kernel in a graph, assumed
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128  # Llama-3.1-8B, bf16
 CASES: dict[str, tuple[tuple[int, int, int], ...]] = {  # (requests, rows of each, context)
     "1 request, 1 row, 8192": ((1, 1, 8192),),
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[tuple[int, int, int], ...]] = {  # (requests, rows of eac
 
 @dataclass(frozen=True)
 class Item:
-    """Of one KV head. kv_bytes: read; partial_bytes: written and read again."""
+    """Work for one KV head. kv_bytes: read; partial_bytes: written and read again."""
 
     kv_bytes: float
     partial_bytes: float

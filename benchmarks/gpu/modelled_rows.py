@@ -1,8 +1,8 @@
 """Model the time of the kernels other than attention, acceptance and draws by arithmetic.
 
-MODELLED, nothing runs. Bytes and blocks are what the kernels' sources say. An SM draws so many bytes per second from
-memory as the cost model says and more from the L2 cache, and all together no more than the memory gives; blocks go to
-the SM that is free first. Kernels with one block for all requests are left out: their time is a launch's.
+MODELLED, nothing runs. Bytes and blocks are those of the kernels' sources. Each SM has the cost model's bandwidth from
+memory and more from the L2 cache, and all together that of the memory; blocks go to the first free SM. Kernels with one
+block for all requests are left out, since their time is that of a launch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from faser_trtllm.costmodel.gpu import Gpu, find_gpu
 from faser_trtllm.ops.cuda import gated_silu
 from faser_trtllm.ops.cuda.append_kv import NUM_THREADS as APPEND_THREADS
 
-L2_GB_PER_MS = 0.1  # that an SM draws from L2, assumed: 64 bytes a clock at 1.6 GHz
+L2_GB_PER_MS = 0.1  # per SM, assumed: 64 bytes per clock at 1.6 GHz
 HIDDEN, INNER, NUM_LAYERS = 4096, 14336, 32  # Llama-3.1-8B, bf16
-HEADS, HEAD_DIM = 32 + 2 * 8, 128  # of q, k and v
+HEADS, HEAD_DIM = 32 + 2 * 8, 128  # q, k and v
 NUM_CANDIDATES = 8
-NUM_DRAFTS = 4  # so a verification has five rows per request
+NUM_DRAFTS = 4  # five rows per request
 BATCHES = (1, 32, 256)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Of one kernel: bytes read first, read again, which the L2 cache then has, and written."""
+    """Bytes of a kernel's block: read first, read again (from the L2 cache), and written."""
 
     first: float
     again: float
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Kernel:
-    """blocks_per_row: all alike. once_bytes: of a row, every number once. per_step: launches in a step of decoding."""
+    """A kernel with equal blocks. once_bytes: a row's numbers, each once. per_step: launches in a decoding step."""
 
     block: Block
     blocks_per_row: int
@@ -72,7 +72,7 @@ def add_quantize_rows() -> Kernel:
 
 
 def early_exit() -> Kernel:
-    """The hidden row and the norm are read by every candidate's warp, from a cache."""
+    """Return early_exit, where every candidate's warp reads the hidden row and the norm from a cache."""
     row = 2.0 * HIDDEN
     return Kernel(Block(row * (1 + NUM_CANDIDATES), row * NUM_CANDIDATES, 0.0), 1, row * (1 + NUM_CANDIDATES), 1)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from faser_trtllm.errors import InvalidArgumentError
 
-# Target shape -> draft shape, both from benchmarks/gpu/models/enlarge.py: about a twentieth of the target's matrices.
+# Target shape -> draft shape (benchmarks/gpu/models/enlarge.py), about a twentieth of the target's matrices.
 DRAFT_OF = {"1B": "0.1B", "8B": "0.3B", "8B-128k": "0.3B-128k", "32B": "1B"}
-# The first has a real model's vocabulary, whose LM head, test and draws are a good part of a step.
+# The first has a real model's vocabulary, whose LM head, rejection sampling and draws are a good part of a step.
 FORMS = ("8B-128k", "8B", "1B", "32B")
 CONCURRENCY = (16, 64, 1, 256, 4, 128, 8, 32, 2)
 
@@ -21,11 +21,9 @@ CONCURRENCY = (16, 64, 1, 256, 4, 128, 8, 32, 2)
 class GpuBenchOptions:
     """Options of `faser bench gpu`.
 
-    checkpoint_dir, draft_checkpoint_dir: a trained pair (engines/demo, or what engines/train_gpu_pair.py makes), which
-    sections that run models enlarge to their shapes.
-    sections: names, run in the suite's order; (): those that fit into the minutes. minutes: total time; each section
-    has its own limit, too.
-    forms: shapes of the target, in order of measurement. concurrency: of the policy matrix.
+    checkpoint_dir, draft_checkpoint_dir: a trained pair (engines/demo, or one made by engines/train_gpu_pair.py), which
+        sections enlarge to their shapes.
+    sections: names, run in the suite's order; (): those that fit into the minutes.
     dry_run: tiny shapes on the CPU, to check that everything runs; the numbers are meaningless.
     """
 
@@ -61,7 +59,7 @@ class GpuBenchOptions:
             raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
 
     def to_json(self) -> str:
-        """As JSON for the section processes."""
+        """Return JSON for the section processes."""
         return json.dumps({name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()})
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The ops of a GPU engine on the CPU: the kernels' references, and the native library's rejection sampling."""
+"""The ops of a GPU engine on the CPU, with the kernels' references and the native rejection sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceOps(Ops):
-    """The kernels' references on the CPU, and the native library's rejection sampling, over the same tensors."""
+    """Ops on the CPU with the kernels' references and the native library's rejection sampling."""
 
     def __init__(self) -> None:
         super().__init__({}, lambda: 0, 1)
@@ -172,7 +172,7 @@ def _accept(
 
     table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE).copy()
     n = slots.shape[0]
-    # The kernels refuse entries without tokens, such as a bucket's idle requests; the host's test would read them.
+    # The kernels refuse entries without tokens, such as a bucket's idle requests; the native code would read them.
     is_idle = table["tokens"] == 0
     table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
     arguments = (

@@ -1,4 +1,4 @@
-"""`faser bench gpu`: runs the sections in sequence, each in its own process, within the time limit."""
+"""`faser bench gpu`: run the sections in sequence, each in its own process, within the time limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_gpu_bench(
     """
     options.validate()
     plan = named = chosen(options.sections, sections)
-    if not options.sections and not options.dry_run:  # on a CPU they take other times
+    if not options.sections and not options.dry_run:  # on a CPU times differ
         plan = fitting(named, 60.0 * options.minutes)
     say = progress or (lambda line: None)
     options.output_dir.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def run_gpu_bench(
             found: dict[str, Any] = report["sections"].get(section.name, {"status": over})
         else:
             say(f"{section.name} ({number} of {len(plan)}): {section.what}, {left_s:.0f} s left")
-            # What later ones need is kept for them, the rest is anybody's.
+            # Reserve the time of later sections; this one may use the rest.
             spare_s = left_s - sum(later.typical_s for later in plan[number:])
             found, log = run_section(section, options, min(section.limit_s, left_s, max(section.typical_s, spare_s)))
             with log_path.open("a") as file:
@@ -78,7 +78,7 @@ def run_gpu_bench(
 
 
 def run_section(section: Section, options: GpuBenchOptions, budget_s: float) -> tuple[dict[str, Any], str]:
-    """Run one section -> (its record, the end of its output). Never raises for errors of the section."""
+    """Run one section; return its record and the end of its output. Never raises for errors of the section."""
     with tempfile.TemporaryDirectory(prefix="faser-gpu-") as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         job = json.dumps({"entry": section.entry, "budget_s": budget_s, "options": json.loads(options.to_json())})
@@ -117,7 +117,7 @@ def write_report(report: dict[str, Any], output_dir: Path) -> None:
 
 
 def _earlier_sections(options: GpuBenchOptions) -> dict[str, Any]:
-    """The results in output_dir of a run of the same kind, so that a part can be measured again."""
+    """Return the results in output_dir of a run of the same kind, so that a part can be measured again."""
     try:
         report = json.loads((options.output_dir / RESULT_FILE).read_text())
         if report["version"] != FORMAT_VERSION or report["options"]["dry_run"] != options.dry_run:
@@ -137,7 +137,7 @@ def _ending(code: int) -> str:
 
 
 def _options_dict(options: GpuBenchOptions) -> dict[str, Any]:
-    """As JSON, without machine-specific folders."""
+    """Return options for JSON, without machine-specific folders."""
     values = json.loads(options.to_json())
     del values["command_line"]
     return {name: portable(value) if name.endswith("_dir") else value for name, value in values.items()}

@@ -1,6 +1,6 @@
-"""Runs one section in this process: `python -m benchmarks.gpu.section_process RESULT_FILE < job.json`.
+"""Run one section in this process: `python -m benchmarks.gpu.section_process RESULT_FILE < job.json`.
 
-A separate process, because an out-of-bounds kernel destroys its CUDA context.
+It is separate because an out-of-bounds kernel destroys its CUDA context.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from faser_trtllm.errors import FaserError
 def run_entry(
     entry: str, options: GpuBenchOptions, record: Record, budget_s: float, machine: Machine | None = None
 ) -> None:
-    """Call "module:function" with a Bench; the record gets status and seconds. machine: by default chosen by
-    options."""
+    """Call "module:function" with a Bench; the record gets status and seconds. machine: by default by options."""
     start = time.monotonic()
     record.set("status", "running")
     try:
         module, _, name = entry.partition(":")
         function: Callable[[Bench], None] = getattr(importlib.import_module(module), name)
-        # Ends before the parent would kill it.
+        # End before the parent kills this process.
         deadline_s = start + 0.9 * budget_s
         function(Bench(options, machine or open_machine(options.dry_run), record, deadline_s))
         num_errors = len(record.data["errors"])

@@ -1,5 +1,4 @@
-"""The sections of the suite in running order: by what a second of each is worth, so that short runs begin with the same
-ones."""
+"""The sections of the suite in running order, the most valuable per second first."""
 
 from __future__ import annotations
 
@@ -11,8 +10,10 @@ from faser_trtllm.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Section:
-    """entry: "module:function" called with a Bench in its own process. typical_s: what it takes on an H100, by which a
-    run of few minutes chooses. limit_s: time limit, after which it is killed; between the two it measures more."""
+    """A section. entry: "module:function" called with a Bench in its own process.
+
+    typical_s: time on an H100, by which short runs choose. limit_s: it is killed after this; until then it measures on.
+    """
 
     name: str
     what: str
@@ -51,7 +52,7 @@ SECTIONS = (
 
 
 def chosen(names: Sequence[str], sections: Sequence[Section] = SECTIONS) -> list[Section]:
-    """The named sections (all if none) in the suite's order."""
+    """Return the named sections (all if none) in the suite's order."""
     known = [section.name for section in sections]
     for name in names:
         if name not in known:
@@ -60,7 +61,7 @@ def chosen(names: Sequence[str], sections: Sequence[Section] = SECTIONS) -> list
 
 
 def fitting(sections: Sequence[Section], seconds: float) -> list[Section]:
-    """The sections that fit into the time together, earlier ones first; the first is always among them."""
+    """Return the sections that fit into the time together, earlier ones first; the first one is always included."""
     found: list[Section] = []
     for section in sections:
         if not found or section.typical_s + sum(s.typical_s for s in found) <= seconds:

@@ -1,1 +1,1 @@
-"""What a step costs the host: the executor with engines that compute nothing."""
+"""`faser bench host`: the host's time per step, with engines that compute nothing."""

@@ -1,7 +1,7 @@
-"""GPU engines on a device that computes nothing, so that what is left of their calls is the host's part.
+"""GPU engines on a device that computes nothing, to measure the host's part of their calls.
 
-The device's memory is the host's: torch's copies on the CPU stand in for CUDA's. Passes, draft steps and rejection
-sampling are done in the device's place, and HostClock leaves them out.
+The device's memory is the host's, so copies on the CPU stand in for CUDA's. Passes, draft steps and rejection sampling
+run in the device's place, and HostClock leaves them out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.dry_gpu import HostRuntime
 from benchmarks.gpu.reference_ops import ReferenceOps
-from benchmarks.host.null_engines import DRAFTED, CoinLogits
+from benchmarks.host.null_engines import DRAFTED, RandomLogits
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.decoder import Bounds, Placement
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
 WHOLE = GpuPartition("whole", 0, 1)
 _CERTAIN = 1e4
-"""A logit so far above 0 that every way of drawing takes its token."""
+"""A logit so far above 0 that every way of sampling chooses its token."""
 
 
 class HostClock:
-    """Seconds that this process had a core, without those in which it was the device.
+    """CPU seconds of this process, without those in which it played the device.
 
-    idle_s: of these, in which the device had nothing to do; whatever is launched counts as longer than what the host
-    does behind it.
+    idle_s: seconds in which the device had no work; launched work counts as longer than the host's work after it.
     """
 
     def __init__(self) -> None:
@@ -52,24 +51,24 @@ class HostClock:
         return time.process_time() - self._device_s
 
     def clear(self) -> None:
-        """Count idle_s from now on."""
+        """Reset idle_s."""
         self.idle_s = 0.0
         if self._idle_from_s is not None:
             self._idle_from_s = self.now_s()
 
     def launched(self) -> None:
-        """The device has something to do."""
+        """Record that the device has work."""
         if self._idle_from_s is not None:
             self.idle_s += self.now_s() - self._idle_from_s
             self._idle_from_s = None
 
     def awaited(self) -> None:
-        """The device has done all of it."""
+        """Record that the device has finished its work."""
         self._idle_from_s = self.now_s()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """The process is the device; may be nested."""
+        """Stop the clock while the process plays the device; may be nested."""
         begun_s = self.now_s()
         try:
             yield
@@ -97,11 +96,11 @@ def open_gpu_engines(
     acceptance: float,
     seed: int,
 ) -> GpuEngines:
-    """Open the target and, with `drafts`, the draft, and capture their graphs; they close with the stack, until when
-    torch has one thread, since the clock would count all of them.
+    """Open the target and, with `drafts`, the draft, and capture their graphs; the stack closes them.
 
-    spec: of both, one segment. The target's tokens are those of a NullEngine with the same acceptance and seed, however
-    they are drawn. A draft drafts DRAFTED, as often as it is asked to, whatever the stop rule says.
+    Until then torch has one thread, since the clock counts all of them. spec: of both, with one segment. The target's
+    tokens are those of a NullEngine with the same acceptance and seed. The draft always drafts DRAFTED, without the
+    stop rule.
     """
     import torch
 
@@ -135,7 +134,7 @@ def open_gpu_engines(
         return engine, decoder
 
     target, decoder = open_one("target")
-    decoder.coins = CoinLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
+    decoder.random_logits = RandomLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
     draft = open_one("draft")[0] if drafts else None
     if draft_probs is not None:
         draft_probs.tensor[..., DRAFTED] = 1.0
@@ -143,8 +142,10 @@ def open_gpu_engines(
 
 
 class _DeviceRuntime(HostRuntime):
-    """A graph is the device's; events say nothing, since a cost table says how long passes take. wait() is for results:
-    nobody waits for a copy to the device, which is over long before its memory is filled again."""
+    """A runtime whose graphs run on the device; events do nothing, since times come from a cost table.
+
+    wait() is for results only: a copy to the device ends long before its source is filled again.
+    """
 
     def __init__(self, clock: HostClock) -> None:
         super().__init__()
@@ -175,7 +176,7 @@ class _DeviceRuntime(HostRuntime):
 
 
 class _Decoder:
-    """A Decoder without layers. coins: the logits of its passes; None leaves them as they are."""
+    """A Decoder without layers. random_logits: the logits of its passes; None leaves them unchanged."""
 
     has_fixed_shapes = False
     weight_bytes = 0
@@ -188,7 +189,7 @@ class _Decoder:
         import torch
 
         self.batch = batch
-        self.coins: CoinLogits | None = None
+        self.random_logits: RandomLogits | None = None
         self._clock = clock
         self._max_seq_len = spec.max_seq_len
         self._hidden = torch.zeros((spec.max_num_tokens, 1))
@@ -206,10 +207,10 @@ class _Decoder:
         self._clock.launched()
 
     def write_logits(self, logits: Tensor) -> None:
-        if self.coins is None:
+        if self.random_logits is None:
             return
         with self._clock.stopped():
-            logits.numpy()[:] = _CERTAIN * self.coins.of_pass(logits.shape[0])
+            logits.numpy()[:] = _CERTAIN * self.random_logits.of_pass(logits.shape[0])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None: ...
 
@@ -226,7 +227,7 @@ class _Decoder:
 
 
 class _DeviceOps(ReferenceOps):
-    """Drafts DRAFTED with a margin of 0; rejection sampling is the native library's."""
+    """Ops that draft DRAFTED with a margin of 0 and use the native library's rejection sampling."""
 
     def __init__(self, clock: HostClock) -> None:
         super().__init__()

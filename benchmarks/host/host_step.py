@@ -1,4 +1,4 @@
-"""One measurement: an executor with engines that compute nothing, and where the time of its steps goes."""
+"""One measurement of the time of an executor's steps, by part, with engines that compute nothing."""
 
 from __future__ import annotations
 
@@ -39,16 +39,19 @@ PARTS = {
     NULL: ("schedule", "policy", "draft batch", "batch", "commit", "output"),
     GPU: ("schedule", "policy", "draft batch", "draft engine", "batch", "target engine", "test", "commit", "output"),
 }
-"""By engines. schedule: rows and blocks. policy: its plans. draft batch, batch: what the two passes get. commit: from
-the pass to the first output: the test of the drafts, tokens, blocks, what ends. output: sinks, then statistics. Of GPU
-engines also what their calls do on the host, and test: the same of their test, which is then not in commit."""
+"""Parts of a step by engines.
+
+schedule: rows and blocks. policy: its plans. draft batch, batch: inputs of the two passes. commit: from the pass to the
+first output, with rejection sampling, tokens, blocks and ended requests. output: sinks, then statistics. For GPU
+engines also the host's part of their calls, and of rejection sampling (test), which is then not in commit.
+"""
 
 PROMPT_LEN, TOKENS_PER_BLOCK = 32, 32
-WARM_UP_STEPS = 40  # price has learnt, and caches are warm
+WARM_UP_STEPS = 40  # until price has learnt and caches are warm
 
 
 class StepCosts(NamedTuple):
-    """Microseconds by part, and in which the device of GPU engines has nothing to do; None for other engines."""
+    """Microseconds by part, and idle microseconds of the device of GPU engines, None for other engines."""
 
     parts_us: Mapping[str, float]
     idle_us: float | None
@@ -65,11 +68,10 @@ def measure_step(
     seed: int = 0,
     engines: str = NULL,
 ) -> StepCosts:
-    """Of a step, the mean over num_steps steps in which num_requests requests decode.
+    """Return the mean over num_steps steps in which num_requests requests decode.
 
-    system: as benchmarks.host.options.split_system takes it. engines: of benchmarks.host.options.ENGINES.
-
-    The clock that the policy sees passes as the cost table says, so that it decides as it would on that machine.
+    system, engines: as in HostBenchOptions. The policy's clock follows the cost table, so that it decides as on that
+    machine.
     """
     watch = Stopwatch(engines)
     max_new_tokens = (WARM_UP_STEPS + num_steps + 2) * (max_draft_len + 1)
@@ -91,7 +93,7 @@ def measure_step(
 
 
 def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> float:
-    """Microseconds of a step of the loop in C; its allocations are spread over the steps."""
+    """Return microseconds per step of the loop in C, including its allocations."""
     begun_s = time.process_time()
     found = native.library().faser_host_loop(num_requests, num_drafts, num_steps, 1)
     taken_s = time.process_time() - begun_s
@@ -100,10 +102,9 @@ def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> flo
 
 
 class Stopwatch:
-    """Seconds that this process had a core, by part, so that what else runs on the machine counts little.
+    """CPU seconds of this process by part, which other work on the machine disturbs little.
 
-    Marks are what calls into engines, lanes, policies and sinks tell of the executor. clock: in it the device of GPU
-    engines takes no time.
+    Calls into engines, lanes, policies and sinks mark the parts. clock: leaves out the device of GPU engines.
     """
 
     def __init__(self, engines: str) -> None:
@@ -122,7 +123,7 @@ class Stopwatch:
         self._mark = self.clock.now_s()
 
     def pass_to(self, part: str | None) -> None:
-        """What passed since the last mark was `part`; None: what stands in for an engine."""
+        """Add the time since the last mark to `part`; None: drop it, for stand-ins of engines."""
         now = self.clock.now_s()
         if part is not None:
             self.seconds[part] += now - self._mark
@@ -139,7 +140,7 @@ class Stopwatch:
 
 
 class _WatchedEngine(DelegatingEngine):
-    """forward, draft: the parts that such a call ends when it begins, and when it returns."""
+    """An engine with marks. forward, draft: the parts that end when such a call begins, and when it returns."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ def open_executor(
     max_draft_len: int,
     seed: int = 0,
 ) -> Executor:
-    """Over watch.engines, for requests with prompts of PROMPT_LEN tokens; arguments as measure_step has them."""
+    """Open an executor on watch.engines for prompts of PROMPT_LEN tokens; other arguments as in measure_step."""
     max_seq_len = PROMPT_LEN + max_new_tokens
     speculation, drafters = split_system(system)
     spec = EngineSpec(
@@ -280,7 +281,7 @@ def open_executor(
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """The garbage of earlier measurements is nobody's."""
+    """Collect the garbage of earlier measurements first, and none during this one."""
     gc.collect()
     gc.freeze()
     try:

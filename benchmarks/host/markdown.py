@@ -1,4 +1,4 @@
-"""The results as Markdown: milliseconds and ratios by size, and where the time goes."""
+"""The results as Markdown: milliseconds and ratios by size, and times by part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTED = {
     "the CPU, in place of CUDA's, and nothing is launched, so the driver's own time is not in it. What is done in the "
     "device's place is not counted.",
 }
-"""By engines: what of them is in the times."""
+"""The part of the engines that is in the times."""
 
 
 def render_markdown(report: HostBenchReport) -> str:

@@ -1,6 +1,6 @@
-"""Engines that compute nothing: tokens by a seeded coin, at no cost, so that what is left of a step is the host's.
+"""Engines that compute nothing and draw tokens at random, so that a step's time is the host's.
 
-Drafted tokens are all 0, which is what the requests' memory holds already; so a draft call has nothing to write.
+Drafted tokens are all 0, which the requests' memory holds already, so a draft call has nothing to write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCAB_SIZE = 2
 NUM_COINS = 1 << 14
 
 
-class CoinLogits:
+class RandomLogits:
     """Logits whose most probable token is DRAFTED in a share `acceptance` of the rows, and OTHER in the rest."""
 
     def __init__(self, max_rows: int, vocab_size: int, acceptance: float, seed: int) -> None:
@@ -32,21 +32,19 @@ class CoinLogits:
         self._logits[np.arange(len(self._logits)), np.where(is_other, OTHER, DRAFTED)] = 1.0
 
     def of_pass(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """The next pass's [num_rows, vocab_size], 1 at the token and 0 elsewhere; the seed and the number of passes
-        before decide."""
+        """Return the next pass's logits [num_rows, vocab_size], 1 at the token and 0 elsewhere, by seed and pass."""
         first = int(self._random.integers(NUM_COINS))
         return self._logits[first : first + num_rows]
 
 
 class NullEngine:
-    """A target with the logits of CoinLogits, and a draft that always drafts DRAFTED. For greedy requests whose prompts
-    end with any token of the vocabulary."""
+    """A target with RandomLogits, and a draft that always drafts DRAFTED, for greedy requests."""
 
-    distinct_experts = 0.0  # no layer has any
+    distinct_experts = 0.0  # it has no experts
 
     def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
         self.spec = spec
-        self._logits = CoinLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
+        self._logits = RandomLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
         return self._logits.of_pass(batch.logit_rows.size)
@@ -55,12 +53,12 @@ class NullEngine:
         return self.forward(batch) if segment == len(self.spec.segments) - 2 else None
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """All that is wanted, whatever draft_batch.stop says."""
+        """Make all wanted drafts, without draft_batch.stop."""
         counts: npt.NDArray[np.int32] = draft_batch.num_new_drafts.copy()
         return counts
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
-        """There is nothing to keep."""
+        """Do nothing; no rows are kept."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         return np.zeros(candidates.shape, np.float32)

@@ -1,4 +1,4 @@
-"""What `faser bench host` measures."""
+"""Options of `faser bench host`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from faser_trtllm.config import DrafterName
 from faser_trtllm.errors import ConfigError, InvalidArgumentError, install
 
 MAX_REQUESTS = 4096
-REFERENCE_DRAFTS = 4  # of the loop in C, in each step
+REFERENCE_DRAFTS = 4  # drafts per step of the loop in C
 ENGINES = NULL, GPU = "null", "gpu"
-"""null: null_engines.py. gpu: those of engine/gpu, on a device that computes nothing."""
+"""null: null_engines.py. gpu: the engines of engine/gpu on a device that computes nothing."""
 
 
 def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
-    """The policy and who drafts, of speculation or speculation/drafters, for instance fixed:4/suffix+model."""
+    """Split "speculation" or "speculation/drafters", such as fixed:4/suffix+model, into policy and drafters."""
     speculation, _, names = system.partition("/")
     try:
         return speculation, tuple(DrafterName(name) for name in (names or DrafterName.MODEL.value).split("+"))
@@ -27,8 +27,10 @@ def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
 
 @dataclass(frozen=True)
 class HostBenchOptions:
-    """num_requests: sizes of the batch. systems: as split_system takes them. num_steps: timed, of each system and size
-    in each round. engines: of ENGINES."""
+    """Options of the bench. num_requests: batch sizes. systems: spellings of split_system. engines: one of ENGINES.
+
+    num_steps: timed steps of each system and size in each round.
+    """
 
     output_dir: Path
     num_requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -41,7 +43,7 @@ class HostBenchOptions:
     command_line: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise InvalidArgumentError for what cannot be measured."""
+        """Raise InvalidArgumentError for options that cannot be measured."""
         if not self.num_requests or not all(1 <= n <= MAX_REQUESTS for n in self.num_requests):
             raise InvalidArgumentError(
                 f"requests is {','.join(map(str, self.num_requests))!r}, it must be numbers of 1 to {MAX_REQUESTS}"
@@ -59,5 +61,5 @@ class HostBenchOptions:
             raise ConfigError(f"engines is {GPU!r}, which needs torch; {install('bench')}")
 
     def quick(self) -> HostBenchOptions:
-        """For a first look."""
+        """Return options for a first look."""
         return replace(self, num_requests=(1, 32, 256), num_rounds=2, num_steps=32)

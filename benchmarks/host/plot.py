@@ -1,4 +1,4 @@
-"""The host's time per step over requests, by system, and by part."""
+"""A plot of the host's time per step over requests, by system and by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured, and its medians."""
+"""Measurements of the host's steps, and their medians."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 @dataclass(frozen=True)
 class HostStep:
-    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS of its
-    engines. idle_us: in which a GPU has nothing to do; None for other engines."""
+    """One measurement. reference_us: the loop in C, just before. parts_us: by host_step.PARTS of its engines.
+
+    idle_us: idle time of a GPU, None for other engines.
+    """
 
     system: str
     num_requests: int
@@ -24,13 +26,13 @@ class HostStep:
 
     @property
     def us(self) -> float:
-        """Of the whole step; of engines their host part at most."""
+        """Time of the whole step, with at most the host's part of engines."""
         return sum(self.parts_us.values())
 
 
 @dataclass(frozen=True)
 class HostBenchReport:
-    """costs: whose modelled times the policies decide by. engines: of benchmarks.host.options.ENGINES."""
+    """The report. costs: source of the modelled times for policies. engines: one of options.ENGINES."""
 
     environment: Mapping[str, Any]
     costs: str
@@ -50,14 +52,14 @@ class HostBenchReport:
         return list(dict.fromkeys(part for step in self.steps for part in step.parts_us))
 
     def select(self, system: str, num_requests: int) -> list[HostStep]:
-        """By round."""
+        """Return the steps of a system and size by round."""
         return [step for step in self.steps if (step.system, step.num_requests) == (system, num_requests)]
 
     def us(self, system: str, num_requests: int) -> Summary:
         return summarize([step.us for step in self.select(system, num_requests)])
 
     def ratio(self, system: str, num_requests: int) -> Summary:
-        """To the loop in C."""
+        """Return the ratio to the loop in C."""
         steps = self.select(system, num_requests)
         return paired_ratio([step.us for step in steps], [step.reference_us for step in steps])
 
@@ -65,7 +67,7 @@ class HostBenchReport:
         return summarize([step.parts_us[part] for step in self.select(system, num_requests)]).median
 
     def idle_us(self, system: str, num_requests: int) -> float | None:
-        """None where there is no GPU."""
+        """Return the median idle time, None without a GPU."""
         found = [step.idle_us for step in self.select(system, num_requests) if step.idle_us is not None]
         return summarize(found).median if found else None
 

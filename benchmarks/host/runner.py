@@ -1,4 +1,4 @@
-"""`faser bench host`: rounds of all systems and sizes in turn; results are written after each round."""
+"""`faser bench host`: interleaved rounds of all systems and sizes, with results written after each round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from faser_trtllm.errors import install
 
 GPU, TARGET, DRAFT = "h100", "llama-3.1-8b", "llama-3.2-1b"
 JSON_FILE, TEXT_FILE, PLOT_FILE = "host.json", "host.md", "host.png"
-REFERENCE_STEPS = 4  # times as many as the host's
+REFERENCE_STEPS = 4  # factor over the host's steps
 
 
 def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambda line: None) -> HostBenchReport:
@@ -58,7 +58,6 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
 
 
 def modelled_costs(num_requests: int) -> CostTable:
-    """Modelled: what price decides by, and how its clock passes. Drafting and verification never overlap, since their
-    threads would share one stopwatch."""
+    """Return modelled costs for price and its clock, without overlap, since both threads would share one stopwatch."""
     pair = Pair(find_gpu(GPU), find_shape(TARGET), find_shape(DRAFT))
     return replace(modelled_table(pair, max_batch_size=max(64, num_requests)), interference=())

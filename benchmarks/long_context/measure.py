@@ -1,4 +1,4 @@
-"""Long prompts through the executor: the chunks of a prompt, decode behind it, and a second request on its prefix."""
+"""Measure long prompts in the executor: a prompt's chunks, decoding after it, and a second request on its prefix."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.config import load_model_config
 
-QUESTION_LEN = 16  # tokens behind the prefix that two requests share
+QUESTION_LEN = 16  # tokens after the prefix that two requests share
 
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """One length. prefill_s: to the first token, in chunks; first_chunk_s and last_chunk_s: of its passes.
+    """One length. prefill_s: time to the first token. first_chunk_s, last_chunk_s: its first and last pass.
 
-    decode_ms: median of a decode step behind the prompt. kv_bytes: of the prompt's tokens. reuse_s: to the first token
-    of a second request that shares all but the last QUESTION_LEN tokens, num_reused of which were found in the cache.
+    decode_ms: median of a decode step after the prompt. kv_bytes: KV of the prompt's tokens.
+    reuse_s: time to the first token of a second request that shares all but the last QUESTION_LEN tokens, num_reused of
+    which were found in the cache.
     """
 
     num_tokens: int
@@ -43,7 +44,7 @@ class LongPrompt:
 
 
 def build_long(checkpoint_dir: Path, output_dir: Path, max_seq_len: int, chunk: int) -> Path:
-    """An engine of the checkpoint with so many positions, whatever it was trained on: for times, not for text."""
+    """Build an engine with more positions than the checkpoint was trained on, for times, not for text."""
     folder = output_dir / "checkpoint"
     folder.mkdir()
     for path in checkpoint_dir.iterdir():
@@ -65,7 +66,7 @@ def build_long(checkpoint_dir: Path, output_dir: Path, max_seq_len: int, chunk: 
 
 
 def measure(engine_dir: Path, lengths: Sequence[int], num_decode_steps: int, num_threads: int) -> list[LongPrompt]:
-    """A new executor for each length, so that a prefix is found only where it is meant to be.
+    """Measure each length with a new executor, so that no other prefix is in the cache.
 
     With one thread times are CPU time, which other work on the machine disturbs least.
     """
@@ -115,7 +116,7 @@ class _Sink:
 def _run(
     executor: Executor, tokens: list[int], max_tokens: int, sink: _Sink, clock: Callable[[], float]
 ) -> tuple[list[float], int]:
-    """Seconds of every step, and how many of them it took to the first token."""
+    """Return the seconds of every step, and the number of steps to the first token."""
     executor.submit(f"long-{max_tokens}", tokens, SamplingParams(max_tokens=max_tokens, temperature=0.0), sink)
     times: list[float] = []
     first = 0

@@ -1,10 +1,12 @@
-"""The model against what was measured on an H100 on 2026-11-26, point by point (data/h100_points.csv).
+"""Compare the cost model with measurements on an H100 of 2026-11-26, point by point (data/h100_points.csv).
 
-The pair is the demo pair enlarged; its passes, draft steps and kernels are our GPU engine's. A point's kind says what
-was measured: "pass" of the target with its test, and "probed pass", which has the probe's host time in it; "products"
-and "attention" of one, the latter per layer and in us; "draft step", "draft call" and "step" with its host; "products
-there" and "draft step there", on sms SMs over the whole GPU; "slowdown" of a stream on a side of a split, which alone
-took draft_ms or verify_ms, beside the other; "host" of a step. Times in ms.
+The pair is the enlarged demo pair on our GPU engine. Times are ms. A point's kind is
+- "pass": a target pass with rejection sampling; "probed pass": the same with the probe's host time;
+- "products", "attention": parts of a pass, the latter per layer and in us;
+- "draft step", "draft call", "step": with the host's time;
+- "products there", "draft step there": on sms SMs over the whole GPU;
+- "slowdown": of a stream on one side of a split, which takes draft_ms or verify_ms alone, next to the other stream;
+- "host": the host's time of a step.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from faser_trtllm.costmodel.shape import ModelShape
 
 TARGET = ModelShape("demo target at 8B", 32, 4096, 14336, 32, 8, 128, 4096)
 DRAFT = ModelShape("demo draft at 0.3B", 20, 1024, 4096, 16, 4, 64, 4096)
-PROBE_MS = 0.45  # host time in the wall time of a probed pass, which a step has in its own
-DRAFT_STEPS = 4  # of a draft stream
+PROBE_MS = 0.45  # host time of a probed pass, which a step counts separately
+DRAFT_STEPS = 4  # steps of a draft stream
 
 
 @dataclass(frozen=True)
 class OwnPoint:
-    """One measurement. model: "target" or "draft"; of a slowdown, whose. before: the model's figure before it was held
-    against these points. What a kind does not need is 0."""
+    """One measurement. model: "target" or "draft". before: the model's figure before it was fitted to these points.
+
+    Fields that a kind does not need are 0.
+    """
 
     group: str
     kind: str
@@ -50,7 +54,7 @@ class OwnPoint:
 
     @property
     def error(self) -> float:
-        """Of the model, as a share of the measurement."""
+        """The model's error as a share of the measurement."""
         return self.modelled / self.measured - 1.0
 
     @property
@@ -87,7 +91,7 @@ def own_groups(points: Sequence[OwnPoint]) -> dict[str, list[OwnPoint]]:
 
 
 def _pair(point: OwnPoint) -> Pair:
-    """With a split of the measured one, where the draft's side is known."""
+    """Return the pair, with the measured split if the draft's side is known."""
     return Pair(GPUS["h100"], TARGET, DRAFT, draft_sms=None if point.kind == "products there" else point.sms or None)
 
 

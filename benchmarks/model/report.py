@@ -1,4 +1,4 @@
-"""The validation as Markdown: against public figures, and against our own."""
+"""The validation against public figures and our own, as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faser_trtllm.costmodel.anchors import anchors_version
 
 
 def render_validation(comparisons: Sequence[Comparison]) -> str:
-    """Errors by group, then every point, then the sources."""
+    """Return errors by group, then every point, then the sources."""
     lines = [
         f"Anchors: {anchors_version()}. Errors are the model's, as a share of what was measured. Nothing here was "
         "measured by us.",
@@ -33,7 +33,7 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
 
 
 def render_own(points: Sequence[OwnPoint]) -> str:
-    """Errors by group, before and after the model was corrected by these points."""
+    """Return errors by group, before and after the model was corrected by these points."""
     lines = [
         "Measured on an H100, 2026-11-26: the `cuda` backend, the demo pair enlarged to 8B and 0.3B "
         "(`benchmarks/model/data/h100_points.csv`). Mean error, mean absolute error and the worst one, of the "

@@ -1,4 +1,4 @@
-"""Times of whole steps of a pair by the cost model's arithmetic, where all requests are alike."""
+"""Times of a pair's steps by the cost model's arithmetic, for equal requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from faser_trtllm.costmodel.pair import Pair
 
 
 def step_ms(pair: Pair, length: int, num_requests: float, context_len: float) -> float:
-    """A step of one length: drafting, then verification, on the whole GPU."""
+    """Return the ms of a step with one draft length: drafting, then verification, on the whole GPU."""
     ms = pair.drafting_ms(length, num_requests, context_len) + pair.host.step_ms
     return ms + pair.verify_ms(num_requests * (1 + length), num_requests, context_len)
 
 
 def ping_pong_ms(pair: Pair, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> float:
-    """Two half batches that take turns on the two streams: a token step of all requests."""
+    """Return the ms in which two half batches, alternating on the two streams, both make a step."""
     half = num_requests / 2
     draft_ms = num_drafters * pair.drafting_ms(length, half, context_len, pair.draft_share)
     verify_ms = pair.verify_ms(half * (1 + length), half, context_len, 1.0 - pair.draft_share)

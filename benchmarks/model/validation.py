@@ -1,8 +1,8 @@
-"""The model against public measurements, point by point (data/points.csv).
+"""Compare the cost model with public measurements, point by point (data/points.csv).
 
-A point's kind says what was measured: "tpot", a mean time per token in steady load, prompts in between; "pass", one
-pass; "speed-up" of a drafting length over none, and "relative speed-up" over that of one request; "drafting share" of a
-step; "step per token", a step over the tokens that it brings. Times in ms.
+Times are ms. A point's kind is "tpot", the mean time per token in steady load with prompts; "pass"; "speed-up" of a
+draft length over none; "relative speed-up" over that of one request; "drafting share" of a step; or "step per token", a
+step over its tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement. What a kind does not need is 0 or empty."""
+    """One measurement. Fields that a kind does not need are 0 or empty."""
 
     group: str
     gpu: str
@@ -53,7 +53,7 @@ class Point:
 
     @property
     def what(self) -> str:
-        """The point within its group, in words."""
+        """Description of the point within its group."""
         words = [self.target] if self.source == "AIC tables" else []
         words += [f"{self.rows} rows"] if self.rows and self.rows != self.requests else []
         words += [f"batch {self.requests}"]
@@ -70,12 +70,12 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the model, as a share of the measurement."""
+        """The model's error as a share of the measurement."""
         return self.modelled / self.point.measured - 1.0
 
 
 def compare_all() -> list[Comparison]:
-    """Every point with the model's figure."""
+    """Return every point with the model's figure."""
     return [Comparison(point, _KINDS[point.kind](point)) for point in read_points()]
 
 
@@ -111,7 +111,7 @@ def read_points() -> list[Point]:
 
 
 def mean_error(comparisons: Sequence[Comparison]) -> float:
-    """Mean absolute error, as a share."""
+    """Return the mean absolute error as a share."""
     return fmean(abs(c.error) for c in comparisons)
 
 
@@ -128,7 +128,7 @@ def _target(point: Point) -> PassModel:
 
 
 def _tpot_ms(point: Point) -> float:
-    """Each request's tokens wait for the prompts of the others, spread over its output."""
+    """Return the time per token, with the waits for the prompts of other requests spread over the output."""
     target, b = _target(point), point.requests
     decode_ms = target.ms(b, b, point.prompt_len + point.output_len / 2)
     return decode_ms + (b - 1) / point.output_len * target.prompt_ms(point.prompt_len)
@@ -139,7 +139,7 @@ def _pass_ms(point: Point) -> float:
 
 
 def _drafting_ms(point: Point, requests: int) -> float:
-    """point.draft_len steps, the host's time for each included."""
+    """Return the time of point.draft_len steps, including the host's."""
     gpu, target = find_gpu(point.gpu), find_shape(point.target)
     if point.draft in (EAGLE, EAGLE3):
         head = PassModel(gpu, target.eagle3(), is_ours=False)

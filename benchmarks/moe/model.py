@@ -1,4 +1,4 @@
-"""Random mixtures of experts as Hugging Face folders, whose rows route as much alike as those of trained ones."""
+"""Random mixtures of experts as Hugging Face folders, with an overlap of experts like that of trained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.weights import bfloat16_from_float32
 
 TOKENIZER = Path(__file__).parents[2] / "engines/demo/target/tokenizer.json"
-VOCAB_SIZE = 4096  # of the tokenizer, which no system asks
+VOCAB_SIZE = 4096  # of the tokenizer, which no system uses
 EMBEDDING = "model.embed_tokens.weight"
 _ONE = 0x3F80  # in bf16
 
@@ -34,13 +34,13 @@ class MoeSizes:
     max_seq_len: int = 1024
 
     def settings(self) -> dict[str, object]:
-        """config.json."""
+        """Return config.json."""
         return {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",
             "vocab_size": VOCAB_SIZE,
             "hidden_size": self.hidden_size,
-            "intermediate_size": 4 * self.hidden_size,  # of dense layers, of which there are none
+            "intermediate_size": 4 * self.hidden_size,  # for dense layers; there are none
             "moe_intermediate_size": self.expert_size,
             "num_experts": self.num_experts,
             "num_experts_per_tok": self.top_k,
@@ -63,8 +63,7 @@ class MoeSizes:
 
 
 class MoeWeights(RandomWeights):
-    """Weights drawn by name. A hidden row is its embedding and what layers add, which neighbours have in common: the
-    larger the embedding, the less alike they are routed."""
+    """Random weights by name. Neighbouring rows share what layers add, so a larger embedding routes them less alike."""
 
     def __init__(self, embedding_scale: float) -> None:
         self._embedding_scale = embedding_scale
@@ -79,7 +78,7 @@ class MoeWeights(RandomWeights):
 
 
 def write_moe_checkpoint(directory: Path, sizes: MoeSizes, embedding_scale: float) -> Path:
-    """Write the folder, unless it is there already."""
+    """Write the folder unless it exists."""
     done = directory / "done"
     if not done.exists():
         directory.mkdir(parents=True, exist_ok=True)

@@ -19,13 +19,12 @@ PRICE_SPELLING = "price:mode=serial,prune=off"
 class MoeBenchOptions:
     """Options of `faser bench moe`.
 
-    models_dir: checkpoints, engines and their profiles are kept here and used again; default: a temporary folder.
-    embedding_scales: a model each; the larger, the less alike neighbouring rows are routed, which is measured.
-    acceptance: probabilities that a draft is accepted, where those before it were. batch_sizes: requests in flight.
-    fixed: draft lengths of the fixed policies; num_fixed_kept: so many of a cell's, the fastest of its first block, go
-    on. seconds: of a cell, for all systems together. blocks: of a cell after the first, which warms up; ratios are of
-    rates in the same block. quick_profile: the one of a build, without held-out points. quantization: of the target.
-    sizes: of the target.
+    models_dir: keeps checkpoints, engines and profiles for reuse; default: a temporary folder.
+    embedding_scales: one model each; larger scales route neighbouring rows less alike, which is measured.
+    acceptance: probabilities that a draft is accepted if those before it were.
+    num_fixed_kept: number of fixed lengths that go on after a cell's first block, the fastest ones.
+    seconds: time of a cell for all systems together. blocks: blocks of a cell after a warm-up; ratios are per block.
+    quick_profile: use the quick profile of a build, without held-out points. sizes: sizes of the target.
     """
 
     output_dir: Path
@@ -50,7 +49,7 @@ class MoeBenchOptions:
     command_line: tuple[str, ...] = ()
 
     def quick(self) -> MoeBenchOptions:
-        """A tiny model that shows the same; not to be quoted."""
+        """Return options with a tiny model, not to be quoted."""
         return replace(
             self,
             embedding_scales=self.embedding_scales[:1],
@@ -64,7 +63,7 @@ class MoeBenchOptions:
         )
 
     def systems(self) -> dict[str, str]:
-        """Label -> spelling of the policy."""
+        """Return the spellings of policies by label."""
         fixed = {f"fixed:{k}": f"fixed:{k}" for k in self.fixed}
         return {OFF: OFF} | fixed | {PRICE: PRICE_SPELLING, BY_ROWS: PRICE_SPELLING}
 
@@ -76,7 +75,7 @@ class MoeBenchOptions:
 
     @property
     def max_batch_size(self) -> int:
-        """The size of the engines' batch, so that runs of fewer requests find them again."""
+        """The engines' batch size, which runs of fewer requests share."""
         return max(BATCH_SIZES + self.batch_sizes)
 
     @property
@@ -85,7 +84,7 @@ class MoeBenchOptions:
         return -(-(self.prompt_len + self.max_tokens + MAX_DRAFT_LEN + 2) // 64) * 64
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for what is empty or out of range."""
+        """Raise InvalidArgumentError for options that are empty or out of range."""
         for name in ("embedding_scales", "acceptance", "batch_sizes", "fixed"):
             if not getattr(self, name):
                 raise InvalidArgumentError(f"{name} is empty, give at least one")

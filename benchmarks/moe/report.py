@@ -1,4 +1,4 @@
-"""Results of the bench on mixtures, as values, JSON and Markdown."""
+"""Results of the bench on mixtures as values, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from benchmarks.policies.best_rival import MeanRatio, ratio_to_best
 from faser_trtllm.bench.markdown import table
 from faser_trtllm.bench.stats import summarize
 
-WANTED = 0.99  # of the best of off and the fixed lengths
-NUM_COUNTS = 5  # kinds of passes of a cell that are shown
+WANTED = 0.99  # goal: share of the best of off and the fixed lengths
+NUM_COUNTS = 5  # kinds of passes shown per cell
 
 
 @dataclass(frozen=True)
 class Count:
-    """Decode passes of one kind: distinct experts of a layer, measured, and by the closed form with the profile's
-    overlaps."""
+    """Distinct experts of a layer in decode passes of one kind, measured and by the closed form with the profile."""
 
     num_requests: int
     num_rows: int
@@ -32,7 +31,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Cell:
-    """rates: tokens/s of each block by system, the first block left out. counts: of all systems' passes together."""
+    """A cell. rates: tokens/s of each block after the first, by system. counts: of all systems' passes together."""
 
     model: str
     acceptance: float
@@ -46,18 +45,18 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """The best of off and the fixed lengths, picked by what was measured."""
+        """The best measured one of off and the fixed lengths."""
         return max(self.rivals, key=lambda name: summarize(self.rates[name]).median)
 
     def to_best(self, system: str) -> MeanRatio:
-        """Against the rival that is best in the other blocks."""
+        """Return the ratio to the rival that is best in the other blocks."""
         return ratio_to_best(self.rates[system], [self.rates[name] for name in self.rivals])
 
     def ratio(self, system: str, base: str) -> MeanRatio:
         return ratio_to_best(self.rates[system], [self.rates[base]])
 
     def prediction_error(self) -> float:
-        """Mean relative error of the predicted distinct experts, over passes."""
+        """Mean relative error of predicted distinct experts over passes."""
         passes = sum(count.num_passes for count in self.counts)
         apart = sum(count.num_passes * abs(count.predicted / count.measured - 1.0) for count in self.counts)
         return apart / passes if passes else math.nan
@@ -65,9 +64,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class MoeModel:
-    """overlap: share of a row's experts that the next row of its request takes too, measured on random tokens, mean
-    over layers. profiled: the same of any two rows of a request, and of two of different requests, as the profile found
-    them. held_out: error of the cost table on points that it was not fitted to, by kind of pass."""
+    """A model. overlap: share of a row's experts that the next row uses, too, on random tokens, the mean over layers.
+
+    profiled: the profile's overlap of any two rows of a request, and of rows of different requests.
+    held_out: error of the cost table on held-out points, by kind of pass.
+    """
 
     name: str
     embedding_scale: float
@@ -87,7 +88,7 @@ class MoeReport:
     minutes: float
 
     def write(self, output_dir: Path) -> None:
-        """moe.json and moe.md."""
+        """Write moe.json and moe.md."""
         data = asdict(self) | {"ratios": [self._ratios(cell) for cell in self.cells]}
         (output_dir / "moe.json").write_text(json.dumps(data, indent=1) + "\n")
         (output_dir / "moe.md").write_text(self.markdown())

@@ -34,14 +34,14 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir
 
-DRAFT_SIZES = (1, 128, 256, VOCAB_SIZE)  # layers, hidden size, MLP size, vocabulary: a pass costs nearly nothing
+DRAFT_SIZES = (1, 128, 256, VOCAB_SIZE)  # layers, hidden size, MLP size, vocabulary, with a negligible cost
 NUM_SEQUENCES, NUM_TOKENS = 24, 64  # of the measured overlap
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model, its engines and their costs; by_rows: costs that know of no experts."""
+    """A model, its engines and their costs; by_rows: costs without experts."""
 
     model: MoeModel
     engine_dir: Path
@@ -83,7 +83,7 @@ def run_moe_bench(options: MoeBenchOptions, say: Progress) -> MoeReport:
 
 
 def prepare(options: MoeBenchOptions, folder: Path, embedding_scale: float, say: Progress) -> Built:
-    """Write, build and profile a model, or find all of it in the folder."""
+    """Write, build and profile a model unless the folder has it."""
     sizes = options.sizes
     name = f"{sizes.num_layers}x{sizes.hidden_size}-{sizes.num_experts}x{sizes.expert_size}-e{embedding_scale:g}"
     say(f"{name}: writing, building and profiling what is not there yet")
@@ -122,7 +122,7 @@ def prepare(options: MoeBenchOptions, folder: Path, embedding_scale: float, say:
 
 
 def measure_overlap(engine_dir: Path, options: MoeBenchOptions) -> float:
-    """Share of a row's experts that the next row of the same random text takes too."""
+    """Return the share of a row's experts that the next row of the same random text uses, too."""
     with (
         CoreSet(options.cores, options.num_threads) as core_set,
         CpuEngine.open(
@@ -151,7 +151,7 @@ def measure_overlap(engine_dir: Path, options: MoeBenchOptions) -> float:
 
 
 def _profile(options: MoeBenchOptions, engine_dir: Path, say: Progress) -> CostTable:
-    """The directory's table, measured if it has none."""
+    """Return the directory's table, measured if it has none."""
     path = engine_dir / PROFILE
     if not path.exists():
         profile = profile_engine_dir(
@@ -173,7 +173,7 @@ def _profile(options: MoeBenchOptions, engine_dir: Path, say: Progress) -> CostT
 
 
 def by_rows(path: Path) -> CostTable:
-    """The table of a profile's file, fitted as if its model had no experts."""
+    """Fit a table to a profile's samples as if its model had no experts."""
     table, data = CostTable.read(path), json.loads(path.read_text())
     samples, held_out = (
         [replace(sample, num_experts=0.0) for sample in read_samples(data[key])] for key in ("samples", "held_out")
@@ -192,7 +192,7 @@ def _open_systems(options: MoeBenchOptions, built: Built, acceptance: float, sta
     for name, spelling in options.systems().items():
         table = built.by_rows if name == BY_ROWS else None
         systems.append(open_system(name, spelling, built.engine_dir, acceptance, options, stack, table))
-    gc.collect()  # whoever happens to set off a collection does not pay for all that lives
+    gc.collect()  # collect now, so that no system is charged for it
     gc.freeze()
     stack.callback(gc.unfreeze)
     return systems
@@ -201,12 +201,12 @@ def _open_systems(options: MoeBenchOptions, built: Built, acceptance: float, sta
 def _measure(
     options: MoeBenchOptions, built: Built, acceptance: float, batch_size: int, systems: Sequence[System]
 ) -> Cell:
-    """One cell. The first block warms up, and the fixed lengths that were slow in it go no further."""
+    """Measure one cell. The first block is a warm-up, which also drops slow fixed lengths."""
     order = random.Random(f"{options.seed}/{built.model.name}/{acceptance}/{batch_size}")
     running = list(systems)
     for system in running:
         system.begin(batch_size, batch_size)
-    # The first block has all systems, the others fewer.
+    # The first block has all systems, later ones fewer.
     num_left = min(len(running), 3 + options.num_fixed_kept)
     block_s = options.seconds / (len(running) + num_left * options.blocks)
     first = _block(running, block_s, options.slice_ms / 1e3, order)
@@ -233,7 +233,7 @@ def _measure(
 
 
 def _block(systems: Sequence[System], least_s: float, slice_s: float, order: random.Random) -> dict[str, float]:
-    """Turns until each system has had so much of its time -> tokens/s."""
+    """Run turns until each system has run least_s, and return tokens/s."""
     tokens, seconds = (dict.fromkeys((system.name for system in systems), 0.0) for _ in range(2))
     while waiting := [system for system in systems if seconds[system.name] < least_s]:
         order.shuffle(waiting)
@@ -245,7 +245,7 @@ def _block(systems: Sequence[System], least_s: float, slice_s: float, order: ran
 
 
 def _options_dict(options: MoeBenchOptions) -> dict[str, Any]:
-    """The options as JSON, with what None stood for, and without the machine's folders."""
+    """Return options for JSON, with defaults resolved and without machine-specific folders."""
     values = asdict(options) | {"cores": options.pinned_cores(), "num_threads": options.threads()}
     del values["command_line"], values["models_dir"]
     return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}

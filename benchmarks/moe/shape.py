@@ -1,8 +1,8 @@
-"""One row through a large mixture, in shape: every layer has memory of its own, but all have the same weights.
+"""Time one row in a mixture of a large model's shape; layers have separate memory but the same weights.
 
     python -m benchmarks.moe.shape --output_dir out --work_dir big
 
-The default is Qwen3-30B-A3B's shape in 4 bits, a file of 17 GB, which has to fit in memory. It is kept in work_dir.
+The default is Qwen3-30B-A3B's shape in 4 bits, a file of 17 GB, which must fit in memory. It is kept in work_dir.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from faser_trtllm.models.config import ModelConfig, parse_model_config
 from faser_trtllm.models.quantized_weight import Scheme
 from faser_trtllm.partition.core_set import CoreSet
 
-# Qwen3-30B-A3B, but for its vocabulary.
+# Qwen3-30B-A3B with a different vocabulary.
 SIZES = MoeSizes(num_layers=48, hidden_size=2048, num_experts=128, top_k=8, expert_size=768)
 VOCAB_SIZE = 151936
 CONTEXT, BLOCK = 128, 32
@@ -40,7 +40,7 @@ EMBEDDING_SCALE = 1.0
 
 @dataclass(frozen=True)
 class Decode:
-    """One row of one request, medians over steps. read_bytes: of the weights that a row touches."""
+    """Medians over steps of one row of one request. read_bytes: bytes of weights that a row reads."""
 
     ms: float
     distinct_experts: float
@@ -65,7 +65,7 @@ def model_config(sizes: MoeSizes, vocab_size: int) -> ModelConfig:
 
 
 def write_shape(path: Path, config: ModelConfig, scheme: Scheme | None) -> None:
-    """An engine file; memory holds one layer, packed, and the matrix that is being packed."""
+    """Write an engine file; memory holds one packed layer and the matrix that is being packed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = list(repeated(config, scheme))
     staged = path.with_suffix(".tmp")
@@ -74,14 +74,14 @@ def write_shape(path: Path, config: ModelConfig, scheme: Scheme | None) -> None:
 
 
 def repeated(config: ModelConfig, scheme: Scheme | None) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors of all layers: the first's under every layer's name."""
+    """Yield the first layer's tensors under every layer's name."""
     one = replace(config, num_layers=1)
     before: list[tuple[str, TensorSource]] = []
     layer: list[tuple[str, TensorSource]] = []
     after: list[tuple[str, TensorSource]] = []
     for name, source in engine_tensors(one, MoeWeights(EMBEDDING_SCALE), scheme):
         made = source() if callable(source) else source
-        found = made if isinstance(made, np.ndarray) else list(made)  # which every layer's tensor is made of
+        found = made if isinstance(made, np.ndarray) else list(made)  # shared by all layers
         (layer if name.startswith("layers.0.") else after if layer else before).append((name, found))
     yield from before
     for i in range(config.num_layers):
@@ -90,7 +90,7 @@ def repeated(config: ModelConfig, scheme: Scheme | None) -> Iterator[tuple[str, 
 
 
 def read_bytes(path: Path, distinct_experts: float, num_experts: int) -> float:
-    """The bytes of weights that a pass of one row reads, so many experts of a layer among them."""
+    """Return the bytes of weights that a pass of one row reads, with distinct_experts per layer."""
     with EngineFile.open(path) as file:
         sizes = {name: int(entry["nbytes"]) for name, entry in file.header["tensors"].items()}
     experts = sum(nbytes for name, nbytes in sizes.items() if ".expert_" in name)
@@ -99,7 +99,7 @@ def read_bytes(path: Path, distinct_experts: float, num_experts: int) -> float:
 
 
 def measure(path: Path, config: ModelConfig, num_steps: int, num_threads: int, work_dir: Path) -> Decode:
-    """Steps of random tokens after a context, after as many that warm up."""
+    """Time steps of random tokens after a context, after as many warm-up steps."""
     assert config.experts is not None
     times, counts = [], []
     with (

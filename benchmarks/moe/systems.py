@@ -1,7 +1,7 @@
-"""A policy on an executor of its own, which works in turns on endless requests.
+"""A policy with its own executor, which works in turns on endless requests.
 
-Systems take turns because a machine's speed changes within seconds by more than policies differ. Acceptance is a
-function of a request's prompt and of the place in it, the same for all of them.
+Systems take turns because a machine's speed changes within seconds by more than policies differ. Acceptance depends on
+a request's prompt and position only, so it is the same for all systems.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from faser_trtllm.policy.registry import make_policy
 
 
 class PassCounter(StepWatcher):
-    """counts: decode passes, and the sum of their distinct experts of a layer, by requests and rows. num_expected:
-    tokens of all passes, in the mean over coins that accept drafts: which coins fall makes no system faster."""
+    """A watcher of passes.
+
+    counts: decode passes and the sum of their distinct experts per layer, by requests and rows.
+    num_expected: expected tokens of all passes, so that random acceptance favours no system.
+    """
 
     def __init__(self, acceptance: float) -> None:
         self.counts: dict[tuple[int, int], tuple[int, float]] = {}
         self.num_expected = 0.0
-        self._expected = np.cumsum(acceptance ** np.arange(1 + MAX_DRAFT_LEN))  # by drafts whose rows were run
+        self._expected = np.cumsum(acceptance ** np.arange(1 + MAX_DRAFT_LEN))  # expected tokens by drafts with rows
 
     def step(self, record: StepRecord) -> None:
         result, num_decoding = record.result, record.plan.scheduled.num_decoding
@@ -47,7 +50,7 @@ class PassCounter(StepWatcher):
 
 
 class _Stream:
-    """The sink of a client that asks again and again. requests: so many of its requests have ended."""
+    """The sink of a client that sends requests without end. requests: number of ended requests."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -63,12 +66,12 @@ class _Stream:
 
 
 class System:
-    """begin() opens streams, turns work on them, end() cancels what still runs."""
+    """A system: begin() opens streams, turn() works on them, end() cancels running requests."""
 
     def __init__(
         self, name: str, options: MoeBenchOptions, executor: Executor, clock: Stopwatch, acceptance: float
     ) -> None:
-        """passes: of this executor since begin()."""
+        """Watch the executor's passes since begin()."""
         self.name = name
         self.passes = PassCounter(acceptance)
         executor.watch(self.passes)
@@ -81,15 +84,15 @@ class System:
         self._open: dict[int, str] = {}
 
     def begin(self, cell: int, batch_size: int) -> None:
-        """cell: another one has other requests; systems that begin the same one have the same."""
+        """Open the streams of a cell, whose requests are the same for all systems."""
         self._cell = cell
         self._streams = [_Stream() for _ in range(batch_size)]
         self.passes.counts.clear()
         self._refill()
 
     def turn(self, least_s: float) -> tuple[float, float]:
-        """Whole steps for at least so long -> expected tokens, and seconds that they took."""
-        time.sleep(SETTLE_S)  # the pool of the system that ran last stops spinning
+        """Run whole steps for at least least_s; return expected tokens and seconds."""
+        time.sleep(SETTLE_S)  # until the thread pool of the last system stops spinning
         before, start_s = self.passes.num_expected, self._clock.now_s()
         self._clock.start()
         while self._clock.now_s() - start_s < least_s:
@@ -109,7 +112,7 @@ class System:
 
     @property
     def num_tokens(self) -> int:
-        """That the clients of this cell got."""
+        """Tokens that the clients of this cell got."""
         return sum(stream.num_tokens for stream in self._streams)
 
     def _refill(self) -> None:
@@ -119,9 +122,9 @@ class System:
                 continue
             rng = np.random.default_rng([options.seed, self._cell, number, stream.num_requests])
             prompt = rng.integers(1, VOCAB_SIZE, options.prompt_len).tolist()
-            # Drawn at random, with a seed: tokens of a greedy random model go round in circles.
+            # Seeded sampling, since a greedy random model repeats its tokens.
             seed = int(rng.integers(1 << 32))
-            length = int(rng.integers(options.max_tokens // 2, options.max_tokens + 1))  # or all would end at once
+            length = int(rng.integers(options.max_tokens // 2, options.max_tokens + 1))  # so that not all end at once
             params = SamplingParams(max_tokens=length, temperature=1.0, seed=seed, end_ids=())
             self._open[number] = request_id = f"{self.name}-{next(self._ids)}"
             self._executor.submit(request_id, prompt, params, stream)
@@ -137,7 +140,7 @@ def open_system(
     stack: ExitStack,
     table: CostTable | None = None,
 ) -> System:
-    """Open an executor; stack closes it. table: instead of the engine directory's."""
+    """Open an executor; stack closes it. table: replaces the engine directory's."""
     clock = Stopwatch()
     max_batch_size = options.max_batch_size
     config = ExecutorConfig(

@@ -1,7 +1,7 @@
-"""What the executor has no form for, by the cost model's arithmetic: trees, several drafters, other ways to overlap.
+"""The cost model's arithmetic for systems that the executor lacks: trees, several drafters, other ways to overlap.
 
-All requests are alike in a step here, and a system takes the length, tree or split that is best for the load. So
-figures are held against serial steps of the same arithmetic, never against simulated ones.
+All requests of a step are equal, and a system uses the best length, tree or split for the load. So figures are compared
+with serial steps of the same arithmetic, never with simulated ones.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from faser_trtllm.costmodel.passes import OVERLAP_POWER
 
 LENGTHS = range(1, 9)
 SPLITS = (8, 16, 24, 32, 48, 64)  # SMs that draft
-SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)  # its default expansion, as its artifact has it
-CAUGHT, CAUGHT_AT_MOST = 0.45, 0.8  # of top-1's failures by ranks 2 and 3, greedy and sampled, after SpecInfer's rates
-NUM_VOTERS, CAUGHT_BY_VOTE = 3, 0.28  # Smurfs-like: drafters that vote, and what their vote mends; assumed
+SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)  # default expansion of its artifact
+CAUGHT, CAUGHT_AT_MOST = 0.45, 0.8  # share of top-1's failures, by ranks 2 and 3, from SpecInfer's rates
+NUM_VOTERS, CAUGHT_BY_VOTE = 3, 0.28  # Smurfs-like: voting drafters, and the failures that a vote corrects; assumed
 TREES = tuple(
     (*head, *(1,) * tail)
     for head in ((2,), (3,), (4,), (2, 2), (3, 2), (1, 2), (1, 3), (1, 1, 2), (1, 1, 3))
     for tail in range(6)
 )
-SHARED_CACHE = 1.03  # memory times while both run: they evict each other's lines; assumed
-MEMORY_BOUND = 0.75  # of the bandwidth: what passes reach that do nothing but wait for memory
-KERNELS_PER_LAYER, WAIT_MS = 7, 0.01  # of the draft model; until running blocks end, there is no preemption; assumed
+SHARED_CACHE = 1.03  # factor on memory times while both run and evict each other's lines; assumed
+MEMORY_BOUND = 0.75  # share of the bandwidth that memory-bound passes reach
+KERNELS_PER_LAYER, WAIT_MS = 7, 0.01  # of the draft model; wait until running blocks end, without preemption; assumed
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens per ms by system, and the base that they are held against."""
+    """Tokens per ms by system, and the base of comparison."""
 
     setting: Setting
     base: str
@@ -46,7 +46,7 @@ class Answer:
 
 
 def baselines(settings: Iterable[Setting]) -> Iterator[Answer]:
-    """SpecInfer-like trees and a Smurfs-like pipeline beside chains, over a chain of five."""
+    """Yield SpecInfer-like trees, a Smurfs-like pipeline and chains, over a chain of five."""
     for setting in settings:
         pair = make_pair(setting)
         rates = {
@@ -63,7 +63,7 @@ def baselines(settings: Iterable[Setting]) -> Iterator[Answer]:
 
 
 def streams(settings: Iterable[Setting]) -> Iterator[Answer]:
-    """Two half batches in turn, by what shares the GPU between them, over serial steps."""
+    """Yield two alternating half batches, by the way in which they share the GPU, over serial steps."""
     for setting in settings:
         pair = make_pair(setting)
         rates = {"serial": max(_serial(pair, setting, k) for k in LENGTHS)}
@@ -79,7 +79,7 @@ def _context(setting: Setting) -> float:
 
 
 def _tokens(setting: Setting, length: int) -> float:
-    """Of all requests in a step."""
+    """Return the tokens of all requests in a step."""
     return setting.load * tokens_per_step(setting.acceptance, (1,) * length)
 
 
@@ -88,7 +88,7 @@ def _serial(pair: Pair, setting: Setting, length: int) -> float:
 
 
 def _tree(pair: Pair, setting: Setting, widths: tuple[int, ...], caught: float) -> float:
-    """Each level is one step of the draft model over the nodes of the level before it."""
+    """Return tokens per ms of a tree; each level is one step of the draft model on the nodes of the last one."""
     nodes, n, context = levels(widths), setting.load, _context(setting)
     drafting_ms = pair.draft_rows_ms(CATCH_UP_ROWS * n, n, context)
     drafting_ms += sum(pair.draft_rows_ms(n * width, n, context) for width in nodes[:-1])
@@ -97,7 +97,7 @@ def _tree(pair: Pair, setting: Setting, widths: tuple[int, ...], caught: float) 
 
 
 def _best_split(setting: Setting, num_drafters: int = 1, caught: float = 0.0) -> tuple[float, int]:
-    """Tokens per ms of two half batches in turn on green contexts, and the SMs that draft."""
+    """Return tokens per ms of two half batches in turn on green contexts, and the SMs that draft."""
     num_sms = find_gpu(setting.gpu).num_sms
     found = []
     for sms in SPLITS:
@@ -111,15 +111,17 @@ def _best_split(setting: Setting, num_drafters: int = 1, caught: float = 0.0) ->
 
 
 def _sliced(pair: Pair, setting: Setting, length: int) -> float:
-    """Two processes without MPS: one at a time has the whole GPU. A bound: switching and the host cost nothing."""
+    """Return a bound for two processes without MPS, which have the whole GPU in turn, without costs of switching."""
     half, context = setting.load / 2, _context(setting)
     ms = pair.drafting_ms(length, half, context) + pair.verify_ms(half * (1 + length), half, context)
     return _tokens(setting, length) / (2.0 * ms)
 
 
 def _prioritised(pair: Pair, setting: Setting, length: int, wait_ms: float) -> float:
-    """Two streams, or two processes under MPS, on all SMs: drafting goes first, verification has what it leaves of
-    bandwidth and compute. A bound but for wait_ms, for which each kernel of the draft model waits."""
+    """Return a bound for two streams, or two processes under MPS, on all SMs, where drafting goes first.
+
+    Verification has the rest of bandwidth and compute. Each kernel of the draft model waits for wait_ms.
+    """
     half, context, gpu = setting.load / 2, _context(setting), pair.gpu
     draft_ms = pair.drafting_ms(length, half, context)
     verify_ms = pair.verify_ms(half * (1 + length), half, context)

@@ -1,4 +1,4 @@
-"""One simulated run: a pair on a GPU under a load, with one system."""
+"""One simulated run of a system with a pair on a GPU under a load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from faser_trtllm.planner.load.arrivals import TRACES, Lengths, generated_arriva
 from faser_trtllm.planner.load.run import run_arrivals, run_closed_loop
 from faser_trtllm.planner.load.service import ServiceOptions, open_service
 
-EAGLE3 = "eagle3"  # as a draft: the target's EAGLE-3 head
+EAGLE3 = "eagle3"  # as a draft, the target's EAGLE-3 head
 OFF = "off"
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 48
 TRACE_S = 300.0
@@ -27,7 +27,7 @@ TRACE_S = 300.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What systems are compared on. load: requests in flight, or 0 for the trace at so many requests per second."""
+    """A setting for comparisons. load: concurrent requests, or 0 for the trace at requests_per_s."""
 
     gpu: str
     target: str
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """tokens_per_s: simulated. pruned, overlapped: shares, of drafted rows and of steps. wall_s: of the simulation."""
+    """A result. pruned, overlapped: shares of drafted rows and of steps. wall_s: time of the simulation itself."""
 
     section: str
     setting: Setting

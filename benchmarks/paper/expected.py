@@ -1,4 +1,4 @@
-"""Tokens per step of drafts in a chain or a tree, under the random acceptance that the simulation has."""
+"""Tokens per step of drafts in a chain or a tree, with the simulation's random acceptance."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NUM_REQUESTS, OUTPUT_LEN = 512, 256
 
 @functools.lru_cache(maxsize=1024)
 def tokens_per_step(acceptance: float, widths: tuple[int, ...], caught: float = 0.0, seed: int = 0) -> float:
-    """Of requests that are walked from their first token to their last.
+    """Return tokens per step of requests from their first token to their last.
 
-    widths: candidates by place; (1, 1, 1) is a chain of three. caught: of the drafts that fail where there are three
-    candidates, the share that one of the other two is right; fewer or more candidates catch less or more of them.
+    widths: candidates by place; (1, 1, 1) is a chain of three. caught: the share of failed drafts for which one of two
+    other candidates is right; fewer or more candidates catch less or more of them.
     """
     depth = len(widths)
     process = AcceptanceProcess(Acceptance.of(acceptance), NUM_REQUESTS, OUTPUT_LEN, max(1, depth), seed)
@@ -42,10 +42,10 @@ def tokens_per_step(acceptance: float, widths: tuple[int, ...], caught: float = 
 
 
 def caught_by(width: int, of_three: float) -> float:
-    """By so many candidates, if each further doubling of them leaves the same share of failures."""
+    """Return the share caught by width candidates, if each doubling leaves the same share of failures."""
     return float(1.0 - (1.0 - of_three) ** (math.log2(width) / math.log2(3)))
 
 
 def levels(widths: tuple[int, ...]) -> tuple[int, ...]:
-    """Nodes of a tree by depth."""
+    """Return the number of a tree's nodes by depth."""
     return tuple(int(count) for count in np.cumprod(widths)) if widths else ()

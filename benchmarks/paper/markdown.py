@@ -30,7 +30,7 @@ def render_markdown(
 
 
 def over_base(section: Section, results: Sequence[Result]) -> dict[Setting, dict[str, list[float]]]:
-    """Tokens per second by system, over the section's base, of each seed."""
+    """Return tokens per second by system over the section's base, for each seed."""
     rates: dict[Setting, dict[str, float]] = {}
     for result in results:
         rates.setdefault(result.setting, {})[result.system] = result.tokens_per_s
@@ -43,7 +43,7 @@ def over_base(section: Section, results: Sequence[Result]) -> dict[Setting, dict
 
 
 def ahead_of_best(ratios: Mapping[str, Sequence[float]], system: str = PRICE) -> list[float]:
-    """A system over the best of the others, of each seed."""
+    """Return a system's ratio to the best of the others, for each seed."""
     best = [max(values) for values in zip(*(v for name, v in ratios.items() if name != system), strict=True)]
     return [mine / other for mine, other in zip(ratios[system], best, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The experiment as pictures: one for the loads, one for the ablation, one for what shares the GPU."""
+"""Plots of the experiment: loads, ablation, and ways to share the GPU."""
 
 from __future__ import annotations
 

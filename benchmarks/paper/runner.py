@@ -1,4 +1,4 @@
-"""`faser bench paper`: the sections one after the other; results are written after each setting."""
+"""`faser bench paper`: all sections in sequence, with results written after each setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON_FILE, TEXT_FILE = "paper.json", "paper.md"
 
 @dataclass(frozen=True)
 class PaperBenchOptions:
-    """sections: of SECTIONS and QUESTIONS."""
+    """Options of the bench. sections: names in SECTIONS and QUESTIONS."""
 
     output_dir: Path
     sections: tuple[str, ...] = ("baselines", "sharing", "ablation", "adaptive", "context", "static", "overlap")
@@ -31,7 +31,7 @@ class PaperBenchOptions:
 
 
 def run_paper_bench(options: PaperBenchOptions, say: Callable[[str], None] = lambda line: None) -> list[Result]:
-    """Settings that do not fit into the time are left out, and named at the end."""
+    """Simulate the sections; settings that do not fit into the time are left out, and named at the end."""
     output_dir, sections, minutes = options.output_dir, options.sections, options.minutes
     for name in sections:
         if name not in (*SECTIONS, *QUESTIONS):

@@ -1,4 +1,4 @@
-"""What the experiment asks: sections of settings, and the systems that are run on each."""
+"""Sections of the experiment, with settings and the systems that run on each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ H100_8B = Setting("h100", "llama-3.1-8b", "llama-3.2-1b", 64)
 
 @dataclass(frozen=True)
 class Section:
-    """base: the system that others are held against; none: `off`."""
+    """A section. base: the system that others are compared with."""
 
     name: str
     title: str
@@ -111,7 +111,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Question:
-    """answers: by arithmetic, without a simulation."""
+    """A question that is answered by arithmetic, without a simulation."""
 
     name: str
     title: str

@@ -127,7 +127,7 @@ def _timed(
     return truth.verify_ms(rows, requests, sample.context_len, ALL, num_experts), num_experts
 
 
-def coins(acceptance: float, num_texts: int = 24, seed: int = 0) -> Recording:
+def random_recording(acceptance: float, num_texts: int = 24, seed: int = 0) -> Recording:
     """Texts of which each draft passes with this probability, whatever its place; margins tell nothing."""
     passes = np.random.default_rng(seed).random((num_texts, NUM_OUTPUT, MAX_DRAFT_LEN)) < acceptance
     margins = np.ones(passes.shape, np.float32)
@@ -149,7 +149,7 @@ def rates(
     routing = replace(mixture.routing, overlap=overlap, across=across)
     router = SyntheticRouter(routing, NUM_TOPICS, NUM_POSITIONS)
     random = SyntheticRouter(replace(routing, overlap=max(routing.chance, across)), NUM_TOPICS, 64, seed=1)
-    truth, recording = mixture.table(), coins(acceptance)
+    truth, recording = mixture.table(), random_recording(acceptance)
     jobs = draw_jobs(recording, 2 * num_jobs + load, 0, (NUM_OUTPUT // 2, NUM_OUTPUT))
     found = {}
     for policy in (OFF, *best_lengths(truth, router, acceptance, load), *policies):

@@ -1,5 +1,4 @@
-"""The trained pair in an engine directory of a GPU backend. It is not enlarged: no section writes gigabytes, and what
-is compared are numbers."""
+"""The trained pair in an engine directory of a GPU backend, not enlarged, so that no section writes gigabytes."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ DRY_LIMITS = PairLimits(max_batch_size=4, max_seq_len=48, max_num_tokens=32, max
 
 
 def check_installed(bench: Bench, backend: str) -> None:
-    """Skipped without its module, whose name is the backend's, and on a GPU that it refuses. (Importing it may still
-    fail, without a driver.)"""
+    """Raise Skipped without the module of the backend's name, or on a GPU that it refuses."""
     if backend == REFERENCE:
         return
     if importlib.util.find_spec(backend) is None:
@@ -46,7 +44,7 @@ def engine_path(bench: Bench, backend: str) -> Path:
 
 
 def build(bench: Bench, backend: str) -> EngineDir:
-    """Build, or find built, the engines of a backend; raises as build_engines."""
+    """Build the engines of a backend unless they exist; raises like build_engines."""
     options, limits = bench.options, limits_of(bench)
     engines = build_engines(
         BuildOptions(
@@ -61,12 +59,12 @@ def build(bench: Bench, backend: str) -> EngineDir:
             exit_layers=exit_layers(load_model_config(options.checkpoint_dir)),
         )
     )
-    assert engines is not None  # None is a dry run's
+    assert engines is not None  # None is for dry runs
     return engines
 
 
 def open_built(bench: Bench, backend: str) -> OpenPair:
-    """Open the engines of a backend, which are built if they were not; raises as build and open_engines."""
+    """Build and open the engines of a backend; raises like build and open_engines."""
     path = engine_path(bench, backend)
     engines = build(bench, backend)
     built = engines.build_config

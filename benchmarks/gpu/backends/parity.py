@@ -1,4 +1,4 @@
-"""Tokens and logits of a backend against those of `cuda`: the same checkpoint, the same passes, other code."""
+"""Compare a backend's tokens and logits with those of `cuda`, on the same checkpoint and passes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import Float32Array
 
-# Of the logits' standard deviation: bf16 rounds activations and KV, and two libraries do it in other places.
+# As a share of the logits' standard deviation: libraries round activations and KV to bf16 in different places.
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Reference:
-    """By prompt: greedy tokens without speculation, and the logits [tokens, vocab_size] that they come from."""
+    """Greedy tokens without speculation and their logits [tokens, vocab_size], by prompt."""
 
     prompts: tuple[tuple[int, ...], ...]
     token_ids: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ def read_reference(bench: Bench, pair: OpenPair) -> Reference:
 
 
 def compare(bench: Bench, pair: OpenPair, reference: Reference) -> None:
-    """Record how many rows have the reference's bits, how far the others are, and where greedy tokens part."""
+    """Record the share of rows with identical bits, the error of the others, and first differences of greedy tokens."""
     found = [
         row_logits(pair, [*prompt, *tokens[:-1]], len(tokens))
         for prompt, tokens in zip(reference.prompts, reference.token_ids, strict=True)
@@ -63,7 +63,7 @@ def compare(bench: Bench, pair: OpenPair, reference: Reference) -> None:
 
 
 def row_logits(pair: OpenPair, tokens: Sequence[int], num_rows: int) -> Float32Array:
-    """Logits [num_rows, vocab_size] behind the last tokens, from one pass over all of them."""
+    """Return logits [num_rows, vocab_size] after the last tokens, from one pass over all tokens."""
     blocks = -(-pair.limits.max_seq_len // pair.target.spec.tokens_per_block)
     ids = np.array(tokens, np.int32)
     builder = BatchBuilder(np.arange(blocks, dtype=np.int32).reshape(1, blocks))
@@ -76,7 +76,7 @@ def _record_rows(bench: Bench, pair: OpenPair, found: Float32Array, wanted: Floa
     apart = np.abs(found - wanted).max(axis=1) / wanted.std()
     same_bits = int((found == wanted).all(axis=1).sum())
     same_top = int((found.argmax(axis=1) == wanted.argmax(axis=1)).sum())
-    num_far = int((~(apart <= TOLERANCE)).sum())  # NaN is far
+    num_far = int((~(apart <= TOLERANCE)).sum())  # counts NaN as far
     rows = [(len(wanted), same_bits, same_top, f"{np.median(apart):.4f}", f"{apart.max():.4f}", num_far)]
     bench.record.table(
         "Logits against those of cuda, by row",
@@ -93,7 +93,7 @@ def _record_rows(bench: Bench, pair: OpenPair, found: Float32Array, wanted: Floa
 def _difference(
     pair: OpenPair, request: int, got: Sequence[int], want: Sequence[int], logits: Float32Array
 ) -> Difference:
-    """logits: of both backends [2, tokens, vocab_size], which agree on the tokens before."""
+    """Return the first difference. logits: of both backends [2, tokens, vocab_size]."""
     where = first_difference([got], [want])
     assert where is not None
     place = where[1]

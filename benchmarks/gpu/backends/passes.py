@@ -1,4 +1,4 @@
-"""Passes and draft steps of a backend's engine directory, in the cost table that `price` goes by."""
+"""Times of passes and draft steps of a backend's engine directory, in a cost table for `price`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = {"verify": "target pass", "draft_step": "draft step"}
 
 
 def time_passes(bench: Bench, pair: OpenPair) -> CostTable:
-    """Measure, and write the table into the directory, where `faser profile` has it."""
+    """Measure, and write the table into the directory as `faser profile` does."""
     context_len = DRY_CONTEXT if bench.is_dry else CONTEXT
     table = measure_table(bench, pair, context_len)
     table.save(engine_path(bench, pair.name) / PROFILE)

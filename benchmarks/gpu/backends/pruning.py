@@ -1,4 +1,4 @@
-"""A policy that prunes whether it pays or not, so that pruned passes are tested on every engine."""
+"""A policy that always prunes, to test pruned passes on every engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ LIKELY = 10.0  # log-odds
 
 
 class PruningPolicy(StatelessPolicy):
-    """A fixed length; at each boundary rows go on up to the first draft that is not its best candidate, and the last
-    draft of a request never does."""
+    """A policy with a fixed length whose boundaries drop rows from the first draft that is not the best candidate on.
+
+    The last draft of a request is always dropped.
+    """
 
     def __init__(self, num_draft_tokens: int, boundaries: Sequence[int], mode: Mode) -> None:
         self.name = f"pruned:{num_draft_tokens}"

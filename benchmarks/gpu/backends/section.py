@@ -1,7 +1,7 @@
-"""Sections "cuda", "tensorrt" and "tensorrt_rtx": the trained pair as that backend's engine directory.
+"""Sections "cuda", "tensorrt" and "tensorrt_rtx", which run the trained pair as that backend's engine directory.
 
-It is built, compared with cuda, timed, run with speculation and without, and watched for memory that it does not give
-back. Each backend has a process of its own: the two TensorRT modules are not meant to share one.
+It is built, compared with cuda, timed, run with and without speculation, and checked for leaks of memory. Each backend
+has its own process, since the two TensorRT modules are not meant to share one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_tensorrt_rtx(bench: Bench) -> None:
 
 
 def _run(bench: Bench, backend: str) -> None:
-    """A step that fails is recorded, and the next one is tried."""
+    """Run all steps; a failure is recorded, and the next step runs."""
     check_installed(bench, backend)
     if bench.record.attempt("build", lambda: _build(bench, backend)) is None:
         return
@@ -76,7 +76,7 @@ def _build(bench: Bench, backend: str) -> EngineDir:
 
 
 def plugins_of(engines: EngineDir) -> Counter[str]:
-    """Plugin -> how many plans of the target and the draft call it."""
+    """Return for each plugin the number of plans of target and draft that call it."""
     found: Counter[str] = Counter()
     for path in (engines.target_path, engines.draft_path):
         with PlanFile.open(path) as file:
@@ -90,7 +90,7 @@ def _reference(bench: Bench) -> Reference:
 
 
 def _speculate(bench: Bench, pair: OpenPair, table: CostTable | None) -> None:
-    """In all modes, with rows pruned inside the passes, and by the price that the table gives."""
+    """Run all modes, pruning inside the passes, and price with the table."""
     limits, boundaries = pair.limits, tuple(range(1, len(pair.target.spec.segments) - 1))
     policies: dict[str, Policy] = {spelling: policy_of(pair, spelling) for spelling in SETTINGS}
     for mode in Mode if boundaries else ():

@@ -1,4 +1,4 @@
-"""Device memory over many shapes: once every kind of pass has run, none may cost memory that stays.
+"""A test for leaks of device memory over many shapes, after every kind of pass has run.
 
 Plugins compiled ahead of time have leaked a module for every pass of a new shape (NVIDIA/TensorRT issue 4849).
 """
@@ -14,11 +14,11 @@ from benchmarks.gpu.models.prompts import bench_prompts
 from benchmarks.policies.workload import Job
 from faser_trtllm.core.sampling_params import SamplingParams
 
-SETTINGS = ("fixed:2", "fixed:4,mode=draft_ahead", "fixed:8,mode=ping_pong", "off")  # a lap each, in turn
+SETTINGS = ("fixed:2", "fixed:4,mode=draft_ahead", "fixed:8,mode=ping_pong", "off")  # one lap each
 NUM_LAPS, DRY_NUM_LAPS = 40, 12
 WARM_LAPS = 2 * len(SETTINGS)
 JOBS_PER_LAP, DRY_JOBS_PER_LAP = 48, 4
-MAX_GROWTH_BYTES = 16 << 20  # of the device, on which other processes may run; a leak of 0.5 MiB per lap shows
+MAX_GROWTH_BYTES = 16 << 20  # allows for other processes; a leak of 0.5 MiB per lap shows
 
 
 def soak(bench: Bench, pair: OpenPair) -> None:
@@ -48,7 +48,7 @@ def soak(bench: Bench, pair: OpenPair) -> None:
 
 
 def _jobs(bench: Bench, pair: OpenPair, num_jobs: int, rng: np.random.Generator) -> list[Job]:
-    """The longest prompt that fits first, so that the first lap has the largest pass."""
+    """Return jobs that begin with the longest prompt, so that the first lap has the largest pass."""
     limits = pair.limits
     text = np.concatenate([np.array(prompt) for prompt in bench_prompts(bench).token_ids])
     longest = limits.max_seq_len - limits.max_draft_len - 2

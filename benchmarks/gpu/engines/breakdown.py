@@ -1,4 +1,4 @@
-"""Section "breakdown": the kernels of a pass by the time that they take, at the contexts of the section "steps"."""
+"""Section "breakdown": the kernels of a pass by time, at the contexts of the section "steps"."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def _point(bench: Bench, form: str, probe: PairProbe, point: tuple[str, int, int
 
 
 def _us(times: dict[int, dict[str, KernelTime]], names: list[str]) -> list[str]:
-    """Sums by context."""
+    """Return sums in us by context."""
     return [f"{sum(found[name].us for name in names if name in found):.0f}" for found in times.values()]

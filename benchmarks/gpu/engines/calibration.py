@@ -1,4 +1,4 @@
-"""Calibrates early exits and a step's overhead with real decoding, and adds both to a cost table."""
+"""Calibrate early exits and a step's overhead by real decoding, and add both to a cost table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faser_trtllm.profiling.recording import RecordingPolicy
 
 
 def calibrated(bench: Bench, pair: OpenPair, table: CostTable) -> CostTable:
-    """The table with its exit models and the overhead of a step; exits stay empty if too few drafts were seen."""
+    """Return the table with exit models and a step's overhead; exits stay empty with too few drafts."""
     options = ProfileOptions(bench.options.output_dir, max_tokens=max_tokens(bench), seed=bench.options.seed)
     policy = RecordingPolicy(min(NUM_DRAFT_TOKENS, pair.limits.max_draft_len))
     with ExitStack() as stack:

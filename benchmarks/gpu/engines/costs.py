@@ -64,8 +64,7 @@ def _form(bench: Bench, form: str) -> None:
 
 
 def judge(bench: Bench, form: str, table: CostTable) -> None:
-    """Record how well each curve fits what was measured. One that does not is an error, as `price` goes by the table;
-    but not in a dry run, whose times mean nothing."""
+    """Record each curve's fit. A bad fit is an error, except in a dry run, whose times are meaningless."""
 
     def percent(share: float | None) -> str | None:
         return None if share is None else f"{100 * share:.1f}%"
@@ -87,19 +86,18 @@ def judge(bench: Bench, form: str, table: CostTable) -> None:
 
 
 def cost_file(form: str) -> str:
-    """The table's file in the output folder."""
     return f"cost_table_{form}.json"
 
 
 def measure_table(bench: Bench, pair: OpenPair, context_len: int) -> CostTable:
-    """What policies go by, as a quick `faser profile` measures it, with both sides of the split."""
+    """Measure a table like a quick `faser profile`, with both sides of the split."""
     options = ProfileOptions(bench.options.output_dir, quick=True, lanes=True, seed=bench.options.seed)
     passes = measure_passes(PairProbe(pair, context_len), options)
     return passes.table(bench.machine.fingerprint(pair.made_of))
 
 
 def table_of(bench: Bench, pair: Pair, context_len: int) -> CostTable:
-    """The table that this section wrote for the pair if it is for this GPU and pair, or one measured now."""
+    """Return this section's table for the pair if it is for this GPU, or measure one."""
     path = bench.file(cost_file(pair.name))
     if path.exists():
         try:

@@ -1,8 +1,8 @@
 """Section "exactness": speculation must not change the output.
 
-Greedy: the tokens of every speculation setting against those of the same engine without. A GEMM of one row and one of
-five may differ in the last bit, so tokens with equal logits may swap: each first difference is traced to the gap
-between the two logits and is an error unless bf16 cannot resolve it. Sampled: chi-square.
+Greedy tokens of every speculation setting are compared with those of the same engine without. A GEMM of one row and one
+of five may differ in the last bit, so tokens with equal logits may swap: a first difference is an error unless bf16
+cannot resolve the gap between the two logits. Sampled tokens are compared by chi-square.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def run(bench: Bench) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where one request's tokens first differ from those without speculation. gap: difference of the two tokens'
-    logits. noise: change of either logit with the shape of the pass."""
+    """The first difference of a request's tokens from those without speculation.
+
+    gap: difference of the two tokens' logits. noise: change of either logit with the shape of the pass.
+    """
 
     setting: str
     request: int
@@ -76,10 +78,7 @@ def _executor(bench: Bench) -> None:
 def greedy(
     bench: Bench, pair: OpenPair, concurrency: int, policies: Mapping[str, Policy]
 ) -> tuple[tuple[int, ...], ...]:
-    """Record the agreement of the policies' greedy tokens with those without speculation -> the latter, by prompt.
-
-    policies: by their labels.
-    """
+    """Record the agreement of policies' greedy tokens with those without speculation; return the latter, by prompt."""
     prompts = bench_prompts(bench).token_ids
     params = SamplingParams(max_tokens=max_tokens(bench))
     jobs = tuple(Job(prompt, params) for prompt in prompts)
@@ -106,7 +105,7 @@ def greedy(
 
 
 def record_differences(bench: Bench, differences: Sequence[Difference], what: str = "") -> None:
-    """Where tokens part, and an error for each place that is no tie. what: behind the titles."""
+    """Record first differences, and an error for each one that is not a tie. what: a suffix of the titles."""
     if differences:
         bench.record.table(
             f"Where they part{what}",
@@ -124,19 +123,19 @@ def record_differences(bench: Bench, differences: Sequence[Difference], what: st
 
 
 def tokens_of(pair: OpenPair, spelling: str, jobs: Sequence[Job], concurrency: int) -> tuple[tuple[int, ...], ...]:
-    """The jobs' tokens under a policy, with this many concurrent jobs."""
+    """Return the jobs' tokens under a policy, with this many concurrent jobs."""
     return run_jobs(pair, policy_of(pair, spelling), jobs, concurrency)[0]
 
 
 def policy_of(pair: OpenPair, spelling: str) -> Policy:
-    """One that needs no costs."""
+    """Return a policy that needs no costs."""
     return make_policy(spelling, pair.limits.max_draft_len, None, pair.limits.max_batch_size)
 
 
 def run_jobs(
     pair: OpenPair, policy: Policy, jobs: Sequence[Job], concurrency: int
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """tokens_of, and how many rows were pruned."""
+    """Return tokens_of() and the number of pruned rows."""
     with ExitStack() as stack:
         executor = stack.enter_context(pair.executor(policy))
         tokens = drive(executor, closed_loop(tuple(jobs), concurrency)).token_ids
@@ -151,7 +150,7 @@ def _trace(
     place = where[1]
     both = [tokens[place] for tokens in (found, wanted) if place < len(tokens)]
     known = [*prompt, *wanted[:place]]
-    # The same row as the last of a full pass, alone, and last in a frontier of five.
+    # The same row as the last of a full pass, alone, and last of five.
     seen = np.array([last_logits(pair, known, rows)[both] for rows in (len(known), 1, min(5, len(known)))])
     gap = float(abs(seen[1][0] - seen[1][-1])) if len(both) == 2 else math.inf
     noise = float((seen.max(0) - seen.min(0)).max())
@@ -159,7 +158,7 @@ def _trace(
 
 
 def last_logits(pair: OpenPair, tokens: Sequence[int], num_rows: int) -> Float32Array:
-    """Logits [vocab_size] after the last token, from a pass of num_rows rows; earlier tokens run before it."""
+    """Return logits [vocab_size] after the last token, from a pass of num_rows rows; earlier tokens run before it."""
     blocks = -(-pair.limits.max_seq_len // pair.target.spec.tokens_per_block)
     table = np.arange(blocks, dtype=np.int32).reshape(1, blocks)
     ids, cut = np.array(tokens, np.int32), len(tokens) - num_rows
@@ -175,8 +174,7 @@ def last_logits(pair: OpenPair, tokens: Sequence[int], num_rows: int) -> Float32
 
 
 def _sampled(bench: Bench, pair: OpenPair, concurrency: int) -> None:
-    """The first few tokens of one prompt, with and without speculation: a two-sample chi-square test of their joint
-    distribution."""
+    """Compare the joint distribution of a prompt's first tokens with and without speculation by chi-square."""
     prompt = bench_prompts(bench).token_ids[0]
     num_samples = DRY_NUM_SAMPLES if bench.is_dry else NUM_SAMPLES
     params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, top_k=SAMPLED_TOP_K)
@@ -195,7 +193,7 @@ def _sampled(bench: Bench, pair: OpenPair, concurrency: int) -> None:
 
 
 def _accept_distribution(bench: Bench) -> None:
-    """Drafts drawn from q, tested on rows with probabilities p: the first token must follow p, whatever q is."""
+    """Test drafts drawn from q on rows with probabilities p: the first token must be distributed as p."""
     launcher = bench.machine.launcher("accept")
     if launcher is None:
         bench.record.value("distribution of accept", "not run: no kernels in a dry run")
@@ -222,7 +220,7 @@ def _accept_distribution(bench: Bench) -> None:
 
 
 def two_samples(left: Counter[tuple[int, ...]], right: Counter[tuple[int, ...]]) -> tuple[float, int]:
-    """Chi-square of homogeneity -> (statistic, degrees of freedom); cells with fewer than 5 expected are pooled."""
+    """Return statistic and degrees of freedom of a chi-square of homogeneity; cells below 5 expected are pooled."""
     totals = [left.total(), right.total()]
     cells: list[tuple[int, int]] = []
     pooled = [0, 0]
@@ -243,7 +241,7 @@ def two_samples(left: Counter[tuple[int, ...]], right: Counter[tuple[int, ...]])
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
-    """Probability of a chi-square beyond the statistic (Wilson and Hilferty 1931, to about 0.001)."""
+    """Return the probability of a larger chi-square (Wilson and Hilferty 1931, to about 0.001)."""
     if freedom < 1:
         return 1.0
     spread = 2 / (9 * freedom)

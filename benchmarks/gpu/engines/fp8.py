@@ -64,7 +64,7 @@ def run(bench: Bench) -> None:
 
 
 def _products(bench: Bench) -> None:
-    """One layer's four GEMMs including row quantisation, and whether a row alone gives the same bits."""
+    """Time one layer's four GEMMs with row quantisation, and check that a row alone gives the same bits."""
     form = bench.options.forms[0]
     shape, rows = (DRY_SHAPE, DRY_ROWS) if bench.is_dry else (SHAPES[form], ROWS)
     found: dict[int, dict[str, float]] = {n: dict.fromkeys(("bf16", "fp8", "rows", "parted", "apart"), 0) for n in rows}
@@ -83,8 +83,7 @@ def _products(bench: Bench) -> None:
 
 
 def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict[str, float]]) -> float:
-    """Adds one matrix's times and rows -> relative error of its fp8 GEMM against the exact product of the fp8
-    operands."""
+    """Add one matrix's times; return the relative error of its GEMM against the exact product of the fp8 operands."""
     import torch
 
     machine = bench.machine
@@ -122,7 +121,7 @@ def _rows_not_as_alone(together: Tensor, product: Any, x: Tensor) -> int:
 
 
 def _passes(bench: Bench) -> None:
-    """Target passes with rejection sampling, as in the section "steps", and the size of the weights."""
+    """Time target passes with rejection sampling, as in the section "steps", and record the size of the weights."""
     dry, form = bench.is_dry, bench.options.forms[0]
     sizes, context = (DRY_BATCH_SIZES, DRY_CONTEXT) if dry else (BATCH_SIZES, CONTEXT)
     limits = PairLimits(max(sizes), context + 32, max(64 if dry else 1024, max(sizes) * max(ROWS_EACH)))
@@ -153,7 +152,7 @@ def _passes(bench: Bench) -> None:
 
 
 def _tokens(bench: Bench) -> None:
-    """Greedy tokens in fp8: with speculation against without, and their agreement with bf16."""
+    """Compare greedy tokens in fp8 with and without speculation, and with bf16."""
     dry = bench.is_dry
     concurrency, settings = (DRY_CONCURRENCY, DRY_SETTINGS) if dry else (CONCURRENCY, SETTINGS)
     limits = PairLimits(concurrency, prompt_len(bench) + max_tokens(bench) + 16, 64 if dry else 2048)

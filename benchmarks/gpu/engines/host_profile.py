@@ -1,4 +1,4 @@
-"""Section "host_profile": what the executor's thread does in a step, by function."""
+"""Section "host_profile": time of the executor's thread in a step, by function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPELLINGS = ("off", "fixed:4")
 MAX_FUNCTIONS = 30
 ROOT = Path(__file__).parents[3]
 
-Function = tuple[str, int, str]  # of pstats: file, line, name
+Function = tuple[str, int, str]  # as in pstats: file, line, name
 
 
 def run(bench: Bench) -> None:
@@ -64,7 +64,7 @@ def _profile(bench: Bench, pair: Pair, prompts: PromptSet, load: int, spelling: 
 
 
 def function_rows(profile: cProfile.Profile, num_steps: int) -> list[tuple[str, str, str, str]]:
-    """(function, calls, own us, us with what it calls) per step, the longest first."""
+    """Return (function, calls, own us, cumulative us) per step, the longest first."""
     stats: dict[Function, tuple[int, int, float, float, object]] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     ordered = sorted(stats.items(), key=lambda item: -item[1][2])[:MAX_FUNCTIONS]
     return [
@@ -79,10 +79,10 @@ def function_rows(profile: cProfile.Profile, num_steps: int) -> list[tuple[str, 
 
 
 def name_of(function: Function) -> str:
-    """Without the machine's folders: ours from the checkout's root, others from their package's."""
+    """Return a function's name without the machine's folders."""
     file, line, name = function
     if line == 0:
-        return re.sub(r" at 0x\w+", "", name)  # built in
+        return re.sub(r" at 0x\w+", "", name)  # a built-in
     path = Path(file)
     if path.is_relative_to(ROOT):
         path = path.relative_to(ROOT)

@@ -1,4 +1,4 @@
-"""The requests of the sections that decode under load: held-out prompts, half of them greedy, half sampled."""
+"""The requests of sections that decode under load: held-out prompts, half greedy and half sampled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WORDS = (
 def measured_load(
     bench: Bench, prompts: PromptSet, concurrency: int, seed: int, longest: int | None = None
 ) -> Workload:
-    """Outputs of a third of `longest` (default: the options' max_tokens) up to that many tokens."""
+    """Return requests with outputs of a third of `longest` to `longest` tokens (default: the options' max_tokens)."""
     longest = longest or max_tokens(bench)
     num_jobs = max(MIN_JOBS, JOBS_PER_STREAM * concurrency)
     return _load(bench, prompts, concurrency, num_jobs, longest, seed)
 
 
 def warm_up_load(bench: Bench, prompts: PromptSet, concurrency: int) -> Workload:
-    """One request per stream with half the tokens: for whatever is loaded, chosen or learnt first. Not measured."""
+    """Return one request per stream with half the tokens, for a warm-up that is not measured."""
     return _load(bench, prompts, concurrency, concurrency, max(2, max_tokens(bench) // 2), -1)
 
 

@@ -13,7 +13,7 @@ NAME_CHARS = 90
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel's part of one run. us: all of its launches together."""
+    """A kernel's part of one run. us: sum over its launches."""
 
     name: str
     launches: float
@@ -25,8 +25,7 @@ class KernelTime:
 
 
 def kernel_times(machine: Machine, work: Callable[[], object], num_runs: int) -> tuple[list[KernelTime], float]:
-    """Run `work` so often -> its kernels, those of the most time first, and the wall time of a run in ms, which the
-    profiler makes longer. Run it before, so that nothing is loaded or compiled in the profile."""
+    """Return the kernels of num_runs runs, slowest first, and ms of a run under the profiler. Warm up first."""
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
     on_device = ProfilerActivity.CUDA in supported_activities()  # type: ignore[no-untyped-call]

@@ -123,7 +123,7 @@ def _transformers(bench: Bench, form: str, prompts: Outputs) -> dict[str, tuple[
                 )
             bench.machine.synchronize()
             tokens = output[0, ids.shape[1] :].tolist()
-            if number:  # the first is a warm-up
+            if number:  # the first one is a warm-up
                 rates.append(len(tokens) / (time.perf_counter() - start))
                 outputs.append(tokens)
         found[name] = statistics.median(rates), outputs
@@ -131,7 +131,7 @@ def _transformers(bench: Bench, form: str, prompts: Outputs) -> dict[str, tuple[
 
 
 def _model(bench: Bench, directory: Any, shape_name: str) -> Any:
-    """A transformers Llama with the enlarged bf16 weights, created on the device."""
+    """Return a transformers Llama with the enlarged bf16 weights, created on the device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

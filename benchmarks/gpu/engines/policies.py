@@ -1,5 +1,7 @@
-"""Sections "policies" (off, fixed lengths, price) and "other_policies" (longer ones, the other policies, pruning and
-overlap): tokens per second by concurrency, each against off in the same round."""
+"""Sections "policies" (off, fixed lengths, price) and "other_policies" (others, pruning, overlap).
+
+They record tokens per second by concurrency, each against off in the same round.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,22 @@ from faser_trtllm.errors import FaserError
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.profiling.prompts import PromptSet
 
-# Overlap alone: the same drafts as fixed:K, verified while drafting.
+# Only overlap: the same drafts as fixed:K, verified while drafting.
 OVERLAPPED = {f"fixed:4 {mode}": f"fixed:4,mode={mode}" for mode in ("draft_ahead", "ping_pong")}
 PRICE = "price"
-NUM_FIXED = 2  # of the options' fixed lengths, in the section "policies"
+NUM_FIXED = 2  # number of the options' fixed lengths in the section "policies"
 NUM_ROUNDS = 3
-NUM_FIRST_LOADS = 4  # get all their rounds before the other loads get one
+NUM_FIRST_LOADS = 4  # loads that get all their rounds before the others get one
 SECONDS_PER_FORM = 60.0
 DRY_LOADS = (1, 2)
 
 
 @dataclass
 class Results:
-    """A form's rounds, by (load, system) and number. shares: of the tokens before the first that differs from off's in
-    the last round. seconds: that the last round took."""
+    """A form's rounds, by (load, system) and number.
+
+    shares: share of tokens before the first difference from off, in the last round. seconds: time of the last round.
+    """
 
     names: Sequence[str]
     rounds: dict[tuple[int, str], dict[int, Round]] = field(default_factory=dict)
@@ -58,7 +62,7 @@ class Results:
         return [r.tokens_per_s for r in self.rounds.get((load, name), {}).values()]
 
     def ratios(self, load: int, name: str) -> list[float]:
-        """Over off, by round."""
+        """Return ratios to off, by round."""
         found, base = self.rounds.get((load, name), {}), self.rounds.get((load, OFF), {})
         return [found[n].tokens_per_s / base[n].tokens_per_s for n in found if n in base]
 
@@ -122,8 +126,7 @@ def _open(bench: Bench, pair: Pair, spellings: dict[str, str], table: CostTable,
 def _round(
     bench: Bench, systems: dict[str, System], prompts: PromptSet, load: int, number: int, results: Results
 ) -> None:
-    """One run of every system over the same requests, off first, since the others' tokens are compared with its. What
-    there is no time for is left out."""
+    """Run every system on the same requests, off first for comparison of tokens; systems without time are left out."""
     work = measured_load(bench, prompts, load, number)
     names = [name for name in systems if name != OFF]
     random.Random(f"{bench.options.seed}/{number}/{load}").shuffle(names)
@@ -148,7 +151,7 @@ def _measured(
     load: int,
     seconds: dict[tuple[int, str], float],
 ) -> tuple[Round, DriveResult] | None:
-    """A run of the system, before its first at this load another that is not counted; None if there is no time."""
+    """Run a system, the first time at this load after a warm-up; None if there is no time."""
     key = (load, system.name)
     begun_s = time.monotonic()
     if key not in seconds:

@@ -1,7 +1,7 @@
-"""Section "row_counts": what a pass costs when its number of rows is seen first, beyond what it costs again.
+"""Section "row_counts": the additional time of a pass when its number of rows occurs for the first time.
 
-Passes of prompts have other row counts in every step. Whatever is chosen, loaded or laid out for one of them (a kernel
-of a library, launch arguments) shows in the first run.
+Passes of prompts have different row counts in every step. Anything chosen, loaded or prepared for one of them (a
+library's kernel, launch arguments) shows in the first run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 
 NUM_REQUESTS, DRY_NUM_REQUESTS = 8, 2
 COUNTS, DRY_COUNTS = (*range(700, 712), *range(1500, 1504)), (40, 41)
-SEEN, DRY_SEEN = 640, 32  # run before, so that what is loaded once for all counts is
+SEEN, DRY_SEEN = 640, 32  # run before, to load what all counts share
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """host_ms: until the call returned. device_ms: between its events on the stream. wall_ms: until it was done."""
+    """Times of a pass: host_ms until the call returned, device_ms between events on its stream, wall_ms until done."""
 
     host_ms: float
     device_ms: float
@@ -62,7 +62,7 @@ def _engine(bench: Bench, form: str, name: str, engine: Any, counts: tuple[int, 
 
 
 def prompts_batch(engine: Any, num_rows: int, num_requests: int) -> RaggedBatch:
-    """Prompts from their first token on that share the rows, a row of logits for each."""
+    """Return a batch of prompts from their first token on that share the rows, each with a row of logits."""
     spec = engine.spec
     blocks = -(-spec.max_seq_len // spec.tokens_per_block)
     table = np.arange(num_requests * blocks, dtype=np.int32).reshape(num_requests, blocks)

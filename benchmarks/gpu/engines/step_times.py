@@ -1,4 +1,4 @@
-"""A watcher of an executor's steps that keeps where the time of each went, and what rows it had."""
+"""A watcher of an executor's steps that records each step's times and rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from faser_trtllm.executor.stats import StepWatcher
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step. num_requests: those that decoded; num_context_rows: of prompts, those that ended in the step as well.
+    """One step. num_requests: decoding requests. num_context_rows: rows of prompts.
 
-    draft_ms, verify_ms: as the executor's streams took them; both_ms: from the schedule to the verification's end.
+    draft_ms, verify_ms: times of the executor's streams; both_ms: from the schedule to the verification's end.
     """
 
     num_requests: int
@@ -31,7 +31,7 @@ class StepTime:
 
 
 class StepTimes(StepWatcher):
-    """start() forgets what was kept."""
+    """A StepWatcher that keeps step times since start()."""
 
     def __init__(self) -> None:
         self.start()

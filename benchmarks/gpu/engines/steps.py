@@ -1,4 +1,4 @@
-"""Section "steps": decode and verification passes of the target against the time to read weights and caches."""
+"""Section "steps": decode and verification passes of the target compared with the time to read weights and caches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from benchmarks.gpu.models.probe import PairProbe
 from faser_trtllm.profiling.grid import Point
 
 BATCH_SIZES, DRY_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2)
-ROWS_EACH = (1, 5)  # decode, and a frontier of 4 drafts
-# A block of attention walks up to 512 positions, those of the pass's own rows included: 512 is just over one chunk.
+ROWS_EACH = (1, 5)  # decode, and verification of 4 drafts
+# A block of attention walks up to 512 positions, including the pass's own rows, so 512 is just over one chunk.
 CONTEXTS, DRY_CONTEXTS = (448, 512, 640), (24,)
 NUM_RUNS, DRY_NUM_RUNS = 20, 2
 SECONDS_PER_FORM = 20.0
@@ -46,7 +46,7 @@ def _form(bench: Bench, form: str, rows: list[dict[str, Any]]) -> None:
 
 
 def time_step(work: Any, num_runs: int) -> float:
-    """Median over runs of a function that returns its milliseconds, after two warm-up runs."""
+    """Return the median over runs of a function that returns its ms, after two warm-up runs."""
     for _ in range(2):
         work()
     return float(statistics.median(work() for _ in range(num_runs)))

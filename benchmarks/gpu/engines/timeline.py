@@ -1,4 +1,4 @@
-"""Section "timeline": where a step's time goes, by what is in it: only decoding, or prompts as well."""
+"""Section "timeline": parts of a step's time, for steps that only decode and steps with prompts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.profiling.prompts import PromptSet
 
 LOADS, DRY_LOADS = (64, 16, 4, 256), (2,)
-LONGER = 2  # outputs than the other sections', so that some steps of a full batch only decode
-FULL = 0.9  # of the streams decode
+LONGER = 2  # factor of outputs over other sections', so that some steps of a full batch only decode
+FULL = 0.9  # share of the streams that decode
 MIN_LEFT_S = 15.0
 SPELLINGS = {OFF: OFF, "fixed:2": "fixed:2", "fixed:4": "fixed:4", "price": POLICIES["price"]}
 HEADER = (
@@ -77,7 +77,7 @@ def _measure(bench: Bench, pair: Pair, prompts: PromptSet, table: CostTable, loa
 
 
 def by_kind(steps: Sequence[StepTime], load: int) -> dict[str, list[StepTime]]:
-    """Steps by what is in them, each in one place."""
+    """Return the steps of each kind."""
     found: dict[str, list[StepTime]] = {"decode only": [], "with prompts": [], "fewer requests": []}
     for step in steps:
         if step.num_context_rows:
@@ -88,7 +88,7 @@ def by_kind(steps: Sequence[StepTime], load: int) -> dict[str, list[StepTime]]:
 
 
 def step_cells(steps: Sequence[StepTime], whole_ms: float) -> list[str]:
-    """The columns of HEADER from "n" on."""
+    """Return the columns of HEADER from "n" on."""
 
     def median(field: str, digits: int = 2) -> str:
         return f"{statistics.median(getattr(step, field) for step in steps):.{digits}f}"

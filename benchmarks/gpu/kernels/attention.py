@@ -1,4 +1,4 @@
-"""Cases of append_kv and verify_attention: decode, frontiers, a context chunk; torch's attention as the peer."""
+"""Cases of append_kv and verify_attention: decode, verification and context, with torch's attention as the peer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS_PER_BLOCK = 32
-# Relative to the size of the result: P is rounded to bf16 before the product with V, and the result again.
+# Relative to the result: P is rounded to bf16 before the product with V, and so is the result.
 BF16_ERROR = 2e-2
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """batch_size requests of context_len tokens each, the last num_rows of which are new."""
+    """A case with batch_size requests of context_len tokens each, the last num_rows of which are new."""
 
     batch_size: int
     num_rows: int
@@ -46,7 +46,7 @@ CASES = (
         for batch, context in ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (32, 1024), (128, 1024))
         for rows in (1, 5)
     ),
-    # In a chunk of 512 positions, filling it, and in two.
+    # Less than a chunk of 512 positions, a full one, and two.
     *(
         AttentionCase(batch, rows, context, *_HEADS[0])
         for batch in (1, 32, 128)
@@ -77,7 +77,7 @@ class _Inputs:
     q: Tensor
     kv: PagedKv
     out: Tensor
-    keys: Tensor  # [batch_size, num_kv_heads, context_len, head_dim]: the same cache, contiguous, for the peer
+    keys: Tensor  # [batch_size, num_kv_heads, context_len, head_dim]: the cache, contiguous, for the peer
     values: Tensor
 
 
@@ -141,7 +141,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
         machine.synchronize()
         return relative_error(inputs.out, wanted) / BF16_ERROR
 
-    seen = case.context_len - (case.num_rows - 1) / 2  # positions that a row attends to, on average
+    seen = case.context_len - (case.num_rows - 1) / 2  # mean positions that a row attends to
     return KernelCase(
         "verify_attention",
         f"{case.label}, tile {tile_rows}, {max_slots} partial rows",
@@ -154,7 +154,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
 
 def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
-    """scaled_dot_product_attention over a contiguous cache, which no server has."""
+    """Return scaled_dot_product_attention on a contiguous cache, which no server has."""
     import torch
     from torch.nn.attention.bias import causal_lower_right
 
@@ -162,7 +162,7 @@ def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
     bias = causal_lower_right(case.num_rows, case.context_len) if case.num_rows > 1 else None
     group = case.num_heads // case.num_kv_heads
     if bias is None:
-        # The heads of a group share keys: as queries of one head, keys are read once.
+        # The heads of a group share keys; as queries of one head they read keys once.
         packed = q.view(case.batch_size, case.num_kv_heads, group, case.head_dim)
         return lambda: torch.nn.functional.scaled_dot_product_attention(packed, inputs.keys, inputs.values)
     return lambda: torch.nn.functional.scaled_dot_product_attention(
@@ -218,7 +218,7 @@ def _calls(launch: Callable[..., None], sets: list[_Inputs] | list[Tensor]) -> t
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference over the norm; infinite if `found` contains NaN."""
+    """Return the norm of the difference over the norm; infinite if `found` contains NaN."""
     difference = (found.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-20)
     value = float(difference)
     return value if math.isfinite(value) else math.inf

@@ -10,10 +10,11 @@ from benchmarks.gpu.bench import Bench
 
 @dataclass(frozen=True)
 class KernelCase:
-    """launches: on rotating input sets, so that they are not in the L2 cache; None in a dry run without kernels.
+    """One kernel at one shape.
 
-    check: launches once and compares with the reference -> the largest error as a multiple of the tolerance (at most 1
-    passes). num_bytes, num_flops: minimum per launch. peer: another implementation, if any.
+    launches: calls on rotating input sets that are not in the L2 cache; None in a dry run without kernels.
+    check: launches once and returns the largest error against the reference over the tolerance (at most 1 passes).
+    num_bytes, num_flops: minimum per launch. peer: a different implementation, if any.
     """
 
     op: str
@@ -40,7 +41,7 @@ class KernelResult:
 
 
 def measure_case(bench: Bench, case: KernelCase) -> KernelResult:
-    """Check, then time. A wrong kernel is timed too, with its error in the result."""
+    """Check, then time a kernel, also a wrong one, whose error is in the result."""
     error = case.check()
     bench.machine.synchronize()
     ms = bench.machine.time_ms(case.launches) if case.launches is not None else None

@@ -22,7 +22,7 @@ HEAD_DIMS = (128, 64)  # of the forms
 
 
 def run(bench: Bench) -> None:
-    """A kernel that does not compile or is wrong is an error of the section; the next kernel still runs."""
+    """Check and time all kernels; one that does not compile or is wrong is an error, and the next one runs."""
     start = time.monotonic()
     heads = [{"FASER_HEAD_DIM": size} for size in HEAD_DIMS]
     bench.machine.compile([*(("verify_attention", size) for size in heads), *((op, None) for op in list(FAMILIES)[1:])])

@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
     shares: dict[str, dict[float, float]] = {}
     seen: set[DecoderShape] = set()
     for name in bench.options.forms:
-        if SHAPES[name].layers in seen:  # with another vocabulary
+        if SHAPES[name].layers in seen:  # a shape with a different vocabulary
             continue
         seen.add(SHAPES[name].layers)
         shape = DRY_SHAPE if dry else SHAPES[name]
@@ -42,7 +42,7 @@ def run(bench: Bench) -> None:
 
 
 def matrices(shape: DecoderShape) -> list[tuple[int, int]]:
-    """(outputs, inputs) of one layer, as an engine fuses them: qkv, o, gate and up, down."""
+    """Return (outputs, inputs) of one layer's fused matrices: qkv, o, gate and up, down."""
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return [
         (q + 2 * kv, shape.hidden_size),
@@ -53,7 +53,7 @@ def matrices(shape: DecoderShape) -> list[tuple[int, int]]:
 
 
 def layer_times(bench: Bench, shape: DecoderShape, rows: tuple[int, ...]) -> dict[int, float]:
-    """Rows -> ms of one layer's GEMMs, on weights that are not in the L2 cache."""
+    """Return ms of one layer's GEMMs by rows, on weights that are not in the L2 cache."""
     import torch
 
     machine = bench.machine

@@ -1,8 +1,8 @@
 """Section "partitions": the GEMMs of a verification and of a draft loop on partitions of the SMs, alone and together.
 
-Partitions divide SMs but not memory bandwidth: the table shows what each side loses and whether running both together
-is faster than in sequence. Only GEMMs, so that it does not depend on an engine; graphs are captured on their
-partition's stream, which binds them to its SMs.
+Partitions divide SMs but not memory bandwidth: the table shows the slowdown of each side and whether concurrency is
+faster than a sequence. Only GEMMs run, independent of an engine; graphs are captured on their partition's stream, which
+binds them to its SMs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, Pa
 
 DRAFT_SMS = (16, 24, 32, 48, 64)
 DRAFT_LEN = 4
-MAX_TARGET_LAYERS = 8  # of the target: the others would take equally long
+MAX_TARGET_LAYERS = 8  # of the target; the others would take as long
 LOADS, DRY_LOADS = ((4, 20), (32, 160), (64, 320), (128, 640)), ((1, 2),)  # draft rows per step, verified rows
 NUM_REPEATS = 5
 GATE_CYCLES = 4_000_000  # about 2 ms: all work is queued before the gate opens
 
 
 class Streams:
-    """Runs work on partitions, alone or concurrently, on a GPU. DryStreams is its stand-in."""
+    """A runner of work on partitions of a GPU, alone or concurrently. DryStreams is its stand-in."""
 
     def __init__(self) -> None:
         import torch
@@ -45,7 +45,7 @@ class Streams:
         return self._streams[partition.stream]
 
     def capture(self, partition: GpuPartition, work: Callable[[], object]) -> Callable[[], object]:
-        """A graph whose nodes run on the partition."""
+        """Capture a graph whose nodes run on the partition."""
         torch, stream = self._torch, self.stream(partition)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -58,7 +58,7 @@ class Streams:
         return replay
 
     def times_ms(self, jobs: Sequence[tuple[GpuPartition, Callable[[], object], int]]) -> list[float]:
-        """Start all (partition, work, repetitions) at the same moment -> median ms from then to the end of each."""
+        """Start all (partition, work, repetitions) at the same moment, and return median ms until the end of each."""
         torch, found = self._torch, []
         for number in range(NUM_REPEATS + 1):
             torch.cuda.synchronize()
@@ -82,7 +82,7 @@ class Streams:
 
 
 class DryStreams:
-    """In sequence on the CPU."""
+    """A stand-in for Streams that runs work in sequence on the CPU."""
 
     def capture(self, partition: GpuPartition, work: Callable[[], object]) -> Callable[[], object]:
         work()
@@ -99,7 +99,7 @@ class DryStreams:
 
 @dataclass(frozen=True)
 class Row:
-    """One load on one division. Times in ms; draft: DRAFT_LEN steps; serial: in sequence on all SMs."""
+    """One load on one division. draft_*: DRAFT_LEN steps; serial_ms: in sequence on all SMs."""
 
     form: str
     draft_rows: int
@@ -127,7 +127,7 @@ def run(bench: Bench) -> None:
             pairs = [PartitionPair(GpuPartition("draft 1:3", 0, 1), GpuPartition("target 1:3", 0, 3))]
         bench.record.value("kind", kind)
         bench.record.value("granted", [[pair.draft.num_sms, pair.target.num_sms] for pair in pairs])
-        # Two streams of the whole device: the gain of overlap without partitions.
+        # Two streams of the whole device, for the gain of overlap without partitions.
         other = _second_stream(bench)
         pairs = [PartitionPair(other, whole), *pairs]
         for form in bench.options.forms[:1]:
@@ -154,7 +154,7 @@ def _form(
     rows: list[Row] = []
     for draft_rows, verify_rows in DRY_LOADS if dry else LOADS:
         verify, step = stacks[0].work(verify_rows), stacks[1].work(draft_rows)
-        # The stack is part of the target, so its pass is repeated to make a whole one.
+        # The stack has some of the target's layers, so its pass is repeated to make a whole one.
         repeats = max(1, round(scale))
         alone = streams.capture(whole, verify), streams.capture(whole, step)
         jobs = [(whole, alone[0], repeats), (whole, alone[1], DRAFT_LEN)]
@@ -190,7 +190,7 @@ class _Stack:
         ]
 
     def work(self, num_rows: int) -> Callable[[], object]:
-        """All GEMMs with num_rows rows, on their own buffers."""
+        """Return a call of all GEMMs with num_rows rows, on their own buffers."""
         import torch
 
         inputs = {

@@ -1,4 +1,4 @@
-"""Cases of the kernels over rows: accept, early_exit and compact_rows."""
+"""Cases of the kernels on rows: accept, early_exit and compact_rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODES = {"greedy": native.GREEDY, "seeded": native.SEEDED, "sampled": native.SAMPLED}
-SCORE_ERROR = 1e-2  # relative, of scores: bf16 products summed in another order
+SCORE_ERROR = 1e-2  # relative error of scores, since bf16 products are summed in a different order
 _FIELDS = [field.name for field in fields(AcceptResult) if not field.kw_only]
 
 
@@ -124,7 +124,7 @@ class AcceptCase:
 
 
 def accept_cases(bench: Bench) -> Iterator[KernelCase]:
-    """4 drafts per request; top_k and top_p need extra passes."""
+    """Yield cases with 4 drafts per request; top_k and top_p need extra passes."""
     dry = bench.is_dry
     sizes = ((3, 50),) if dry else ((8, 128_256), (64, 128_256), (64, 4096))
     for num_requests, vocab_size in sizes:
@@ -141,7 +141,7 @@ def _accept_case(
     num_rows = num_requests * (max_draft_len + 1)
     logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
     drafts = logits.reshape(num_requests, max_draft_len + 1, -1)[:, :max_draft_len].argmax(-1)
-    drafts[::3, -1] = 0  # some drafts are rejected, at different places
+    drafts[::3, -1] = 0  # so that some drafts are rejected at different places
     draft_probs = np.full((num_requests, max_draft_len, vocab_size), 1.0 / vocab_size, np.float32)
     keys = rng.integers(1, 2**62, num_requests).tolist()
     case = AcceptCase(machine, mode, logits, drafts, draft_probs, keys, **sampling)

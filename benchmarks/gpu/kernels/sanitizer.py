@@ -1,7 +1,7 @@
-"""Section "sanitizer": NVIDIA's compute-sanitizer over the kernels' tests on the GPU.
+"""Section "sanitizer": NVIDIA's compute-sanitizer on the kernels' tests on the GPU.
 
-memcheck finds accesses outside of memory, racecheck races in shared memory. The references' torch kernels run under it
-too, so a finding names the kernel that it is in. A run without a summary has checked nothing and is an error.
+memcheck finds accesses outside of memory, racecheck races in shared memory. The references' torch kernels run under it,
+too, so a finding names its kernel. A run without a summary has checked nothing and is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TESTS_RUN = re.compile(r"\b(\d+) (passed|failed|errors?|skipped)\b")
 
 @dataclass(frozen=True)
 class Findings:
-    """num_errors: of the tool's summary; None: it wrote none. findings: with the place, by how often."""
+    """Results of a tool. num_errors: from its summary, None without one. findings: counts by text and place."""
 
     num_errors: int | None
     findings: Counter[str]
@@ -51,21 +51,21 @@ def run(bench: Bench) -> None:
 
 
 def find_sanitizer() -> str | None:
-    """On the PATH, or in a toolkit."""
+    """Find compute-sanitizer on the PATH or in a toolkit."""
     folders = [os.environ.get("CUDA_HOME") or "", *TOOLKITS]
     places = os.pathsep.join([os.environ.get("PATH", ""), *(f"{folder}/bin" for folder in folders if folder)])
     return shutil.which("compute-sanitizer", path=places)
 
 
 def check(bench: Bench, sanitizer: str, tool: str, budget_s: float, rows: list[tuple[object, ...]]) -> None:
-    """Run the tests under one tool, and record what it found and what the tests said."""
+    """Run the tests under one tool, and record its findings and the tests' output."""
     log = bench.file(f"{tool}.log").absolute()
     log.unlink(missing_ok=True)
     tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", TESTS]
-    # torch asks the driver for what it may refuse: that is no finding.
+    # torch makes calls that the driver may refuse, which are no findings.
     options = ["--tool", tool, "--target-processes", "application-only", "--report-api-errors", "no"]
     options += ["--print-limit", "1000", "--log-file", str(log)]
-    # Memory that torch keeps is memory of the process: an access behind a tensor's end would hit its cache unseen.
+    # Without torch's cache, since an access after a tensor's end would hit cached memory unnoticed.
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     root = Path(faser_trtllm.__file__).parents[1]
     try:
@@ -103,7 +103,7 @@ def _judge(bench: Bench, tool: str, found: Findings, counts: dict[str, int]) -> 
 
 
 def read_log(text: str) -> Findings:
-    """The log of memcheck or racecheck. Findings that differ in addresses only are one."""
+    """Parse a log of memcheck or racecheck. Findings that differ only in addresses count as one."""
     summaries = [int(errors or races) for errors, races in _SUMMARY.findall(text)]
     findings: Counter[str] = Counter()
     lines = text.splitlines()

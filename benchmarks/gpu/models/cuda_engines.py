@@ -1,4 +1,4 @@
-"""The cuda engines of a pair whose weights are generated in device memory, without files: a 32B target takes 64 GB."""
+"""cuda engines of a pair whose weights are generated in device memory without files, since a 32B target has 64 GB."""
 
 from __future__ import annotations
 
@@ -57,10 +57,7 @@ def open_engines(
     stack: ExitStack,
     quantization: Quantization = Quantization.NONE,
 ) -> OpenedEngines:
-    """weights: the target's and the draft's. overlap: capture graphs for all places instead of only "all".
-
-    quantization: of both models.
-    """
+    """Open engines of the target and the draft. overlap: capture graphs for all partitions instead of only "all"."""
     gpu: Gpu = stack.enter_context(CudaGpu()) if machine.is_gpu else DryGpu()
     target_weights, draft_weights = weights
     vocab_size = target_weights.config.vocab_size
@@ -112,7 +109,7 @@ def _open(
 def device_weights(
     made: EnlargedWeights, max_seq_len: int, device: torch.device, quantization: Quantization = Quantization.NONE
 ) -> DeviceWeights:
-    """Equivalent to DeviceWeights.load of a bf16 engine file with these weights."""
+    """Return weights equivalent to DeviceWeights.load of a bf16 engine file."""
     import torch
 
     config = made.config

@@ -1,6 +1,6 @@
-"""A larger model with the same function: a trained pair's acceptance at the cost of a 1B, 8B or 32B model. Needs torch.
+"""Enlarge a model without changing its function: acceptance of a trained pair at the cost of a 1B, 8B or 32B model.
 
-Why the function is the same, with trained hidden size h and larger hidden size H:
+The function is the same, with trained hidden size h and larger hidden size H, because:
 
 - The residual stream x becomes P x, P [H, h] with random orthonormal columns, so that the weights are dense. A norm's
 weights are folded into the matrices after it, and mean(square(P x)) = h / H mean(square(x)): with an epsilon of
@@ -15,7 +15,7 @@ constant c from the embedding to the LM head, and there takes LOGIT_GAP from an 
 twice the usual size, and more at a smaller one: none is ever the most probable, and 31 times as many as trained ones
   have together a probability of 1e-7. c^2 / H is taken out of the norms' epsilon, so that they compute what they did.
 
-Only time and memory change; measurements on an enlarged model must say so.
+Only time and memory change; measurements on an enlarged model must say so. Needs torch.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _ROPES = ("default", "linear", "llama3")  # frequencies depend only on a pair's relative position in the head
 LOGIT_GAP = 20.0
-NUM_PROBED_TOKENS = 128  # random ones, to see how large the trained model's last hidden rows are
+NUM_PROBED_TOKENS = 128  # random tokens, to measure the size of the trained model's last hidden rows
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The sizes of a decoder that determine the cost of a pass. vocab_size: 0 for the trained one's."""
+    """Sizes of a decoder that determine the cost of a pass. vocab_size: 0 for the trained one's."""
 
     hidden_size: int
     intermediate_size: int
@@ -58,7 +58,7 @@ class DecoderShape:
 
     @property
     def layers(self) -> DecoderShape:
-        """This shape with the trained vocabulary."""
+        """The shape with the trained vocabulary."""
         return dataclasses.replace(self, vocab_size=0)
 
 
@@ -74,7 +74,7 @@ SHAPES |= {f"{name}-128k": dataclasses.replace(SHAPES[name], vocab_size=128_256)
 
 
 def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
-    """The configuration of the larger model; InvalidArgumentError if this shape is not possible."""
+    """Return the configuration of the larger model; InvalidArgumentError if this shape is not possible."""
     for name, bad in (
         ("qk_norm", config.qk_norm),
         ("qkv_bias", config.qkv_bias),
@@ -135,21 +135,20 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
 
 
 def _constant(config: ModelConfig) -> float:
-    """The value in the dimension of the added tokens: a power of two, which bf16 does not round, and whose square the
-    trained epsilon makes room for."""
+    """Return the constant c of added tokens: a power of two, exact in bf16, whose square fits into the epsilon."""
     if not config.rms_norm_eps > 0:
         raise InvalidArgumentError("rms_norm_eps is 0, it must be more for a larger vocabulary")
     return 2.0 ** math.floor(math.log2(config.rms_norm_eps * config.hidden_size) / 2)
 
 
 def num_matrix_parameters(config: ModelConfig) -> int:
-    """Number of matrix entries that a pass multiplies by, in the layers and the LM head."""
+    """Return the number of entries in matrices of the layers and the LM head."""
     shapes = expected_shapes(dataclasses.replace(config, tie_word_embeddings=False))
     return sum(math.prod(s) for name, s in shapes.items() if len(s) == 2 and name != "model.embed_tokens.weight")
 
 
 class EnlargedWeights(Weights):
-    """Tensors of the larger model, made one at a time; tensor() gives torch's.
+    """Tensors of the larger model, made one at a time; tensor() returns torch's.
 
     The same seed gives the same model on the same kind of device; devices differ only in the added layers, which have
     no effect. Not thread-safe.
@@ -178,7 +177,7 @@ class EnlargedWeights(Weights):
         self._neuron_share = _shares(self._neuron)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if the larger model has none of this name."""
+        """Return the shape of a tensor; CheckpointError if the larger model has none of this name."""
         if name not in self._shapes:
             raise CheckpointError(f"tensor {name} is not one of the enlarged model's")
         return self._shapes[name]
@@ -187,7 +186,7 @@ class EnlargedWeights(Weights):
         return converted(self.tensor(name).cpu().numpy(), dtype)
 
     def tensor(self, name: str) -> Any:
-        """The tensor as torch's, fp32 on the device."""
+        """Return the tensor as torch's, fp32 on the device."""
         import torch
 
         shape = self.shape(name)
@@ -201,7 +200,7 @@ class EnlargedWeights(Weights):
         if name == "lm_head.weight":
             tied = self._trained.tie_word_embeddings
             head = self._read("model.embed_tokens.weight" if tied else name)
-            rows = self._of_tokens(self._behind_norm(head, "model.norm.weight"))
+            rows = self._of_tokens(self._after_norm(head, "model.norm.weight"))
             if self._is_padded:
                 rows[self._trained.vocab_size :, -1] = -self._penalty()
             return rows
@@ -220,7 +219,7 @@ class EnlargedWeights(Weights):
         signs = self._signs(index, "v", (new.num_kv_heads, new.head_dim))
         neuron_signs = self._signs(index, "up", (new.intermediate_size,))
         if part in ("q_proj", "k_proj", "v_proj"):
-            rows = self._behind_norm(self._read(f"{layer}.self_attn.{part}.weight"), f"{layer}.input_layernorm.weight")
+            rows = self._after_norm(self._read(f"{layer}.self_attn.{part}.weight"), f"{layer}.input_layernorm.weight")
             rows = rows.view(-1, old.head_dim, new.hidden_size)
             if part == "v_proj":
                 return (rows[heads.kv].repeat(1, heads.scale, 1) * signs[:, :, None]).flatten(0, 1)
@@ -243,14 +242,14 @@ class EnlargedWeights(Weights):
         if part == "down_proj":
             columns = self._rotation @ self._read(f"{layer}.mlp.down_proj.weight")
             return columns[:, self._neuron] * (self._floats(self._neuron_share) * neuron_signs)
-        rows = self._behind_norm(self._read(f"{layer}.mlp.{part}.weight"), f"{layer}.post_attention_layernorm.weight")
+        rows = self._after_norm(self._read(f"{layer}.mlp.{part}.weight"), f"{layer}.post_attention_layernorm.weight")
         return rows[self._neuron] * neuron_signs[:, None] if part == "up_proj" else rows[self._neuron]
 
     def _added_layer(self, index: int, part: str) -> Any:
-        """Random matrices of the usual scale; pairs of heads and of neurons cancel in o_proj and down_proj."""
+        """Return random matrices of the usual scale; pairs of heads and neurons cancel in o_proj and down_proj."""
         new = self.config
         group, scale = new.num_heads // new.num_kv_heads, new.hidden_size**-0.5
-        pairs_kv = group % 2 == 1  # then two KV heads are alike, else two query heads of one KV head
+        pairs_kv = group % 2 == 1  # pair two KV heads, else two query heads of one KV head
         if part in ("q_proj", "k_proj", "v_proj"):
             num_heads = new.num_heads if part == "q_proj" else new.num_kv_heads
             heads = self._noise(index, part, (num_heads, new.head_dim, new.hidden_size)) * scale
@@ -260,7 +259,7 @@ class EnlargedWeights(Weights):
                 heads[1::2] = heads[0 : len(heads) // 2 * 2 : 2]
             return heads.reshape(-1, new.hidden_size)
         if part == "o_proj":
-            size = new.head_dim * (group if pairs_kv else 1)  # of what is paired
+            size = new.head_dim * (group if pairs_kv else 1)  # of a paired block
             return self._cancelling_columns(index, part, new.num_heads * new.head_dim, size)
         if part == "down_proj":
             return self._cancelling_columns(index, part, new.intermediate_size, 1)
@@ -269,7 +268,7 @@ class EnlargedWeights(Weights):
         return rows
 
     def _cancelling_columns(self, index: int, part: str, num_columns: int, size: int) -> Any:
-        """Blocks of `size` columns in pairs of opposite sign; a block without a partner is zero."""
+        """Return blocks of `size` columns in pairs of opposite sign; a block without a partner is zero."""
         columns = self._noise(index, part, (self.config.hidden_size, num_columns // size, size)) * num_columns**-0.5
         paired = columns.shape[1] // 2 * 2
         columns[:, 1:paired:2] = -columns[:, 0:paired:2]
@@ -279,11 +278,11 @@ class EnlargedWeights(Weights):
         return columns.flatten(1, 2)
 
     def _of_tokens(self, rows: Any) -> Any:
-        """Rows of the trained tokens -> of all, a row of its own each."""
+        """Extend rows of the trained tokens to all tokens, with different rows."""
         return rows[self._token] if self._is_padded else rows
 
     def _penalty(self) -> float:
-        """The weight that takes LOGIT_GAP from a logit where the last hidden row is twice as large as usual."""
+        """Return the weight that subtracts LOGIT_GAP from a logit for a last hidden row of twice the usual size."""
         tokens = np.random.default_rng(self._seed).integers(0, self._trained.vocab_size, NUM_PROBED_TOKENS)
         rows = ReferenceModel(self._trained, self._weights).hidden_rows(tokens.tolist())[-1]
         usual = float((rows.square().mean(1) + self._trained.rms_norm_eps).sqrt().median())
@@ -294,8 +293,8 @@ class EnlargedWeights(Weights):
 
         return torch.from_numpy(self._weights.float32(name, self._trained_shapes[name])).to(self._device)
 
-    def _behind_norm(self, matrix: Any, norm: str) -> Any:
-        """A matrix [out, h] applied to a norm's output -> [out, H], with the norm's weights folded in."""
+    def _after_norm(self, matrix: Any, norm: str) -> Any:
+        """Convert a matrix [out, h] of a norm's output to [out, H], with the norm's weights folded in."""
         return (matrix * self._read(norm) * self._norm_scale) @ self._rotation.T
 
     def _floats(self, values: npt.NDArray[np.float64]) -> Any:
@@ -322,7 +321,7 @@ class EnlargedWeights(Weights):
 
 
 class _HeadMap:
-    """Which trained head each head copies. kv [num_kv_heads], q [num_heads]; q_share: of the trained head's output.
+    """The trained head that each head copies: kv [num_kv_heads], q [num_heads]; q_share: share of its output.
 
     scale: head size over the trained one. dims [trained head_dim]: positions of its dimensions in q and k.
     """
@@ -340,14 +339,14 @@ class _HeadMap:
 
 
 def _shares(sources: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """1 / number of copies of its source, per copy."""
+    """Return 1 / (number of copies of its source) per copy."""
     shares: npt.NDArray[np.float64] = 1.0 / np.bincount(sources)[sources]
     return shares
 
 
 @functools.cache
 def shape_named(name: str) -> DecoderShape:
-    """A shape of SHAPES; InvalidArgumentError lists them."""
+    """Return a shape of SHAPES; InvalidArgumentError lists them."""
     if name not in SHAPES:
         raise InvalidArgumentError(f"shape {name} is unknown, there are {', '.join(SHAPES)}")
     return SHAPES[name]

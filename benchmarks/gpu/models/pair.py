@@ -1,4 +1,4 @@
-"""Open engines of a pair, and executors over them, one at a time; pairs that are enlarged and have no files."""
+"""Open engines of a pair with executors, one at a time, and enlarged pairs without files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ P = TypeVar("P", bound="OpenPair")
 
 
 class OpenPair:
-    """Engines of a target and a draft. name: in reports. made_of: of a cost table's fingerprint. Closed with a `with`
-    block."""
+    """Engines of a target and a draft, a context manager. made_of: bytes for a cost table's fingerprint."""
 
     def __init__(self, name: str, engines: OpenedEngines, made_of: bytes, limits: PairLimits, stack: ExitStack) -> None:
         self.name, self.engines, self.made_of, self.limits = name, engines, made_of, limits
@@ -36,13 +35,13 @@ class OpenPair:
         self._stack = stack
 
     def executor(self, policy: Policy) -> Executor:
-        """An executor over the open engines; close it before creating the next one."""
+        """Return an executor on the open engines; close it before creating the next one."""
         drafting = policy.name != "off"
         return assemble(
             self.target,
             self.draft if drafting else None,
             policy,
-            # Prompts repeat, and reuse would skip their prefill from the second time on.
+            # Prompts repeat, and reuse would skip later prefills.
             ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False)),
             max_seq_len=self.limits.max_seq_len,
             max_draft_len=self.limits.max_draft_len,
@@ -76,7 +75,7 @@ class Pair(OpenPair):
         self.target_config, self.draft_config = configs
 
     def step_bytes(self, num_requests: int, context_len: float) -> float:
-        """Minimum bytes that a target pass reads: its bf16 matrices and the requests' caches."""
+        """Return the minimum bytes that a target pass reads: its bf16 matrices and the requests' caches."""
         config = self.target_config
         kv = 4 * config.num_layers * config.num_kv_heads * config.head_dim
         return 2.0 * num_matrix_parameters(config) + kv * num_requests * context_len
@@ -102,9 +101,9 @@ def open_pair(
     overlap: bool = False,
     quantization: Quantization = Quantization.NONE,
 ) -> Pair:
-    """Enlarge the trained pair and open cuda engines over it; in a dry run tiny ones on the CPU.
+    """Enlarge the trained pair and open its cuda engines; in a dry run tiny ones on the CPU.
 
-    overlap: also capture graphs for the modes in which draft and target run side by side.
+    overlap: also capture graphs for the modes in which draft and target run concurrently.
     """
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
@@ -124,13 +123,13 @@ def open_pair(
 
 
 def checkpoint_files(options: GpuBenchOptions) -> list[Path]:
-    """Of the trained pair: what its engines depend on."""
+    """Return the files of the trained pair that its engines depend on."""
     folders = (options.checkpoint_dir, options.draft_checkpoint_dir)
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
 
 
 def dry_shape(config: ModelConfig, shape: DecoderShape) -> DecoderShape:
-    """Slightly larger than the trained model in every dimension that the shape enlarges."""
+    """Return a shape that is slightly larger than the trained model in every enlarged dimension."""
     return DecoderShape(
         config.hidden_size + 32,
         config.intermediate_size + 32,
@@ -143,5 +142,5 @@ def dry_shape(config: ModelConfig, shape: DecoderShape) -> DecoderShape:
 
 
 def exit_layers(config: ModelConfig) -> tuple[int, ...]:
-    """Exit layers: at a quarter and at half of the depth."""
+    """Return exit layers at a quarter and at half of the depth."""
     return tuple(sorted({layer for layer in (config.num_layers // 4, config.num_layers // 2) if layer > 0}))

@@ -1,4 +1,4 @@
-"""The passes that steps and cost tables time, on the engines of a pair."""
+"""The timed passes of steps and cost tables on a pair's engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PairProbe(GpuProbe):
     """A probe of engines that are already open and stay open."""
 
     def __init__(self, pair: OpenPair, context_len: int) -> None:
-        """context_len: cached tokens of every request in every pass."""
+        """Create a probe; context_len: cached tokens of every request in every pass."""
         sizes = pair.limits
         longest, _ = context_limits(sizes.max_seq_len, sizes.max_draft_len, context_len)
         limits = Limits(

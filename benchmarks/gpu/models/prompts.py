@@ -1,4 +1,4 @@
-"""The prompts of the sections that decode: held-out Python text in the pair's own tokens."""
+"""The prompts of sections that decode: held-out Python text in the pair's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failed, one sentence per section: what to read first."""
+"""Failures of a run, one sentence per section."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OK, SKIPPED = "ok", "skipped: "
 
 
 def failures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(section, sentence) of every section of gpu.json that is neither ok nor skipped, in the report's order."""
+    """Return (section, sentence) for every section of gpu.json that is neither ok nor skipped."""
     return [
         (name, _sentence(data["status"], data.get("errors", ())))
         for name, data in report["sections"].items()
@@ -19,7 +19,7 @@ def failures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def skipped(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(section, reason) of the sections whose subject is not installed."""
+    """Return (section, reason) for sections whose subject is not installed."""
     found = [(name, data["status"].removeprefix(EARLIER)) for name, data in report["sections"].items()]
     return [(name, status.removeprefix(SKIPPED)) for name, status in found if status.startswith(SKIPPED)]
 
@@ -29,7 +29,7 @@ def _is_fine(status: str) -> bool:
 
 
 def _sentence(status: str, errors: Any) -> str:
-    """The status, and the first error, which later ones often follow from."""
+    """Return the status and the first error, which often causes the others."""
     words = status
     if errors:
         words += f"; first: {errors[0]}"

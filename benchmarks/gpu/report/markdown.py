@@ -1,4 +1,4 @@
-"""A GPU bench report as Markdown: what failed, then one heading per section with its recorded tables."""
+"""A GPU bench report as Markdown: failures, then one heading per section with its recorded tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _head(report: dict[str, Any]) -> str:
 
 
 def _failed(report: dict[str, Any]) -> list[str]:
-    """What failed first, in the order of running: a later failure may follow from an earlier one."""
+    """Return failures in running order, since a failure may cause later ones."""
     failed, left_out = failures(report), skipped(report)
     lines = [f"Failed: {len(failed)} of {len(report['sections'])} sections", ""] if failed else ["Nothing failed."]
     lines += [f"{number}. `{name}`: {sentence}" for number, (name, sentence) in enumerate(failed, 1)]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Record:
-    """Saved at every change: a killed section keeps its results so far.
+    """The record of a section, saved at every change, so that a killed section keeps its results.
 
     data: "values" (anything of JSON), "tables" ({title, header, rows, note}), "plots" ({title, x, y, log, series}),
     "notes" (a line for each thing that was left out) and "errors" (one line per measurement that failed).
@@ -54,7 +54,7 @@ class Record:
             return None
 
     def note(self, line: str) -> None:
-        """Say that something was left out, for want of time or room: no failure."""
+        """Record that something was left out for lack of time or memory, which is no failure."""
         self.data["notes"].append(line)
         self.save()
 
@@ -63,7 +63,7 @@ class Record:
         self.save()
 
     def set(self, name: str, value: Any) -> None:
-        """The section's own state: status, seconds."""
+        """Set the section's own state: status, seconds."""
         self.data[name] = value
         self.save()
 
