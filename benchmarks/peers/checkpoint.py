@@ -1,4 +1,4 @@
-"""Writes a model as a Hugging Face checkpoint, so that peers run the same weights as our engine."""
+"""Write a model as a Hugging Face checkpoint, so that peers run the same weights as our engine."""
 
 from __future__ import annotations
 

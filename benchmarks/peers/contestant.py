@@ -1,4 +1,4 @@
-"""The systems under test, each in its own process: files on disk, start-up, and settings."""
+"""The systems under test, each in its own process, with their files, start-up and settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENVINO_FIX = (
 
 @dataclass(frozen=True)
 class Workplace:
-    """One form of the models on disk, and the settings shared by all systems."""
+    """One form of the models on disk, and the settings of all systems."""
 
     options: BenchOptions
     expand: int
@@ -85,7 +85,7 @@ class Contestant:
     def settings(self, options: BenchOptions, batch_size: int) -> tuple[str, ...]:
         if self.name == FASER:
             return options.speculation
-        if self.name in ("transformers", "openvino") and batch_size == 1:  # neither drafts for several requests at once
+        if self.name in ("transformers", "openvino") and batch_size == 1:  # they do not draft for several requests
             return ("generate", *(f"assisted:{k}" for k in options.assisted_draft_lens))
         return ("generate",)
 
@@ -134,7 +134,7 @@ def open_transformers(workplace: Workplace) -> Contestant:
 
 
 def open_openvino(workplace: Workplace) -> Contestant:
-    """The same for OpenVINO, which converts both models with its own tools."""
+    """Start OpenVINO, which converts both models with its own tools; raise WorkerError if it cannot run."""
     options = workplace.options
     return _open(
         workplace,
@@ -149,7 +149,7 @@ def open_openvino(workplace: Workplace) -> Contestant:
 
 
 def _checkpoint(workplace: Workplace) -> Path:
-    """The target in the form of the workplace, with its tokenizer."""
+    """Write the target in the workplace's form, with its tokenizer."""
     source = workplace.options.checkpoint_dir
     if workplace.expand == 1:
         return source.resolve()

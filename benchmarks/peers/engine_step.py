@@ -33,7 +33,7 @@ PASSES_PER_ROUND = 5
 def measure(
     path: Path, num_rows: Sequence[int], num_threads: Sequence[int], context: int, num_rounds: int
 ) -> dict[str, Any]:
-    """Milliseconds per pass (median and range over rounds) for each number of threads and rows."""
+    """Measure ms per pass (median and range over rounds) for each number of threads and rows."""
     max_batch_size = max(1, max(num_rows) // ROWS_PER_REQUEST)
     max_blocks = -(-(context + max(num_rows)) // TOKENS_PER_BLOCK)
     table = np.arange(max_batch_size * max_blocks, dtype=np.int32).reshape(max_batch_size, max_blocks)

@@ -1,4 +1,4 @@
-"""Writes a Llama or Qwen3-MoE checkpoint as GGUF for llama.cpp: weights only, no vocabulary.
+"""Write a Llama or Qwen3-MoE checkpoint as GGUF for llama.cpp, without a vocabulary.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
@@ -33,7 +33,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True)
 class _Tensor:
-    """sources: in the checkpoint; those of several experts follow each other. shape: of one of them."""
+    """A tensor. sources: names in the checkpoint, several for experts, which are consecutive. shape: of one source."""
 
     name: str  # in GGUF
     sources: tuple[str, ...]
@@ -43,7 +43,7 @@ class _Tensor:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """GGUF's order, the inputs of a matrix first and experts last."""
+        """Shape in GGUF's order, the inputs of a matrix first and experts last."""
         return (*self.shape[::-1], len(self.sources)) if len(self.sources) > 1 else self.shape[::-1]
 
     @property
@@ -79,7 +79,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, dtype: st
 
 
 def quantize_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """[..., n] fp32 -> [..., n / 32, 34] bytes: per 32 values an fp16 scale and 32 signed bytes."""
+    """Quantise fp32 [..., n] to bytes [..., n / 32, 34]: per 32 values an fp16 scale and 32 signed bytes."""
     blocks = values.reshape(*values.shape[:-1], -1, Q8_BLOCK)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -135,7 +135,7 @@ def _metadata(config: ModelConfig, dtype: str) -> dict[str, tuple[int, Any]]:
 
 def _tensors(config: ModelConfig, kind: int) -> Iterator[_Tensor]:
     hidden, inner, vocab, experts = config.hidden_size, config.intermediate_size, config.vocab_size, config.experts
-    # Hugging Face's rope pairs dimension i with i + head_dim / 2, as all of GGUF's architectures do but llama.
+    # Hugging Face's rope pairs dimension i with i + head_dim / 2, like all architectures in GGUF except llama.
     q_heads, kv_heads = (config.num_heads, config.num_kv_heads) if experts is None else (0, 0)
 
     def matrix(name: str, sources: str | tuple[str, ...], num_out: int, num_in: int, heads: int = 0) -> _Tensor:
@@ -179,7 +179,7 @@ def _encode(tensor: _Tensor, bits: Bfloat16Array) -> bytes:
 
 
 def _interleave(bits: Bfloat16Array, num_heads: int) -> Bfloat16Array:
-    """Hugging Face's rope pairs dimension i with i + head_dim / 2, GGUF's llama pairs neighbours."""
+    """Reorder rows from Hugging Face's rope, which pairs i with i + head_dim / 2, to neighbours for GGUF's llama."""
     head_dim = bits.shape[0] // num_heads
     found: Bfloat16Array = bits.reshape(num_heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(bits.shape)
     return found

@@ -9,7 +9,7 @@ from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 
 def render_markdown(report: BenchReport) -> str:
-    """The whole report; ratios are medians over rounds with their range."""
+    """Return the report; ratios are medians over rounds with their range."""
     sections = [_head(report), _exactness(report), _absences(report), _summary(report)]
     sections += [_cases(report, form) for form in report.forms]
     sections += [_steps(report), _notes(report)]
@@ -96,7 +96,7 @@ def _against(off: CaseResult, best: CaseResult, peer: CaseResult) -> str:
 
 
 def _family(case: CaseResult) -> str:
-    """assisted:2 and assisted:4 are one system; the summary takes its best."""
+    """Return the family of a case: assisted:2 and assisted:4 are one, of which the summary shows the best."""
     return case.setting.partition(":")[0]
 
 

@@ -13,17 +13,15 @@ PEERS = ("transformers", "llama.cpp", "openvino")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of `faser bench`.
+    """Options of `faser bench peers`.
 
-    expand: forms of the target to measure, as multiples of its layers (same function, higher cost).
+    expand: forms of the target, as multiples of its layers (same function, higher cost).
     num_prompts: prompts per round, the same for every case; a multiple of every batch size.
-    rounds: measured rounds; every case runs once per round, after one warm-up round that is dropped.
-    assisted_draft_lens: draft lengths of transformers' assisted generation and of OpenVINO's (batch size 1 only).
-    llamacpp_dtypes: weights that llama.cpp runs, bf16 and q8_0.
+    rounds: measured rounds; every case runs once per round, after a warm-up round.
+    assisted_draft_lens: draft lengths of transformers' and OpenVINO's assisted generation (batch size 1 only).
     step_rows: rows of the one-step latency comparison with llama.cpp; empty leaves it out.
     transformers_python, llama_python, openvino_python: interpreters of the peers; None: the one that runs the bench.
-    cores: cores that every system is pinned to; None: all cores this process may use.
-    num_threads: threads of every system; None: one per core.
+    cores: cores of every system; None: all that this process may use.
     """
 
     checkpoint_dir: Path
@@ -50,7 +48,7 @@ class BenchOptions:
     command_line: tuple[str, ...] = ()
 
     def quick(self) -> BenchOptions:
-        """A smaller run of about one minute with the same systems; too short to quote."""
+        """Return options for a run of about a minute with the same systems, not to be quoted."""
         return replace(
             self,
             expand=self.expand[-1:],

@@ -1,4 +1,4 @@
-"""Plots a bench report: tokens per second over speculation settings, with peers as lines."""
+"""Plot a bench report: tokens per second over speculation settings, with peers as lines."""
 
 from __future__ import annotations
 

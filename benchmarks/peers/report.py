@@ -1,4 +1,4 @@
-"""The results of a bench run, as values and JSON."""
+"""The results of a bench run as values and JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Form:
 class CaseResult:
     """One system in one setting at one batch size. Counts and times_ms are sums over the measured rounds.
 
-    tokens_per_s: per round, prefill included. times_ms: phases of our executor's steps; empty for peers.
+    tokens_per_s: per round, including the prefill. times_ms: phases of our executor's steps; empty for peers.
     agreement: with our tokens at speculation off and the first batch size.
     """
 
@@ -78,7 +78,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Exactness:
-    """Our tokens over all speculation settings and batch sizes; difference: where they first differ."""
+    """Agreement of our tokens over all settings and batch sizes; difference: the first one."""
 
     expand: int
     num_cases: int
@@ -109,7 +109,7 @@ class BenchReport:
 
     @property
     def is_exact(self) -> bool:
-        """Speculation and batching changed no token."""
+        """True if speculation and batching changed no token."""
         return all(item.difference is None for item in self.exactness)
 
     def select(self, expand: int, batch_size: int | None = None, system: str | None = None) -> list[CaseResult]:
@@ -120,14 +120,14 @@ class BenchReport:
         ]
 
     def baseline(self, case: CaseResult) -> CaseResult:
-        """Ours without speculation, at the case's form and batch size."""
+        """Return our case without speculation, at the same form and batch size."""
         return next(c for c in self.select(case.expand, case.batch_size, FASER) if c.setting == OFF)
 
     def ratio_to_off(self, case: CaseResult) -> Summary:
         return paired_ratio(case.tokens_per_s, self.baseline(case).tokens_per_s)
 
     def best_speculation(self, expand: int, batch_size: int) -> CaseResult | None:
-        """Our fastest setting with speculation, chosen after the run."""
+        """Return our fastest setting with speculation, chosen after the run."""
         ours = [c for c in self.select(expand, batch_size, FASER) if c.setting != OFF]
         return fastest(ours)
 

@@ -1,4 +1,4 @@
-"""`faser bench`: interleaved rounds of our settings and of peers, on the same weights, prompts and cores."""
+"""`faser bench peers`: interleaved rounds of our settings and of peers, on the same weights, prompts and cores."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class _FormRun:
             self._say(f"{name}: {contestant.versions}")
 
     def _try_llamacpp(self, stack: ExitStack, dtype: str) -> None:
-        """Its AMX path crashes on some machines (llama.cpp issue 20824); it runs without repacked weights."""
+        """Open llama.cpp, without repacked weights if its AMX path crashes (llama.cpp issue 20824)."""
         name, fix = f"llama.cpp {dtype}", contestants.LLAMACPP_FIX
 
         def open_probed(use_extra_bufts: bool) -> Contestant:
@@ -191,7 +191,7 @@ class _FormRun:
         self.absences.append(Absence(self.form.expand, name, reason, fix))
 
     def _drop(self, name: str, error: WorkerError) -> None:
-        """A peer that fails once is dropped: medians over fewer rounds are not comparable."""
+        """Drop a peer that fails once, since medians over fewer rounds are not comparable."""
         if name == FASER:
             raise error
         self._absent(name, str(error), "see the reason")
@@ -236,7 +236,7 @@ class _FormRun:
                 self._step_ms.setdefault((name, num_rows), []).append(ms)
 
     def _check_tokens(self, key: CaseKey, token_ids: list[list[int]]) -> None:
-        """All cases must repeat the tokens of our first one (off at the first batch size) in every round."""
+        """Check that a case repeats the tokens of our first one (off at the first batch size) in every round."""
         if not self._reference:
             self._reference = token_ids
         where = first_difference(token_ids, self._reference)
@@ -269,7 +269,7 @@ class _FormRun:
 
 
 def _options_dict(options: BenchOptions) -> dict[str, Any]:
-    """As JSON, with defaults resolved and without machine-specific folders."""
+    """Return options for JSON, with defaults resolved and without machine-specific folders."""
     values = asdict(options) | {"cores": options.pinned_cores(), "num_threads": options.threads()}
     del values["command_line"]
     return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}

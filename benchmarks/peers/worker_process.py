@@ -1,4 +1,4 @@
-"""The bench's end of the pipe: a worker process that loads once and runs on demand."""
+"""The bench's end of the pipe to a worker process, which loads once and runs on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkerProcess:
     """One worker. python: its interpreter, which needs the worker's libraries but not this package."""
 
     def __init__(self, module: str, work_dir: Path, python: Path | None, num_threads: int, timeout_s: float) -> None:
-        """module: name in benchmarks.peers.workers. work_dir: an existing folder for this worker only."""
+        """Start a module of benchmarks.peers.workers. work_dir: an existing folder for this worker only."""
         self.name = module
         self._timeout_s = timeout_s
         self._log = work_dir / "stderr.log"
@@ -77,7 +77,7 @@ class WorkerProcess:
         return reply
 
     def memory_bytes(self) -> int:
-        """Resident memory, pages of mapped files included."""
+        """Return resident memory, including pages of mapped files."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Ratios to the rival that is best, without favouring a lucky one."""
+"""Ratios to the best rival, without favouring a lucky one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class MeanRatio:
 
 
 def ratio_to_best(values: Sequence[float], rivals: Sequence[Sequence[float]]) -> MeanRatio:
-    """Ratios per round against the rival that is best in the other rounds.
+    """Return ratios per round against the rival that is best in the other rounds; needs at least two rounds.
 
-    Picking the best rival in the round that is compared would favour a lucky one; picking it by the other rounds does
-    not. Needs at least two rounds.
+    Choosing the best rival of the compared round would favour a lucky one.
     """
     num_rounds = min(len(values), *(len(rival) for rival in rivals))
     if num_rounds < 2:

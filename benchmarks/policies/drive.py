@@ -1,4 +1,4 @@
-"""Runs a workload on an executor, step by step in the calling thread, and times every request."""
+"""Run a workload on an executor, step by step in the calling thread, and time every request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """One request, in seconds: from arrival to its first token; mean time per token behind it."""
+    """Times of one request: from arrival to its first token, and the mean per later token."""
 
     ttft_s: float
-    per_token_s: float | None  # None if it had one token only
+    per_token_s: float | None  # None for a single token
 
 
 @dataclass(frozen=True)
 class DriveResult:
-    """tokens_per_s: in a closed loop over the time in which all streams were busy; in an open loop over the time in
-    which the service was not idle. token_ids: by job. skipped_s: idle time that the clock jumped over."""
+    """Results of a workload. tokens_per_s: over the time with all streams busy, in an open loop with any request.
+
+    token_ids: by job. skipped_s: idle time that the clock skipped.
+    """
 
     tokens_per_s: float
     busy_s: float
@@ -40,7 +42,7 @@ class DriveResult:
 
 
 class _Record:
-    """Sink of one job."""
+    """The sink of one job."""
 
     def __init__(self, arrival_s: float, now_s: Callable[[], float]) -> None:
         self.arrival_s = arrival_s
@@ -75,7 +77,7 @@ def drive(executor: Runs, workload: Workload, clock: Callable[[], float] = time.
 
 
 def drive_steps(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
-    """drive(), pausing after each step of the executor; the clock may stand still in the pauses."""
+    """Run drive() as a generator that yields after each step; the clock may stop meanwhile."""
     return _closed(executor, workload, clock) if workload.concurrency is not None else _open(executor, workload, clock)
 
 
@@ -84,7 +86,7 @@ def _submit(executor: Runs, number: int, job: Job, record: _Record) -> None:
 
 
 def _closed(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
-    """Keeps `concurrency` jobs in flight. The end, when fewer are left, is run but not counted in tokens_per_s."""
+    """Keep `concurrency` jobs running. The end, when fewer are left, does not count in tokens_per_s."""
     assert workload.concurrency is not None
     records: list[_Record] = []
     jobs = list(enumerate(workload.jobs))
@@ -111,8 +113,7 @@ def _closed(executor: Runs, workload: Workload, clock: Callable[[], float]) -> G
 
 
 def _open(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
-    """Jobs come at their time. While nothing is in flight the clock jumps to the next arrival: no policy can use idle
-    time, so waiting it out would only cost the bench's time. Arrivals stay where the trace has them."""
+    """Start jobs at their times. The clock skips idle time, which no policy can use, to the next arrival."""
     start = clock()
     skipped_s = 0.0
 

@@ -70,7 +70,7 @@ def _exactness(report: PolicyBenchReport) -> str:
 
 
 def _goals(report: PolicyBenchReport) -> str:
-    """The three numbers that the project set itself."""
+    """Return the project's three goals."""
     rows = []
     for expand in report.forms():
         for system in _deciders(report, expand):
@@ -110,7 +110,7 @@ def _goals(report: PolicyBenchReport) -> str:
 
 
 def _mean_ratios(report: PolicyBenchReport, expand: int) -> str:
-    """Against the best rival of the other rounds."""
+    """Return ratios to the best rival of the other rounds."""
     workloads = report.workloads(expand)
     rows = []
     for system in _deciders(report, expand):

@@ -1,4 +1,4 @@
-"""What `faser bench policies` measures."""
+"""Options of `faser bench policies`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.policies.workload import JOBS_PER_STREAM
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
-SLICE_S = 0.02  # of a system's turn
+SLICE_S = 0.02  # duration of a system's turn
 # Label in reports -> spelling of the policy, in the order of the ablation.
 POLICIES = {
     "schedule": "schedule",
     "gp_lcb": "gp_lcb",
     "price": "price:mode=serial,prune=off",
-    "price again": "price:mode=serial,prune=off",  # a control: what differs between the two is noise
+    "price again": "price:mode=serial,prune=off",  # a control, whose difference is noise
     "price+pruning": "price:mode=serial,prune=auto",
     "price+pruning+overlap": "price:mode=auto,prune=auto",
 }
@@ -27,18 +27,15 @@ class PolicyBenchOptions:
     """Options of `faser bench policies`.
 
     expand: forms of the target, as multiples of its layers (same function, higher cost).
-    minutes: of measuring, shared by the forms; what has been measured by then is reported, and one round after a
-    warm-up always is. Building and profiling come on top (about a minute per form).
-    fixed: draft lengths of the fixed policies. num_fixed_kept: so many of them, the fastest of the warm-up round of a
-    workload, run in its measured rounds.
-    jobs_per_stream: requests per concurrent stream of a closed loop, min_jobs of them at least.
-    num_bursty_jobs: requests of the bursty trace.
-    swing: highest over lowest arrival rate. peak_load: highest arrival rate over what `off` can serve.
-    simulated: passes take the cost table's time on a clock of their own (faser_trtllm/simulation), so that the
-    speeds of machine and host are left out and every run repeats itself. cost_table: of another machine, to simulate
-    that one (a profile.json); default: measured here. slowdown: the simulated machine is up to this many times slower
-    for stretches of 0.2 to 3 s; rates are of the time that it would have taken at its best.
-    engines_dir: engine directories are kept here and reused; default: a temporary folder.
+    minutes: time of measurement for all forms, with at least one round after a warm-up. Building and profiling take
+        about a minute per form in addition.
+    num_fixed_kept: number of fixed lengths in measured rounds, the fastest ones of a workload's warm-up.
+    jobs_per_stream: requests per concurrent stream of a closed loop, at least min_jobs in all.
+    swing: highest over lowest arrival rate. peak_load: highest arrival rate over the capacity of `off`.
+    simulated: times of passes come from the cost table (faser_trtllm/simulation), so that runs are reproducible.
+    cost_table: the profile.json of a machine to simulate; default: measured here.
+    slowdown: the simulated machine is up to this much slower for stretches of 0.2 to 3 s; rates use its best speed.
+    engines_dir: keeps engine directories for reuse; default: a temporary folder.
     """
 
     checkpoint_dir: Path
@@ -72,7 +69,7 @@ class PolicyBenchOptions:
     command_line: tuple[str, ...] = ()
 
     def quick(self) -> PolicyBenchOptions:
-        """A run of about a minute that shows the same; not to be quoted."""
+        """Return options for a run of about a minute, not to be quoted."""
         return replace(
             self,
             expand=self.expand[-1:],
@@ -86,7 +83,7 @@ class PolicyBenchOptions:
         )
 
     def systems(self) -> dict[str, str]:
-        """Label -> spelling of everything that may run."""
+        """Return spellings of all systems by label."""
         fixed = {f"fixed:{k}": f"fixed:{k}" for k in self.fixed}
         return {OFF: OFF} | fixed | {name: POLICIES[name] for name in self.policies}
 

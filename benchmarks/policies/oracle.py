@@ -1,9 +1,9 @@
-"""How close a step came to a clairvoyant cut of the very drafts it had.
+"""Compare a step with an oracle that verifies only the drafts that will be accepted.
 
 The oracle knows in advance how many drafts of each request will be accepted, A_r, runs 1 + A_r rows for it, and commits
-as many tokens: sum(1 + A_r) tokens at the cost T(sum(1 + A_r)). Drafting is paid as it was. T is the cost table's
-staircase, scaled by the step's own time over the table's prediction for it, so that the table's error and the machine's
-speed cancel. It is an upper bound of what any choice of rows for these drafts could reach.
+as many tokens: sum(1 + A_r) tokens at the cost T(sum(1 + A_r)). Drafting costs the same. T is the cost table's time,
+scaled by the step's own time over the table's prediction for it, so that the table's error and the machine's speed
+cancel. It is an upper bound for any choice of rows for these drafts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from faser_trtllm.core.plan import StepRecord
 
 
 def oracle_rows(record: StepRecord) -> int:
-    """Rows of decoding requests that the oracle runs; also the tokens that the step commits.
+    """Return the oracle's rows of decoding requests, which equal the tokens that the step commits.
 
-    A request whose last live row accepted its draft, with more drafts behind it, committed no bonus token: its last
-    accepted draft had no row of its own.
+    A request whose last row accepted its draft, with more drafts after it, committed no bonus token: its last accepted
+    draft had no row.
     """
     n = record.plan.scheduled.num_decoding
     verified, accepted = record.result.num_verified[:n], record.result.num_accepted[:n]
@@ -25,7 +25,7 @@ def oracle_rows(record: StepRecord) -> int:
 
 
 def oracle_step_ms(record: StepRecord, table: CostTable) -> float:
-    """The step's time, had the pass run the oracle's rows only; never more than it took."""
+    """Return the step's time with only the oracle's rows in the pass, at most its real time."""
     rows, drafts, result = record.plan.scheduled, record.drafts, record.result
     n = rows.num_decoding
     context = float(rows.num_tokens[:n].mean())
@@ -36,5 +36,5 @@ def oracle_step_ms(record: StepRecord, table: CostTable) -> float:
     if record.plan.mode is Mode.SERIAL:
         return result.step_ms - result.verify_ms + verify_ms
     rest_ms = max(0.0, result.step_ms - max(drafts.draft_ms, result.verify_ms))
-    # The drafting's clock may end after the step's.
+    # The clock of drafting may end after the step's.
     return min(result.step_ms, max(drafts.draft_ms, verify_ms) + rest_ms)

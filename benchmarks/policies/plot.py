@@ -1,4 +1,4 @@
-"""A policy bench report as pictures: throughput over concurrency, the bursty run, the ablation, reliability."""
+"""Plots of a policy bench report: throughput over concurrency, the bursty run, the ablation, reliability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy bench found, as values and as JSON."""
+"""Results of the policy bench as values and JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ COMPUTE_BOUND_CONCURRENCY = 8  # from here on a CPU's target pass grows with its
 
 @dataclass(frozen=True)
 class Round:
-    """One run of a system on a workload. Times in ms. share_pruned: of the draft rows that started. oracle: the
-    oracle's time over the time taken (oracle.py). modes: share of steps. draft_len: pending per request and step."""
+    """One run of a system on a workload. share_pruned: of started draft rows. modes: share of steps.
+
+    oracle: the oracle's time over the real time (oracle.py). draft_len: pending drafts per request and step.
+    """
 
     tokens_per_s: float
     ttft_p50_ms: float
@@ -40,7 +42,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Case:
-    """rounds: interleaved with those of the other systems on this workload, after one that warms up."""
+    """A system on a workload. rounds: interleaved with those of other systems, after a warm-up."""
 
     expand: int
     workload: str
@@ -57,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of a survival estimator's predictions before each test. ece: expected calibration error."""
+    """Calibration of a survival estimator's predictions. ece: expected calibration error."""
 
     expand: int
     system: str
@@ -69,7 +71,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A bursty run in bins: seconds since the start without idle time, requests in flight, drafts per request."""
+    """A bursty run in bins: seconds since the start without idle time, running requests, drafts per request."""
 
     expand: int
     system: str
@@ -84,14 +86,14 @@ class PolicyBenchReport:
     environment: dict[str, Any]
     options: dict[str, Any]
     prompts: dict[str, Any]
-    cost_error: dict[str, dict[str, float]]  # by form: MAPE of the cost tables
+    cost_error: dict[str, dict[str, float]]  # MAPE of the cost tables by form
     cases: tuple[Case, ...]
     calibrations: tuple[Calibration, ...]
     timelines: tuple[Timeline, ...]
-    differences: tuple[str, ...]  # where a system's tokens parted from those of `off`
-    absences: tuple[str, ...]  # systems that did not run, with the reason
+    differences: tuple[str, ...]  # first differences of a system's tokens from those of `off`
+    absences: tuple[str, ...]  # systems that did not run, with reasons
     minutes: float
-    bounds: dict[str, float] = field(default_factory=dict)  # by form: bound.py
+    bounds: dict[str, float] = field(default_factory=dict)  # by form, see bound.py
 
     @property
     def is_exact(self) -> bool:
@@ -104,11 +106,11 @@ class PolicyBenchReport:
         return list(dict.fromkeys(case.workload for case in self.cases if case.expand == expand))
 
     def select(self, expand: int, workload: str) -> dict[str, Case]:
-        """System -> case."""
+        """Return the cases of a workload by system."""
         return {c.system: c for c in self.cases if c.expand == expand and c.workload == workload}
 
     def best_fixed(self, expand: int, workload: str) -> Case | None:
-        """The fixed length with the highest median on this very workload, picked after the fact."""
+        """Return the fixed length with the highest median on this workload, chosen after the run."""
         return fastest(case for name, case in self.select(expand, workload).items() if name.startswith("fixed:"))
 
     def ratio(self, case: Case, base: Case) -> Summary:
@@ -116,15 +118,14 @@ class PolicyBenchReport:
         return paired_ratio(case.rates()[:n], base.rates()[:n])
 
     def ratio_to_best(self, expand: int, workload: str, system: str) -> float | None:
-        """Against the best of off, the best fixed length and the best uniform schedule."""
+        """Return the ratio to the best of off, the best fixed length and the best uniform schedule."""
         cases = self.select(expand, workload)
         rivals = [c for c in (cases.get(OFF), self.best_fixed(expand, workload), cases.get("schedule")) if c]
         best = fastest(rivals)
         return self.ratio(cases[system], best).median if system in cases and best else None
 
     def mean_ratio_to_best(self, expand: int, workload: str, system: str) -> MeanRatio | None:
-        """Against off, all fixed lengths and the schedule, each round against the best of the other rounds; None with
-        less than two rounds."""
+        """Return the ratio to the best of off, fixed lengths and schedule in other rounds; None below two rounds."""
         cases = self.select(expand, workload)
         rivals = [c.rates() for name, c in cases.items() if name in (OFF, "schedule") or name.startswith("fixed:")]
         if system not in cases or not rivals or min(map(len, [cases[system].rates(), *rivals])) < 2:
@@ -136,7 +137,7 @@ class PolicyBenchReport:
         return self.ratio(cases[system], best).median if system in cases and best else None
 
     def ablation(self, expand: int) -> dict[str, float]:
-        """System -> geometric mean over the workloads of tok/s against `off`; "best fixed" is the best of each."""
+        """Return the geometric mean of tok/s against `off`, by system; "best fixed" is the best of each workload."""
         ratios: dict[str, list[float]] = {}
         for workload in self.workloads(expand):
             cases, best = self.select(expand, workload), self.best_fixed(expand, workload)
@@ -188,7 +189,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed; nan of nothing."""
+    """Return the smallest value that at least this share of the values does not exceed; nan without values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -196,7 +197,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
+    """Replace NaN by null for JSON."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

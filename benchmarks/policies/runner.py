@@ -110,7 +110,7 @@ class FormRun:
         table = self._prepare()
         with ExitStack() as stack:
             systems = self._open(table, stack)
-            gc.collect()  # as the server does: whoever happens to set off a collection does not pay for all that lives
+            gc.collect()  # as in the server, so that no system is charged for live objects
             gc.freeze()
             stack.callback(gc.unfreeze)
             deadline_s = time.monotonic() + budget_s
@@ -121,8 +121,7 @@ class FormRun:
             self._say(f"x{self.expand}: warm-up done, {deadline_s - time.monotonic():.0f} s left for rounds")
             for number in range(1, self._options.max_rounds + 1):
                 workloads = self._closed_loops(number) + ([self._bursty(number)] if self._options.bursty else [])
-                # A visit that has begun is finished, and the first of each is made whatever the time: rounds are whole,
-                # the end a little late, and no result is that of a warm-up.
+                # Visits are finished, and the first of each is always made, so that no result is that of a warm-up.
                 for workload in workloads if number % 2 == 0 else reversed(workloads):
                     if number == 1 or time.monotonic() < deadline_s:
                         self._visit(workload, self._kept(systems, workload), number)
@@ -137,11 +136,11 @@ class FormRun:
         return [
             Case(self.expand, workload, system, tuple(self._rounds[workload, system]))
             for workload, system in self._warm_up
-            if (workload, system) in self._rounds  # else it was left out after the warm-up
+            if (workload, system) in self._rounds  # else it was dropped after the warm-up
         ]
 
     def bound(self) -> float | None:
-        """How much the best system at each load could win over the best fixed length on any mix of the loads."""
+        """Return adaptivity_bound() for the measured loads."""
         loads = [workload for workload in dict.fromkeys(name for name, _ in self._warm_up) if workload != BURSTY]
         systems = list(dict.fromkeys(system for _, system in self._warm_up))
         rates = {
@@ -209,7 +208,7 @@ class FormRun:
         )
 
     def _closed_loops(self, number: int) -> list[Workload]:
-        """Each round has requests of its own: who finishes when is worth a few percent, and would be each time."""
+        """Return closed loops with new requests per round, since the order of ends changes rates by a few percent."""
         options = self._options
         return [
             closed_loop(
@@ -219,7 +218,7 @@ class FormRun:
         ]
 
     def _bursty(self, number: int) -> Workload:
-        """Peaks beyond what `off` can serve, by its warm-up round at the highest concurrency."""
+        """Return a trace whose peaks exceed the capacity of `off` in its warm-up at the highest concurrency."""
         options = self._options
         capacity = max(r.tokens_per_s for (_, system), r in self._warm_up.items() if system == OFF)
         tokens_per_job = (options.min_tokens + options.max_tokens) / 2
@@ -228,14 +227,14 @@ class FormRun:
         return bursty(self._jobs(options.num_bursty_jobs, seed), peak_rate, options.swing, seed)
 
     def _kept(self, systems: dict[str, System], workload: Workload) -> list[System]:
-        """Everything but the fixed lengths that were slow in the warm-up round."""
+        """Return all systems except fixed lengths that were slow in the warm-up round."""
         fixed = [name for name in systems if name.startswith("fixed:")]
         fixed.sort(key=lambda name: -self._warm_up[workload.name, name].tokens_per_s)
         slow = set(fixed[self._options.num_fixed_kept :])
         return [system for name, system in systems.items() if name not in slow]
 
     def _visit(self, workload: Workload, systems: list[System], number: int) -> None:
-        """One run of all systems, in turns; their order is the visit's own. Round 0 warms up."""
+        """Run all systems in turns, in a random order. Round 0 is a warm-up."""
         order = list(systems)
         random.Random(f"{self._options.seed}/{number}/{workload.name}").shuffle(order)
         for system in order:
@@ -273,7 +272,7 @@ class FormRun:
 
 
 def _options_dict(options: PolicyBenchOptions) -> dict[str, Any]:
-    """The options as JSON, with what None stood for, and without the machine's folders."""
+    """Return options for JSON, with defaults resolved and without machine-specific folders."""
     values = asdict(replace(options, engines_dir=None)) | {
         "cores": options.pinned_cores(),
         "num_threads": options.threads(),

@@ -1,4 +1,4 @@
-"""Opens an executor with real engines and simulated time from a cost table."""
+"""Open an executor with real engines and simulated time from a cost table."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def open_simulation(
     believed: CostTable | None = None,
     wrap_engine: Callable[[Engine, str], Engine] = lambda engine, role: engine,
 ) -> Executor:
-    """Tokens, drafts and confidences come from the engines; only time is simulated, so runs are exactly reproducible.
+    """Open an executor whose tokens and confidences come from engines and whose time is simulated and reproducible.
 
-    costs may come from another machine: any table with the engine's segments works. Simplification: the host's time per
-    step is the table's overhead, the same for every policy. believed: the policy's table, if different from the one
-    that time follows, to test policies with a wrong profile. wrap_engine: as in open_executor, below the prices.
+    costs: a table of any machine with the engine's segments; the host's time per step is its overhead, whatever the
+    policy. believed: the policy's table, if it differs. wrap_engine: wraps an engine below its simulated costs.
     """
 
     engines: dict[str, PricedEngine] = {}

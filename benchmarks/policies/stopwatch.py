@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """A Clock (core/clock.py) of the time in which it ran; it stands still until start()."""
+    """A Clock (core/clock.py) that can be stopped, and is at first."""
 
     def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
         self._source = source

@@ -1,7 +1,7 @@
-"""The systems of a form: one executor per policy over the same engine directory, one of them at work at a time.
+"""The systems of a form: one executor per policy on the same engine directory, which work in turns.
 
-They take turns of SLICE_S: a machine's speed changes within seconds by more than policies differ, and so all of them
-meet the same of it. Each has a clock of its own, which runs in its turns only, and not while its witness counts.
+Turns last SLICE_S, because a machine's speed changes within seconds by more than policies differ. Each system has its
+own clock, which runs in its turns only, and not while its witness counts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
 
-SETTLE_S = 0.001  # the pool of the system that ran last stops spinning
+SETTLE_S = 0.001  # until the thread pool of the last system stops spinning
 TIMELINE_BINS = 120
 
 
 class System:
-    """An open executor, its policy and a witness. What a policy learns it keeps from run to run."""
+    """An open executor, its policy and a witness. The policy keeps its learnt state from run to run."""
 
     def __init__(
         self, name: str, executor: Executor, policy: Policy, witness: StepWitness, clock: Stopwatch | ManualClock
     ) -> None:
-        """witness: watches the executor."""
+        """Join the parts; witness watches the executor."""
         self.name = name
         self._clock = clock
-        # A simulated change of speed is left out of the rates: it is not the same for all, and no policy can help it.
+        # Rates leave out simulated changes of speed, which differ between systems and are no policy's doing.
         self._rate_clock = clock.nominal_s if isinstance(clock, ChangingClock) else clock.now_s
         self._executor = executor
         self._policy = policy
@@ -47,19 +47,19 @@ class System:
         self._run: Generator[None, None, DriveResult] | None = None
 
     def run(self, workload: Workload) -> tuple[Round, DriveResult]:
-        """All of a workload, with nobody else's turns between."""
+        """Run a workload to its end without turns of other systems."""
         self.begin(workload)
         while (ended := self.turn()) is None:
             pass
         return ended
 
     def begin(self, workload: Workload) -> None:
-        """Get ready for a workload; turns do the work."""
+        """Prepare a workload, which turn() runs."""
         self._witness.start()
         self._run = drive_steps(self._executor, workload, self._rate_clock)
 
     def turn(self) -> tuple[Round, DriveResult] | None:
-        """Work for SLICE_S of its clock or to the end of the workload -> what came of it, None before the end."""
+        """Work for SLICE_S of its clock, and return the results at the end of the workload, else None."""
         assert self._run is not None, "begin() comes first"
         if isinstance(self._clock, Stopwatch):
             time.sleep(SETTLE_S)
@@ -77,11 +77,11 @@ class System:
         return None
 
     def timeline(self, expand: int) -> Timeline | None:
-        """Of the last run; None if no step decoded."""
+        """Return the timeline of the last run; None if no step decoded."""
         return bin_timeline(expand, self.name, self._witness.timeline) if self._witness.timeline else None
 
     def calibration(self, expand: int) -> Calibration | None:
-        """Of the policy's survival estimator, if it has one."""
+        """Return the calibration of the policy's survival estimator, if it has one."""
         estimator = getattr(self._policy, "estimator", None)
         if estimator is None:
             return None
@@ -116,7 +116,7 @@ def open_system(
         speculation=spelling,
         cores=options.cores,
         num_threads=options.num_threads,
-        # The same prompts come round after round, and reuse would skip their prefill from the second on.
+        # Prompts repeat every round, and reuse would skip their prefill from the second round on.
         kv_cache_config=KvCacheConfig(
             enable_block_reuse=False, max_tokens=options.max_batch_size * (-(-longest // 64) * 64)
         ),
@@ -153,7 +153,7 @@ def summarize_round(result: DriveResult, counts: Counts) -> Round:
 
 
 def bin_timeline(expand: int, system: str, points: list[TimelinePoint]) -> Timeline:
-    """Bins of equal width between the first and the last step; empty bins are left out."""
+    """Return bins of equal width between the first and the last step, without empty ones."""
     first, last = points[0].now_s, points[-1].now_s
     width = max(last - first, 1e-9) / TIMELINE_BINS
     bins: dict[int, list[TimelinePoint]] = {}

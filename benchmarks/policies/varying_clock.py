@@ -6,15 +6,14 @@ import random
 
 from faser_trtllm.core.clock import ManualClock
 
-STRETCHES_S = (0.2, 0.5, 1.0, 3.0)  # how long a speed lasts
+STRETCHES_S = (0.2, 0.5, 1.0, 3.0)  # durations of a constant speed
 NOISE = 0.06  # standard deviation of the log of one advance
 
 
 class ChangingClock(ManualClock):
-    """Advances by up to `slowdown` times as much as it is told, for stretches of some seconds, and by noise on top.
+    """A clock of a machine that is up to `slowdown` times slower for stretches of some seconds, with noise.
 
-    nominal_s() is the time of a machine that is always as fast as at its best, without noise: how fast a policy is
-    should be told by that, since no policy can help the machine's speed.
+    nominal_s() is the time at the best speed without noise, by which policies are compared.
     """
 
     def __init__(self, slowdown: float, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A witness of an executor's steps: counts what was decided and what came of it."""
+"""A witness of an executor's steps, which counts decisions and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faser_trtllm.executor.stats import StepWatcher
 
 @dataclass
 class Counts:
-    """Sums over steps that decoded; context rows are prompts in the same passes."""
+    """Sums over steps that decoded; context rows are rows of prompts in the same passes."""
 
     num_steps: int = 0
     num_rows: int = 0
@@ -36,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class TimelinePoint:
-    """One step: when, how many requests, how many drafts were pending per request, tokens committed."""
+    """One step: time, requests, pending drafts per request, committed tokens."""
 
     now_s: float
     num_requests: int
@@ -45,10 +45,7 @@ class TimelinePoint:
 
 
 class StepWitness(StepWatcher):
-    """Watches an executor's steps. start() forgets what was counted.
-
-    clock: stands still while the witness itself takes time.
-    """
+    """A watcher of an executor's steps since start(); its own time stops the clock."""
 
     def __init__(self, table: CostTable, clock: Stopwatch | None = None) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""The requests of a run: real prompts, mixed lengths and ways of sampling, and when they arrive."""
+"""The requests of a run: real prompts, mixed lengths and ways of sampling, and arrival times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from faser_trtllm.core.sampling_params import SamplingParams
 
-# Of a closed loop, whose rate is of the time up to the first request that nothing follows. With one per stream, whoever
-# drafts while all prompts run ends it sooner; with two, half of the requests are the start.
+# A closed loop's rate ends with the first request that has no successor. With few jobs per stream the start, where all
+# prompts run, would count too much.
 JOBS_PER_STREAM = 4
 
-# A bursty trace in units of its highest rate: calm, ramps and bursts; lowest and highest are `swing` apart.
+# A bursty trace in units of its highest rate, with calm segments, ramps and bursts.
 _SHAPE = (0.0, 0.15, 1.0, 0.4, 0.05, 0.0, 0.6, 1.0, 0.2, 0.0)
-_JOBS_SHARE_OF_CALM = 0.02  # so many of the jobs arrive in a segment of the lowest rate
+_JOBS_SHARE_OF_CALM = 0.02  # share of the jobs in a segment of the lowest rate
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Workload:
-    """concurrency: requests in flight in a closed loop; None: they arrive by their arrival_s."""
+    """A workload. concurrency: running requests of a closed loop; None: requests arrive at arrival_s."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens of all jobs: end ids are ignored, so this many come out."""
+        """Output tokens of all jobs, which ignore end ids."""
         return sum(job.params.max_tokens for job in self.jobs)
 
 
@@ -51,7 +51,7 @@ def draw_jobs(
     sampled_share: float,
     seed: int,
 ) -> tuple[Job, ...]:
-    """Jobs over the prompts in turn; a share of them is sampled, each with a seed, so that outputs can be compared."""
+    """Return jobs with the prompts in turn; a share is sampled, with seeds, so that outputs can be compared."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(min_tokens, max_tokens + 1, num_jobs)
     sampled = (np.arange(num_jobs) * sampled_share) % 1.0 + sampled_share >= 1.0
@@ -74,7 +74,7 @@ def closed_loop(jobs: tuple[Job, ...], concurrency: int) -> Workload:
 
 
 def bursty(jobs: tuple[Job, ...], peak_rate: float, swing: float, seed: int) -> Workload:
-    """Poisson arrivals with piecewise constant rates between peak_rate / swing and peak_rate (jobs per second)."""
+    """Return Poisson arrivals with piecewise constant rates from peak_rate / swing to peak_rate (jobs per second)."""
     rates, durations = bursty_rates(len(jobs), peak_rate, swing)
     rng = np.random.default_rng(seed)
     # Unit-rate arrivals, scaled to the expected number of jobs and mapped through the inverse of the summed rate.
@@ -91,10 +91,10 @@ def bursty(jobs: tuple[Job, ...], peak_rate: float, swing: float, seed: int) -> 
 
 
 def bursty_rates(num_jobs: int, peak_rate: float, swing: float) -> tuple[list[float], list[float]]:
-    """Rates (jobs per second) and durations (s) of the segments; together num_jobs jobs are expected."""
+    """Return rates (jobs per second) and durations (s) of segments with num_jobs expected jobs in all."""
     low = peak_rate / swing
     rates = [low + (peak_rate - low) * level for level in _SHAPE]
-    # Calm segments would last for ever if they had to bring as many jobs as bursts: each segment of them brings few.
+    # Calm segments have few jobs each, since they would last too long with as many as bursts.
     weights = [_JOBS_SHARE_OF_CALM if level == 0.0 else level for level in _SHAPE]
     total = sum(weights)
     return rates, [num_jobs * weight / total / rate for weight, rate in zip(weights, rates, strict=True)]

@@ -1,6 +1,6 @@
-"""Measure what fp8 of the TensorRT backends costs in quality.
+"""Measure the loss of quality by fp8 of the TensorRT backends.
 
-Their networks run interpreted on the CPU, over Python text.
+Their networks run interpreted on the CPU, on Python text.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.models.calibration import calibration_text
 
-ROWS = 128  # of one pass
+ROWS = 128  # per pass
 
 Windows = list[npt.NDArray[np.int32]]
 
 
 def logits_of(source: Source, windows: Windows, input_scales: dict[str, float] | None) -> npt.NDArray[np.float32]:
-    """[windows * WINDOW, vocab_size] in bf16, or with input_scales in fp8."""
+    """Return logits [windows * WINDOW, vocab_size] of the model in bf16, or with input_scales in fp8."""
     options = NetworkOptions(
         dtype="bfloat16",
         max_batch_size=1,
@@ -52,7 +52,7 @@ def logits_of(source: Source, windows: Windows, input_scales: dict[str, float] |
 
 
 def perplexity(logits: npt.NDArray[np.float32], windows: Windows) -> float:
-    """Of each token given those of its window before it."""
+    """Return the perplexity of each token given earlier ones of its window."""
     wide = logits.astype(np.float64)
     highest = wide.max(1)
     mass = np.log(np.exp(wide - highest[:, None]).sum(1)) + highest

@@ -1,4 +1,4 @@
-"""What quantisation costs in quality: perplexity of the demo target, and logits of a random model against bf16."""
+"""Loss of quality by quantisation: perplexity of the demo target, and logits of a random model against bf16."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SKIPPED = ("site-packages", "dist-packages", "/test/", "/tests/", "idlelib", "li
 
 @contextmanager
 def opened(path: Path, core_set: CoreSet, num_tokens: int = WINDOW) -> Iterator[tuple[CpuEngine, BatchBuilder]]:
-    """The engine with room for one sequence, and a builder of its batches."""
+    """Open an engine with room for one sequence, and a builder of its batches."""
     num_blocks = -(-num_tokens // BLOCK)
     table = np.arange(num_blocks, dtype=np.int32).reshape(1, -1)
     with CpuEngine.open(
@@ -36,17 +36,16 @@ def opened(path: Path, core_set: CoreSet, num_tokens: int = WINDOW) -> Iterator[
 
 
 def logits_of(engine: CpuEngine, builder: BatchBuilder, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """[tokens, vocab_size] of one sequence from its beginning."""
+    """Return logits [tokens, vocab_size] of one sequence from its beginning."""
     builder.clear()
     builder.add(0, tokens, 0, tokens.size, tokens.size)
     return engine.forward(builder.build())[:, : engine.spec.vocab_size]
 
 
 def library_windows(checkpoint_dir: Path, count: int) -> list[npt.NDArray[np.int32]]:
-    """Windows of every 20th file of the standard library, shuffled.
+    """Return shuffled windows of every 20th file of the standard library.
 
-    The demo target was trained on files of this kind and on many of these: their perplexity compares schemes, it does
-    not measure the model.
+    The demo target was trained on such files and many of these, so their perplexity compares schemes, not models.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in sorted(root.rglob("*.py")) if not any(part in str(path) for part in SKIPPED)]
@@ -63,7 +62,7 @@ def library_windows(checkpoint_dir: Path, count: int) -> list[npt.NDArray[np.int
 
 
 def perplexities(checkpoint_dir: Path, schemes: Sequence[str], num_windows: int) -> dict[str, float]:
-    """Of Python text by scheme, each token given those of its window before it."""
+    """Return the perplexity of Python text by scheme, each token given earlier ones of its window."""
     windows = library_windows(checkpoint_dir, num_windows)
     found = {}
     with tempfile.TemporaryDirectory() as folder, CoreSet() as core_set:
@@ -86,7 +85,7 @@ def perplexities(checkpoint_dir: Path, schemes: Sequence[str], num_windows: int)
 
 
 def random_errors(schemes: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """By scheme, of a random model's logits against its bf16 engine: (relative RMS error, share of equal argmax)."""
+    """Return by scheme (relative RMS error, share of equal argmax) of a random model's logits against bf16."""
     config = random_config(num_layers=4, hidden_size=512, intermediate_size=1536, vocab_size=2048)
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, 256).astype(np.int32)
     logits: dict[str, npt.NDArray[np.float32]] = {}

@@ -1,4 +1,4 @@
-"""Engines of a random Llama: one set of weights in several schemes."""
+"""Engines of a random Llama, with the same weights in several schemes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SEQ_LEN = 1024
 
 
 def random_config(num_layers: int, hidden_size: int, intermediate_size: int, vocab_size: int) -> ModelConfig:
-    """Heads of 64, four query heads to a KV head, tied embeddings."""
+    """Return a configuration with heads of 64, four query heads per KV head and tied embeddings."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=vocab_size,
@@ -46,7 +46,7 @@ def random_config(num_layers: int, hidden_size: int, intermediate_size: int, voc
 
 
 class RandomWeights(Weights):
-    """Weights (models/weights.py) drawn from normal distributions; norms are 1."""
+    """Weights from normal distributions; norms are 1."""
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -58,13 +58,13 @@ class RandomWeights(Weights):
 
 
 def write_random_engine(path: Path, config: ModelConfig, scheme: Scheme | None) -> None:
-    """The engine file of these sizes; the weights are the same for every scheme."""
+    """Write an engine file with weights that are the same for every scheme."""
     tensors = engine_tensors(config, RandomWeights(), scheme)
     write_engine_file(path, engine_model(config, MAX_SEQ_LEN), [0, config.num_layers], tensors, scheme=scheme)
 
 
 def scheme_named(name: str) -> Scheme | None:
-    """Scheme.parse; +head after it quantises the LM head."""
+    """Parse a scheme, where a suffix +head quantises the LM head."""
     text, _, head = name.partition("+")
     scheme = Scheme.parse(text)
     return scheme if scheme is None or not head else dataclasses.replace(scheme, lm_head=True)

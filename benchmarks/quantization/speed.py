@@ -1,4 +1,4 @@
-"""What quantisation saves in time: decode steps of few rows and a prefill, interleaved, against bf16."""
+"""Gain of speed by quantisation: decode steps of few rows and a prefill, interleaved with bf16."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """file_bytes: of the engine files by scheme."""
+    """Results. file_bytes: size of the engine files by scheme."""
 
     file_bytes: dict[str, int]
     cells: list[Cell]
 
 
 def measure_speed(schemes: Sequence[str], rows: Sequence[int], rounds: int, sizes: tuple[int, int, int, int]) -> Speed:
-    """sizes: layers, hidden_size, intermediate_size, vocab_size. A prefill of 512 rows has one row of logits.
+    """Measure CPU time on one thread, which other work on the machine disturbs least.
 
-    CPU time on one thread, since it is what other work on the machine disturbs least.
+    sizes: layers, hidden_size, intermediate_size, vocab_size. A prefill of 512 rows has one row of logits.
     """
     config = random_config(*sizes)
     names = ("none", *schemes)

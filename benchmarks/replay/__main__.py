@@ -1,9 +1,9 @@
 """Simulate price against off, all fixed lengths and schedule, by load.
 
-A table is a cost table's JSON file (a profile.json, or one that was modelled), which time and policies both follow; or
-h100-measured: then time follows what was measured on an H100, and policies believe a quick profile of it, with noise of
-its own in each round. Every policy meets the same requests; the rival is the one with the highest mean rate of all
-rounds of its load. Errors are standard errors over the rounds.
+A table is a cost table's JSON file (a profile.json, or a modelled one), which time and policies both use; or
+h100-measured: then time follows measurements on an H100, and policies use a quick profile of it, with new noise in each
+round. All policies get the same requests; the rival has the highest mean rate over all rounds of its load. Errors are
+standard errors over the rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIXED = tuple(f"fixed:{k}" for k in range(1, MAX_DRAFT_LEN + 1))
-NEAR = 0.975  # of the best rival of the first round: whoever is below does not run in the others
+NEAR = 0.975  # share of the first round's best rival; slower ones do not run in other rounds
 
 
 def measure(
@@ -35,7 +35,7 @@ def measure(
     slowdown: float = 1.0,
     outputs: tuple[int, int] = OUTPUTS,
 ) -> dict[str, list[float]]:
-    """Rates by policy and round; slow rivals have the first round only. machine: of a round."""
+    """Return rates by policy and round; slow rivals have the first round only. machine: returns a round's machine."""
     rivals = ("off", *FIXED, "schedule")
 
     def rate(spelling: str, seed: int) -> float:
@@ -51,7 +51,7 @@ def measure(
 
 
 def open_machine(table: str, noise: float) -> Callable[[int], Machine]:
-    """The machine of each round: a cost table's file, or a measured GPU whose profile has other noise every time."""
+    """Return a function of the round: a cost table's machine, or a measured GPU with new noise in its profile."""
     if table not in NAMES:
         machine = Machine.of_table(CostTable.from_json(json.loads(Path(table).read_text())))
         return lambda seed: machine
@@ -67,7 +67,7 @@ def open_machine(table: str, noise: float) -> Callable[[int], Machine]:
 
 
 def parse_outputs(text: str) -> tuple[int, int]:
-    """ "32,96": output tokens of a request, at least and at most."""
+    """Parse "32,96", the least and the most output tokens of a request."""
     least, _, most = text.partition(",")
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= NUM_OUTPUT):
         raise argparse.ArgumentTypeError(f"outputs is {text!r}, it must be LEAST,MOST of 1 to {NUM_OUTPUT} tokens")
@@ -75,14 +75,14 @@ def parse_outputs(text: str) -> tuple[int, int]:
 
 
 def ratio(rates: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
-    """The geometric mean of the rounds' ratios and its standard error."""
+    """Return the geometric mean of the rounds' ratios and its standard error."""
     logs = [math.log(a / b) for a, b in zip(rates, base, strict=True)]
     error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
     return math.exp(statistics.fmean(logs)), error
 
 
 def row(policy: str, found: dict[str, list[float]]) -> tuple[str, float, float]:
-    """-> the best rival, and the policy's ratio to it with its error."""
+    """Return the best rival, and the policy's ratio to it with its error."""
     rounds = len(found[policy])
     full = {p: rates for p, rates in found.items() if p != policy and len(rates) == rounds}
     best = max(full, key=lambda p: sum(map(math.log, full[p])))

@@ -1,7 +1,7 @@
-"""Compare what was measured on an H100, 2026-11-26, with the simulation of it.
+"""Compare measurements on an H100 (2026-11-26) with their simulation.
 
-Times follow the table h100-measured, passes above 512 rows are ragged and slow the first time, as on that day. Ends
-with status 1 if a figure that the simulation claims is off by more than 10 %.
+Times follow the table h100-measured; passes above 512 rows are ragged and slow the first time, as in the measured
+engine. The exit code is 1 if a claimed figure is off by more than 10 %.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLES = (
 
 
 def render(figures: Sequence[Figure]) -> Iterator[str]:
-    """Markdown, a line each."""
+    """Yield lines of Markdown."""
     for title, section, name in TABLES:
         digits = 2 if name.endswith("_ms") else 0
         yield from (f"### {title}", "")

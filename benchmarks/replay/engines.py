@@ -1,4 +1,4 @@
-"""Engines without models: what they say was recorded."""
+"""Engines without models, which replay recorded outputs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 VOCAB_SIZE = 16
-RIGHT, WRONG = 1, 2  # every text is RIGHT over and over, so all that matters of a draft is whether it is
-SURE = 1e3  # logit: no noise of a seeded request reaches it
+RIGHT, WRONG = 1, 2  # every text repeats RIGHT, so a draft is only right or wrong
+SURE = 1e3  # a logit that no noise of a seeded request reaches
 NUM_ID_TOKENS = 4
 
 
 def prompt_of(text: int, prompt_len: int) -> list[int]:
-    """A prompt whose first tokens say which text answers it."""
+    """Return a prompt whose first tokens encode the number of its text."""
     digits = [text // VOCAB_SIZE**i % VOCAB_SIZE for i in range(NUM_ID_TOKENS)]
     return digits + [RIGHT] * (prompt_len - NUM_ID_TOKENS)
 
@@ -35,7 +35,7 @@ def prompt_of(text: int, prompt_len: int) -> list[int]:
 class Replayed(HostPruning):
     """An engine of one segment, without passes."""
 
-    distinct_experts = 0.0  # no layer has any
+    distinct_experts = 0.0  # it has no experts
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -70,7 +70,7 @@ class Replayed(HostPruning):
 
 
 class ReplayedTarget(Replayed):
-    """Says RIGHT everywhere."""
+    """A target that outputs RIGHT everywhere."""
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -82,7 +82,7 @@ class ReplayedTarget(Replayed):
 
 
 class ReplayedDraft(Replayed):
-    """Drafts as the recording says, with its margins and the stop rule of ops/draft_stop.py."""
+    """A draft that replays the recording, with its margins and the stop rule of ops/draft_stop.py."""
 
     def __init__(self, spec: EngineSpec, recording: Recording) -> None:
         super().__init__(spec)
@@ -120,7 +120,7 @@ class ReplayedDraft(Replayed):
         pending: npt.NDArray[np.int32],
         wanted: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.int32]:
-        """Per request, by the rule; all arguments are by request."""
+        """Return drafts per request by the rule; all arguments are per request."""
         if stop is None:
             unbounded: npt.NDArray[np.int32] = wanted.copy()
             return unbounded

@@ -1,8 +1,8 @@
-"""Simulate mixtures of experts on an H100: `price`, the same with costs by rows only, off and fixed lengths.
+"""Simulate mixtures of experts on an H100: `price`, `price` with costs by rows only, off and fixed lengths.
 
 Time follows constants fitted to NVIDIA's operator tables for an H100 (aiconfigurator-core 0.12.0): a part of each pass
-that does not depend on its experts, and a time for each distinct expert. Which experts rows take, and which drafts
-pass, is drawn. Nothing here was measured on a GPU by us.
+without its experts, and a time per distinct expert. Experts of rows and acceptance of drafts are random. Nothing here
+was measured on a GPU by us.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from faser_trtllm.simulation.router import SyntheticRouter
 MAX_DRAFT_LEN = 8
 PRICE, BY_ROWS, OFF = "price", "price by rows", "off"
 POLICY = "price:mode=serial,prune=off"
-NUM_RIVALS = 3  # of the fixed lengths that run
+NUM_RIVALS = 3  # fixed lengths that run
 CONTEXT = PROMPT_LEN + NUM_OUTPUT // 2
 MOST_ROWS = 2048
-GB_PER_MS, FLOP_PER_MS = 3.1, 600e9  # of weights that stream, and of arithmetic
-KERNELS_MS, HOST_MS, DRAFT_MS = 0.020, 0.25, 0.08  # of a layer's small kernels, a step's host, a draft step's launches
+GB_PER_MS, FLOP_PER_MS = 3.1, 600e9  # reading weights, and arithmetic
+KERNELS_MS, HOST_MS, DRAFT_MS = 0.020, 0.25, 0.08  # a layer's small kernels, the host per step, a draft step's launches
 NUM_POSITIONS = PROMPT_LEN + NUM_OUTPUT + MAX_DRAFT_LEN + 2
-NUM_TOPICS = 16  # of requests; slots take turns
+NUM_TOPICS = 16  # topics of requests, by slot
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """fixed_us, expert_us, row_us: of a layer's experts: whatever runs, per distinct expert, and per row. params: of a
-    layer without experts, of the head, and of a draft step; weights are in bf16. token_bytes: of a layer's cache."""
+    """A mixture of experts in bf16. fixed_us, expert_us, row_us: a layer's time in all, per distinct expert and row.
+
+    layer_params: without experts. token_bytes: a token's cache in one layer.
+    """
 
     name: str
     num_layers: int
@@ -57,7 +59,7 @@ class Mixture:
     token_bytes: float
 
     def table(self) -> CostTable:
-        """The times that passes take."""
+        """Return the times of passes."""
         rows = np.arange(1, MOST_ROWS + 1)
         layer_ms = KERNELS_MS + 1e-3 * (self.fixed_us + self.row_us * rows) + _matrix_ms(self.layer_params, rows)
         ms = self.num_layers * layer_ms + _matrix_ms(self.head_params, rows)
@@ -77,11 +79,11 @@ class Mixture:
 
 
 def _matrix_ms(params: float, rows: np.ndarray) -> np.ndarray:
-    """Reading the weights and computing, joined by a norm of 2."""
+    """Return the 2-norm of the times to read weights and to compute."""
     return np.hypot(2e-9 * params / GB_PER_MS, 2.0 * params * rows / FLOP_PER_MS)
 
 
-# Layers, experts, sizes: the published config.json files; times of experts: fitted to the tables.
+# Sizes are from published config.json files, times of experts fitted to the tables.
 QWEN3_30B = Mixture("Qwen3-30B-A3B", 48, Routing(128, 8), 22.7, 3.13, 0.09, 19.1e6, 311e6, 133e6, 2048)
 GPT_OSS_20B = Mixture("gpt-oss-20b", 24, Routing(32, 4), 40.0, 5.0, 0.13, 26.6e6, 579e6, 208e6, 2048)
 GPT_OSS_120B = Mixture("gpt-oss-120b", 36, Routing(128, 4), 40.0, 5.0, 0.06, 26.9e6, 579e6, 208e6, 2048)
@@ -91,8 +93,8 @@ MIXTURES = {mixture.name: mixture for mixture in (QWEN3_30B, GPT_OSS_20B, GPT_OS
 def profiled(
     truth: CostTable, random: SyntheticRouter, max_requests: int, *, by_rows: bool = False, noise: float = 0.02
 ) -> CostTable:
-    """The table that a quick profile makes. random: how tokens at random are routed. by_rows: of a profile that knows
-    of no experts and runs the same tokens in all requests."""
+    """Return the table of a quick profile. random: the router of random tokens. by_rows: a profile without experts,
+    which runs the same tokens in all requests."""
     rng = np.random.default_rng(0)
     limits = Limits(1024, max_requests, 320, MAX_DRAFT_LEN)
     samples: list[CostSample] = []
@@ -114,7 +116,7 @@ def profiled(
 def _timed(
     truth: CostTable, random: SyntheticRouter, point: Point, sample: CostSample, by_rows: bool
 ) -> tuple[float, float]:
-    """-> ms and distinct experts."""
+    """Return ms and distinct experts."""
     rows, requests = point.num_rows, point.num_requests
     if point.kind == "draft_step":
         return truth.draft_step_ms(requests, sample.context_len), 0.0
@@ -128,7 +130,7 @@ def _timed(
 
 
 def random_recording(acceptance: float, num_texts: int = 24, seed: int = 0) -> Recording:
-    """Texts of which each draft passes with this probability, whatever its place; margins tell nothing."""
+    """Return texts whose drafts pass with this probability at any place; margins have no information."""
     passes = np.random.default_rng(seed).random((num_texts, NUM_OUTPUT, MAX_DRAFT_LEN)) < acceptance
     margins = np.ones(passes.shape, np.float32)
     right = np.cumprod(passes, axis=2).sum(2).astype(np.int32)
@@ -144,8 +146,10 @@ def rates(
     num_jobs: int = 24,
     across: float = 0.0,
 ) -> dict[str, float]:
-    """Expected tokens per second of the policies, of off and of the fixed lengths that are best without prompts, in the
-    second half of the time. overlap, across: of the text's rows, as Routing has them."""
+    """Return expected tokens per second of the policies, off and the best fixed lengths, in the second half of a run.
+
+    overlap, across: of the text's rows, as in Routing.
+    """
     routing = replace(mixture.routing, overlap=overlap, across=across)
     router = SyntheticRouter(routing, NUM_TOPICS, NUM_POSITIONS)
     random = SyntheticRouter(replace(routing, overlap=max(routing.chance, across)), NUM_TOPICS, 64, seed=1)
@@ -165,7 +169,7 @@ def rates(
 
 
 def best_lengths(truth: CostTable, router: SyntheticRouter, acceptance: float, load: int) -> list[str]:
-    """The NUM_RIVALS fixed lengths with the most tokens per ms in steps without prompts."""
+    """Return the NUM_RIVALS fixed lengths with the most tokens per ms in steps without prompts."""
     goodputs = {}
     for k in range(1, MAX_DRAFT_LEN + 1):
         requests = np.repeat(np.arange(load), 1 + k)
@@ -178,25 +182,25 @@ def best_lengths(truth: CostTable, router: SyntheticRouter, acceptance: float, l
 
 
 class ExpectedTokens(StepWatcher):
-    """Counts what the verified drafts of each step bring on average, which varies less than what they brought."""
+    """A counter of each step's expected tokens, which vary less than the real ones."""
 
     def __init__(self, acceptance: float) -> None:
         self._tokens = np.cumsum(acceptance ** np.arange(MAX_DRAFT_LEN + 1))
-        self._steps: list[tuple[float, float]] = []  # when each ended, and its tokens
+        self._steps: list[tuple[float, float]] = []  # (end, tokens) of each step
 
     def step(self, record: StepRecord) -> None:
         lengths = record.result.num_verified[: record.plan.scheduled.num_decoding]
         self._steps.append((record.updated_s, float(self._tokens[lengths].sum())))
 
     def rate(self, share: float) -> float:
-        """Tokens per second, without the first share of the time."""
+        """Return tokens per second without the first share of the time."""
         times, tokens = np.array(self._steps).T
         first = int(np.searchsorted(times, share * times[-1]))
         return float(tokens[first + 1 :].sum() / (times[-1] - times[first]))
 
 
 def best_rival(found: Mapping[str, float]) -> str:
-    """The best of off and the fixed lengths."""
+    """Return the best of off and the fixed lengths."""
     return max((name for name in found if name not in (PRICE, BY_ROWS)), key=found.__getitem__)
 
 

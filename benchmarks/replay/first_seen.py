@@ -1,4 +1,4 @@
-"""The GPU of the day of the measurements: ragged passes above 512 rows, slow the first time."""
+"""The GPU with the measured engine: ragged passes above 512 rows, slow the first time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from faser_trtllm.costmodel.measured import MeasuredGpu
 
 
 class FirstSeenGpu(MeasuredGpu):
-    """Each question is a pass that runs. The first one of a model with so many rows takes longer, if it has many."""
+    """A MeasuredGpu where each call is a pass, and the first one with a large number of rows takes longer."""
 
     def __init__(self) -> None:
         super().__init__(is_padded=False)

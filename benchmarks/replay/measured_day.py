@@ -1,7 +1,7 @@
-"""Runs that were measured on an H100, 2026-11-26, and the same runs simulated as the engine was on that day.
+"""Runs measured on an H100 (2026-11-26), and the same runs simulated with the engine of that day.
 
-The texts of the day were not kept, so a simulated rate is corrected for what the recorded texts accept: in section
-timeline to the day's tokens per request and step, in section policies to its rows per token.
+The measured texts were not kept, so a simulated rate is corrected for the acceptance of the recorded texts: in section
+timeline to the measured tokens per request and step, in section policies to the measured rows per token.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.executor.stats import StepWatcher
 
-CLAIM = 0.10  # error of a claimed figure, at most
-NEARLY_ALL = 0.9  # of the load must decode in a steady step
+CLAIM = 0.10  # largest error of a claimed figure
+NEARLY_ALL = 0.9  # share of the load that decodes in a steady step
 TIMELINE, POLICIES = "timeline", "policies"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of a section of `faser bench gpu`: whole runs have tokens_per_s, steps that only decode the rest.
+    """One cell of a section of `faser bench gpu`. tokens_per_s is of the whole run, steady_* of steps that only decode.
 
-    rows_per_token: of the target's passes, prompts left out. not_claimed: why not, by figure.
+    rows_per_token: of the target's passes without prompts. not_claimed: reasons by figure.
     """
 
     section: str
@@ -47,13 +47,13 @@ class Run:
 
     @property
     def tokens_per_request(self) -> float:
-        """Per steady step."""
+        """Tokens per request and steady step."""
         return self.steady_tokens_per_s * 1e-3 * self.steady_mean_ms / self.load
 
 
 @dataclass(frozen=True)
 class Figure:
-    """corrected: what the simulation would give with the acceptance that was measured; its error counts."""
+    """A figure. corrected: the simulated one with the measured acceptance, whose error counts."""
 
     run: Run
     name: str
@@ -80,10 +80,12 @@ def measured_runs() -> list[Run]:
 
 
 def compare(recording: Recording, believed: CostTable) -> Iterator[Figure]:
-    """All figures of all runs; a steady median is of passes whose row counts were seen before. believed: any table,
-    since no length of these runs depends on it."""
+    """Yield all figures of all runs; a steady median has only passes whose row counts occurred before.
+
+    believed: any table, since no length of these runs depends on it.
+    """
     for run in measured_runs():
-        # The engines of the day served several runs, but what was lost in each fits row counts that are new in each.
+        # The measured engines served several runs, but their lost time fits row counts that are new in each run.
         found = simulate_run(recording, FirstSeenGpu(), believed, run)
         if run.section == POLICIES:
             factor = found.rows_per_token / run.rows_per_token
@@ -97,7 +99,7 @@ def compare(recording: Recording, believed: CostTable) -> Iterator[Figure]:
 
 
 def simulate_run(recording: Recording, gpu: MeasuredGpu, believed: CostTable, run: Run) -> Run:
-    """The run with simulated figures."""
+    """Return the run with simulated figures."""
     clock, steps = ManualClock(), _Steps()
     load = run.load
     with open_replay(recording, Machine.of_gpu(gpu, believed), run.speculation, load, clock) as executor:
@@ -106,7 +108,7 @@ def simulate_run(recording: Recording, gpu: MeasuredGpu, believed: CostTable, ru
             while executor.step():
                 pass
             jobs = draw_jobs(recording, max(8, load if load == 256 else load * 3 // 2), (96, 192), seed=load)
-        else:  # the day had time for the round that warms up only
+        else:  # the measurement had time for the warm-up round only
             jobs = draw_jobs(recording, max(4, 2 * load), (32, 96), seed=load)
         executor.watch(steps)
         tokens_per_s = run_closed_loop(executor, clock.now_s, jobs, load, 0)
@@ -116,7 +118,7 @@ def simulate_run(recording: Recording, gpu: MeasuredGpu, believed: CostTable, ru
 
 
 def draw_jobs(recording: Recording, num_jobs: int, outputs: tuple[int, int], seed: int) -> list[Job]:
-    """Greedy and seeded texts in turn, as the suite draws them; lengths are uniform."""
+    """Draw greedy and seeded texts in turn, as the suite does, with uniform lengths."""
     rng = np.random.default_rng(seed)
     texts = np.flatnonzero(~recording.is_seeded), np.flatnonzero(recording.is_seeded)
     lengths = rng.integers(outputs[0], outputs[1] + 1, num_jobs).tolist()
@@ -127,7 +129,7 @@ def draw_jobs(recording: Recording, num_jobs: int, outputs: tuple[int, int], see
 
 @dataclass(frozen=True)
 class _Step:
-    num_requests: int  # that decode
+    num_requests: int  # decoding requests
     only_decodes: bool
     num_tokens: int
     num_rows: int
@@ -145,7 +147,7 @@ class _Steps(StepWatcher):
         n = rows.num_decoding
         if not n:
             return
-        # Steps whose prompts ended in them count as those that only decode, as in the report of the day.
+        # Steps in which prompts ended count as steps that only decode, as in the measured report.
         only_decodes = all(request.is_decoding for request in rows.requests[: rows.num_running])
         ms = 1e3 * (record.updated_s - record.begun_s)
         self._steps.append(_Step(n, only_decodes, n + record.num_accepted, n + record.num_verified, ms))
@@ -155,7 +157,7 @@ class _Steps(StepWatcher):
         ms = [s.ms for s in steady]
         rows_per_token = sum(s.num_rows for s in self._steps) / sum(s.num_tokens for s in self._steps)
         found = replace(run, tokens_per_s=tokens_per_s, rows_per_token=rows_per_token)
-        if not ms:  # of 512 short requests, 256 at a time, some always begin
+        if not ms:  # with 512 short requests, 256 at a time, some always begin
             return found
         rate = 1e3 * sum(s.num_tokens for s in steady) / sum(ms)
         return replace(

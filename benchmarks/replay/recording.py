@@ -1,4 +1,4 @@
-"""What the demo pair drafts from every prefix of its own texts, recorded once, so that a simulation needs no models."""
+"""A recording of the demo pair's drafts after every prefix of its texts, so that a simulation needs no models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from faser_trtllm.profiling.prompts import draw_prompts
 from faser_trtllm.sampling.table import SamplingTable
 
 NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUT = 48, 128, 192  # as in `faser bench gpu`
-NUM_SEEDED = 3  # texts per prompt that are sampled with a seed, beside the greedy one
+NUM_SEEDED = 3  # seeded texts per prompt, in addition to the greedy one
 TEMPERATURE = 0.8
 TOKENS_PER_BLOCK = 16
 MAX_DRAFT_LEN = 8
@@ -36,9 +36,11 @@ MAX_DRAFT_LEN = 8
 
 @dataclass(frozen=True)
 class Recording:
-    """is_seeded [num_texts]: greedy else. num_right [num_texts, num_output]: how many drafts of the chain behind the
-    first t output tokens are what the target says next. margins [num_texts, num_output, max_draft_len]: of that chain
-    (Request.draft_margins), the drafts behind the first wrong one included."""
+    """A recording of chains of drafts after the first t output tokens.
+
+    is_seeded [num_texts]: seeded, not greedy. num_right [num_texts, num_output]: correct drafts at a chain's start.
+    margins [num_texts, num_output, max_draft_len]: margins of all drafts (Request.draft_margins).
+    """
 
     is_seeded: npt.NDArray[np.bool_]
     num_right: npt.NDArray[np.int32]
@@ -49,7 +51,7 @@ class Recording:
         return int(self.margins.shape[2])
 
     def save(self, path: Path) -> None:
-        with path.open("wb") as file:  # given a path, numpy would add .npz to it
+        with path.open("wb") as file:  # numpy would add .npz to a path
             np.savez_compressed(file, is_seeded=self.is_seeded, num_right=self.num_right, margins=self.margins)
 
     @staticmethod
@@ -59,14 +61,14 @@ class Recording:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that open_recording reads."""
+    """Add the options of open_recording."""
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
     parser.add_argument("--recording", type=Path, help="file to keep and reuse the recording")
 
 
 def open_recording(given: argparse.Namespace) -> Recording:
-    """The one that was kept, or a new one."""
+    """Return the kept recording, or a new one."""
     if given.recording is not None and given.recording.exists():
         return Recording.load(given.recording)
     recording = record(given.checkpoint_dir, given.draft_checkpoint_dir, MAX_DRAFT_LEN)
@@ -120,7 +122,7 @@ def _record_texts(
 def _draft_everywhere(
     engines: EngineDir, texts: npt.NDArray[np.int32], params: list[SamplingParams], max_draft_len: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The chain of drafts behind each number of output tokens."""
+    """Return the chains of drafts after each number of output tokens, and their margins."""
     n, length = texts.shape
     blocks = -(-length // TOKENS_PER_BLOCK)
     block_table = np.arange(n * blocks, dtype=np.int32).reshape(n, blocks)

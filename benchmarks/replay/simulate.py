@@ -1,4 +1,4 @@
-"""One policy at one load: the rate in steady state."""
+"""Simulate the steady rate of one policy at one load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from faser_trtllm.simulation.router import SyntheticRouter
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default
-OUTPUTS = (32, NUM_OUTPUT)  # tokens of a request, at least and at most
+OUTPUTS = (32, NUM_OUTPUT)  # least and most tokens of a request
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Machine:
-    """times: those that the clock follows. host_ms: of a step, besides. believed: the policy's cost table. router:
-    chooses the experts of a mixture's rows."""
+    """A machine. times: of passes on the clock. host_ms: time of a step outside its passes.
+
+    believed: the policy's cost table. router: chooses the experts of a mixture's rows.
+    """
 
     times: PassTimes
     host_ms: Callable[[SchedulerOutput], float]
@@ -50,7 +52,7 @@ class Machine:
 
     @staticmethod
     def of_table(table: CostTable) -> Machine:
-        """A machine that is just as its cost table says."""
+        """Return a machine that has exactly the times of its cost table."""
         return Machine(table, lambda plan: table.overhead_ms, table)
 
     @staticmethod
@@ -64,7 +66,7 @@ def _host_ms(gpu: MeasuredGpu, plan: SchedulerOutput) -> float:
 
 
 def draw_jobs(recording: Recording, num_jobs: int, seed: int, outputs: tuple[int, int] = OUTPUTS) -> list[Job]:
-    """Texts at random, half of them greedy; lengths are uniform."""
+    """Draw random texts, half of them greedy, with uniform lengths."""
     rng = np.random.default_rng(seed)
     greedy, seeded = np.flatnonzero(~recording.is_seeded), np.flatnonzero(recording.is_seeded)
     lengths = rng.integers(outputs[0], outputs[1] + 1, num_jobs).tolist()
@@ -75,7 +77,7 @@ def draw_jobs(recording: Recording, num_jobs: int, seed: int, outputs: tuple[int
 
 
 def open_replay(recording: Recording, machine: Machine, spelling: str, load: int, clock: ManualClock) -> Executor:
-    """An executor over replayed engines whose passes take the machine's time on the clock."""
+    """Open an executor on replayed engines whose passes take the machine's time on the clock."""
     max_seq_len = PROMPT_LEN + NUM_OUTPUT + recording.max_draft_len + 1
     num_blocks = load * -(-max_seq_len // TOKENS_PER_BLOCK) + load
     spec = EngineSpec(VOCAB_SIZE, max_seq_len, 1, num_blocks, TOKENS_PER_BLOCK, MAX_NUM_TOKENS, load, (0, 1))
@@ -108,9 +110,11 @@ def run_closed_loop(
     num_warm_up: int,
     window_s: tuple[float, float] | None = None,
 ) -> float:
-    """Keeps `load` jobs in flight -> output tokens per second, from the end of the num_warm_up-th job to the moment
-    when fewer are left. Without a warm-up the first step counts. window_s: from and to which moment instead, of a clock
-    that begins at 0."""
+    """Keep `load` jobs running and return output tokens per second.
+
+    The rate covers the time from the end of num_warm_up jobs (0: from the first step) until fewer are left, or
+    window_s: start and end on a clock that begins at 0.
+    """
     num_tokens = num_running = num_ended = 0
 
     def sink(output: RequestOutput) -> bool:
@@ -151,7 +155,7 @@ def simulate(
     slowdown: float = 1.0,
     outputs: tuple[int, int] = OUTPUTS,
 ) -> float:
-    """Output tokens per second of a policy; slowdown: as ChangingClock has it, and left out of the rate."""
+    """Return output tokens per second of a policy; slowdown: as in ChangingClock, left out of the rate."""
     num_warm_up, num_measured = 2 * load + 16, max(320, 6 * load)
     jobs = draw_jobs(recording, num_warm_up + num_measured, seed, outputs)
     clock = ChangingClock(slowdown, seed) if slowdown > 1.0 else ManualClock()

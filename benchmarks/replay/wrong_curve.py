@@ -1,7 +1,7 @@
-"""Simulate what a cost curve that is wrong costs `price` once it could learn better.
+"""Simulate the loss of `price` by a wrong cost curve after it had time to correct it.
 
-Time follows what was measured on an H100. One curve after the other of the policy's table is too dear or too cheap by a
-factor. Rates are those of WINDOW_S, against the right table's.
+Time follows measurements on an H100. The curves of the policy's table are too high or too low by a factor, one at a
+time. Rates are those in WINDOW_S, relative to the right table's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 FACTORS = (5.0, 0.2)
-WINDOW_S = (30.0, 50.0)  # in which rates are measured
+WINDOW_S = (30.0, 50.0)  # time in which rates are measured
 POLICY = "price:mode=serial,prune=off"
 MANY_JOBS = 200_000  # more than end in that time
 
 
 def scaled(curve: CostCurve, factor: float) -> CostCurve:
-    """The same curve in a slower or faster world."""
+    """Return the curve with its times multiplied by a factor."""
     return replace(
         curve,
         ms=tuple(factor * ms for ms in curve.ms),
@@ -39,7 +39,7 @@ def scaled(curve: CostCurve, factor: float) -> CostCurve:
 
 
 def wrong(table: CostTable, key: str, factor: float) -> CostTable:
-    """The table with one curve, by "kind@partition", that is wrong by a factor."""
+    """Return the table with one curve ("kind@partition") that is wrong by a factor."""
     return replace(table, curves=dict(table.curves) | {key: scaled(table.curves[key], factor)})
 
 
@@ -51,7 +51,7 @@ def rate(
     outputs: tuple[int, int],
     window_s: tuple[float, float] = WINDOW_S,
 ) -> float:
-    """Output tokens per second of `price` with this table."""
+    """Return output tokens per second of `price` with this table."""
     jobs = draw_jobs(recording, MANY_JOBS, 0, outputs)
     clock = ManualClock()
     with open_replay(recording, Machine.of_gpu(gpu, believed), POLICY, load, clock) as executor:

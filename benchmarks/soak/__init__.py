@@ -1,1 +1,1 @@
-"""`faser bench soak`: a real service under load, cancellations, bad input and kills; every request is accounted for."""
+"""`faser bench soak`: a service under load, cancellations, bad input and kills, with an account of every request."""

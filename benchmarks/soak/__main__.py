@@ -1,4 +1,4 @@
-"""Load, cancel, misuse and kill a service, and account for it all.
+"""Load, cancel, misuse and kill a service, and account for every request.
 
 The exit code is 1 if a request, memory or a process was lost.
 """

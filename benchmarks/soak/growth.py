@@ -1,4 +1,4 @@
-"""Detects memory growth of a process by a robust slope of its resident memory."""
+"""Detect memory growth of a process by a robust slope of its resident memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ MIB = float(1 << 20)
 _MAX_POINTS = 150
 _MIN_RESTS = 6  # for a trend
 _MIN_MINUTES = 5.0  # of a trend per hour
-_MAX_SETTLE_S = 30.0  # start of an engine child's life, when it first touches its memory
+_MAX_SETTLE_S = 30.0  # time in which an engine child first touches its memory
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of one role. mib: slope times time over the whole run, or over one life of an engine child if that is
-    more."""
+    """Growth of one role. mib: slope times time over the run, or over one life of an engine child if that is more."""
 
     role: str
     mib: float
@@ -33,10 +32,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Trend:
-    """A line through a role's anonymous memory at num_points rests of the service, least squares.
-
-    error: standard error of the slope.
-    """
+    """A least-squares line through a role's anonymous memory at num_points rests. error: the slope's standard error."""
 
     role: str
     mib_per_hour: float
@@ -46,7 +42,7 @@ class Trend:
 
 
 def fit_trends(rests: Sequence[Sample]) -> list[Trend]:
-    """The trend of each role over the process that lived last; none for less than five minutes or six rests."""
+    """Return each role's trend over its last process; none for less than five minutes or six rests."""
     roles = dict.fromkeys(role for rest in rests for role in rest.processes)
     return [trend for role in roles if (trend := _trend(rests, role)) is not None]
 
@@ -72,13 +68,13 @@ def count_lives(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def measure_growth(samples: Sequence[Sample]) -> list[Growth]:
-    """Growth of each role with samples, in order of appearance."""
+    """Return the growth of each role with samples, in order of appearance."""
     roles = dict.fromkeys(role for sample in samples for role in sample.processes)
     return [growth for role in roles if (growth := _growth(samples, role)) is not None]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Theil-Sen slope: the median over all pairs; 0 for fewer than two points."""
+    """Return the Theil-Sen slope, the median over all pairs; 0 for fewer than two points."""
     step = -(-len(points) // _MAX_POINTS)
     pairs = itertools.combinations(points[:: max(1, step)], 2)
     slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairs if x1 > x0]
@@ -107,7 +103,7 @@ def _growth(samples: Sequence[Sample], role: str) -> Growth | None:
 
 
 def _lives(samples: Sequence[Sample], role: str) -> list[list[tuple[float, float]]]:
-    """(seconds, MiB) of each process with the role, without an engine child's start."""
+    """Return (seconds, MiB) of each process with the role, without an engine child's start."""
     lives: dict[int, list[tuple[float, float]]] = {}
     for sample in samples:
         process = sample.processes.get(role)

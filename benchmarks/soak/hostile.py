@@ -20,14 +20,14 @@ from benchmarks.soak.jobs import UNARY, WORST, Job, Plan
 from benchmarks.soak.ledger import Answer, Ledger
 from benchmarks.soak.load import CHANNEL_OPTIONS
 
-HANG_UP_SHARE = 0.2  # of hostile requests: unary ones, whose client does not wait
-_ENDLESS_S = 1.0  # after which the client of an endless stream hangs up
+HANG_UP_SHARE = 0.2  # share of unary hostile requests, whose client does not wait
+_ENDLESS_S = 1.0  # the client of an endless stream hangs up after this
 _ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse
 _NOT_TEXT = b'"error"'
 
 
 class HostileClients:
-    """Threads that keep hostile requests at a share of all. Run it until stop is set."""
+    """Threads that keep hostile requests at a share of all, until stop is set."""
 
     def __init__(
         self,

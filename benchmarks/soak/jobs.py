@@ -21,7 +21,7 @@ MAX_PROMPT_LEN = 96
 OUTPUTS = ((8, 0.0), (48, 0.0), (96, 0.0), (48, 0.9))  # max_tokens, temperature
 WORST, UNARY = "hostile", "unary, hung up"
 HOSTILE = (WORST, UNARY)
-_SEED = 11  # for the sampled half of the jobs: a seed makes their text as reproducible as greedy text
+_SEED = 11  # makes the text of sampled jobs reproducible
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BadInput:
 
 @dataclass(frozen=True)
 class Cancellation:
-    """When the client cancels a request: this long after sending it, or after this many responses."""
+    """A cancellation this long after sending a request, or after this many responses."""
 
     after_s: float | None = None
     after_responses: int | None = None
@@ -51,7 +51,7 @@ class Cancellation:
 
 @dataclass(frozen=True)
 class Plan:
-    """One request of the load. kind: what it was sent for, HOSTILE ones by hostile.py."""
+    """One request of the load. kind: its purpose, HOSTILE for those of hostile.py."""
 
     request: Job | BadInput | Case
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Plan:
 
 
 class Planner:
-    """Draws the requests of one worker."""
+    """A generator of one worker's requests."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Planner:
         self._random = Random(seed)
 
     def next(self, usual_s: float) -> Plan:
-        """usual_s: current duration of a request; a cancellation or deadline falls anywhere within it."""
+        """Draw a request. usual_s: current duration of a request, within which it is cancelled or times out."""
         random = self._random
         stream = random.random() < 0.9
         draw = random.random()
@@ -115,7 +115,7 @@ class Planner:
         return Plan(job, fields)
 
     def _cancellation(self, usual_s: float) -> Cancellation:
-        """Immediately (in the queue or the prefill), at any time, or in the middle of the stream."""
+        """Draw a cancellation: at once (in the queue or the prefill), at any time, or within the stream."""
         random = self._random
         way = random.randrange(3)
         if way == 0:
@@ -126,7 +126,7 @@ class Planner:
 
 
 def make_jobs(engine_dir: Path, seed: int) -> tuple[Job, ...]:
-    """Prompts of several lengths, greedy and seeded, with the target's own text, generated in this process."""
+    """Return prompts of several lengths, greedy and seeded, with the target's text, generated in this process."""
     engines = EngineDir.load(engine_dir)
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     max_seq_len = engines.build_config.max_seq_len
@@ -148,7 +148,7 @@ def make_jobs(engine_dir: Path, seed: int) -> tuple[Job, ...]:
 
 
 def make_bad_inputs(vocab_size: int, max_seq_len: int) -> tuple[BadInput, ...]:
-    """Invalid requests, with the part of our message that names the problem."""
+    """Return invalid requests, with the part of our message that names the problem."""
     text = {"text_input": "a"}
     table: tuple[tuple[dict[str, Any], str], ...] = (
         ({"max_tokens": 5}, "the prompt is missing"),

@@ -1,4 +1,4 @@
-"""Accounts for every request: each has exactly one ending, and an unexpected ending is a failure."""
+"""An account of all requests: each has exactly one ending, and an unexpected ending is a failure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SERVER_DOWN = (
     "IncompleteRead",
     "UNAVAILABLE",
     "Socket closed",
-    "Internal error from Core",  # grpc.aio's, of a call that it was writing to when the connection was cut
+    "Internal error from Core",  # grpc.aio, if the connection is cut during a write
     "not ready",
     *ENGINE_DOWN,
     "the stream ended before its last response",
 )
 _FAULTS = ("could not be read", "INTERNAL", "DEADLINE_EXCEEDED", "UNKNOWN")
-RECONNECT_S = 1.0  # until clients of a server that was killed have noticed that it is back
+RECONNECT_S = 1.0  # time in which clients notice that a killed server is back
 
 
 class Ending(str, Enum):
@@ -46,8 +46,7 @@ class Ending(str, Enum):
 class Answer:
     """One request as seen by its client; times are from time.monotonic().
 
-    error: the server's sentence, None if the stream ended well.
-    was_cancelled: the client ended it.
+    error: the server's message, None if the stream ended well. was_cancelled: the client ended it.
     """
 
     sent_s: float
@@ -62,8 +61,7 @@ class Answer:
 
 @dataclass
 class Kill:
-    """The signal is sent between killed_s and dead_s. recovered_s: first token of a request sent after that. role: of
-    the process."""
+    """A kill, whose signal is sent between killed_s and dead_s. recovered_s: first token of a request sent after it."""
 
     killed_s: float
     dead_s: float = math.inf
@@ -75,15 +73,14 @@ class Kill:
         return None if self.recovered_s is None else self.recovered_s - self.killed_s
 
     def concerns(self, answer: Answer) -> bool:
-        """Whether the request was open at any time between the kill and the recovery."""
+        """Return True if the request was open at any time between the kill and the recovery."""
         if self.recovered_s is None or answer.ended_s < self.killed_s:
             return answer.ended_s >= self.killed_s
         return answer.sent_s <= self.recovered_s + (RECONNECT_S if self.role == SERVER else 0.0)
 
 
 def judge(plan: Plan, answer: Answer, was_down: bool, was_server_down: bool = False) -> tuple[Ending, str]:
-    """The ending, and the reason of a failure. was_down: the request overlapped a kill; was_server_down: of the
-    server."""
+    """Return the ending, and a failure's reason. was_down: it overlapped a kill; was_server_down: of the server."""
     ending, reason = _judge(plan, answer, was_down)
     if ending is Ending.FAILED and was_server_down and _is_loss_of_server(plan.request, answer):
         return Ending.LOST, ""
@@ -121,9 +118,9 @@ def _judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
 
 
 def _judge_hostile(answer: Answer, was_down: bool) -> tuple[Ending, str]:
-    """A worst request is served, or refused by a sentence of ours or of Triton; a fault of the service is neither.
+    """Judge a worst request, which must be served, or refused by a sentence of ours or of Triton.
 
-    Its client may also give up first: 64 long sequences take their time on a busy machine.
+    Its client may also give up first, since 64 long sequences take time on a busy machine.
     """
     error = answer.error
     if error is None:
@@ -140,7 +137,7 @@ def _judge_hostile(answer: Answer, was_down: bool) -> tuple[Ending, str]:
 
 
 def _is_loss_of_server(request: Job | BadInput | Case, answer: Answer) -> bool:
-    """The connection was cut or refused, and what had come was the beginning of the text."""
+    """Return True if the connection was cut or refused after the beginning of the text."""
     if isinstance(request, Job) and not _is_beginning(answer, request.text):
         return False
     error = answer.error
@@ -148,26 +145,26 @@ def _is_loss_of_server(request: Job | BadInput | Case, answer: Answer) -> bool:
 
 
 def _is_beginning(answer: Answer, text: str) -> bool:
-    """Whether the server ended the text early; a character that this cut ends in replacement characters."""
+    """Return True if the server ended the text early; a cut character becomes replacement characters."""
     return text.startswith(answer.text.rstrip("\ufffd"))
 
 
 def is_loss(answer: Answer) -> bool:
-    """The service's messages while its engine child is down."""
+    """Return True for a message of the service while its engine child is down."""
     return any(word in (answer.error or "") for word in ENGINE_DOWN)
 
 
 def is_late(answer: Answer) -> bool:
-    """A request past its deadline ends normally if it has tokens; without any it is an error."""
+    """Return True for a request past its deadline, which ends normally with tokens, and else with an error."""
     return answer.finish_reason == "timeout" or "the request timed out" in (answer.error or "")
 
 
 @dataclass
 class Ledger:
-    """Thread-safe counts. failures: a description of the first of each kind."""
+    """Thread-safe counts of requests. failures: counts by description."""
 
-    counts: Counter[tuple[str, str, Ending]] = field(default_factory=Counter)  # transport, kind, ending
-    cancelled_early: int = 0  # of the cancelled ones: before the first token, in the queue or the prefill
+    counts: Counter[tuple[str, str, Ending]] = field(default_factory=Counter)  # by transport, kind, ending
+    cancelled_early: int = 0  # cancelled before the first token, in the queue or the prefill
     num_tokens: int = 0
     num_hostile: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -197,7 +194,7 @@ class Ledger:
             return self.num_hostile / max(1, sum(self.counts.values()))
 
     def first_token(self, answer: Answer) -> None:
-        """A first token arrived: answer.first_s is set."""
+        """Record a first token, whose time is answer.first_s."""
         with self._lock:
             if self.kills and self.kills[-1].recovered_s is None and answer.sent_s > self.kills[-1].dead_s:
                 self.kills[-1].recovered_s = answer.first_s
@@ -219,7 +216,7 @@ class Ledger:
             return ending
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line about the counts."""
         endings = ", ".join(f"{self.total(ending)} {ending.value}" for ending in Ending)
         return f"{endings}, {self.num_tokens} tokens, {len(self.kills)} kills"
 

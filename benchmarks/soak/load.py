@@ -1,4 +1,4 @@
-"""The load of a soak: workers that each keep one request in flight, most over gRPC streams, some over HTTP.
+"""The load of a soak: workers with one request each, most over gRPC streams, some over HTTP.
 
 gRPC clients cancel as TensorRT-LLM's do, by a second request with `stop`; HTTP clients drop their connections. A gRPC
 stream that its client cancels while a response is under way can end Triton 2.51 by a signal (docs/serve.md).
@@ -36,7 +36,7 @@ class GrpcLoad:
         self._timeout_s = timeout_s
 
     def run(self, planners: list[Planner], stop: threading.Event) -> None:
-        """Work until stop is set and every request has ended."""
+        """Send requests until stop is set and every request has ended."""
         asyncio.run(self._run(planners, stop))
 
     async def _run(self, planners: list[Planner], stop: threading.Event) -> None:
@@ -66,7 +66,7 @@ class GrpcLoad:
 
         answer = Answer(time.monotonic())
         is_stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # Without the header triton_grpc_error: streams that end in errors then crash Triton 2.51.
+        # Without the header triton_grpc_error, since streams that end in errors then crash Triton 2.51.
         answers = client.stream_infer(_requests(plan.fields, is_stopped), stream_timeout=self._timeout_s)
         timer = None
         if plan.cancellation is not None and plan.cancellation.after_s is not None:
@@ -100,7 +100,7 @@ class GrpcLoad:
                 _stop(is_stopped, answer)
 
     def _take(self, result: Any, answer: Answer) -> bool:
-        """Add a response to the answer -> whether it is the last."""
+        """Add a response to the answer; return True if it is the last."""
         if answer.first_s is None:
             answer.first_s = time.monotonic()
             self._ledger.first_token(answer)
@@ -110,12 +110,12 @@ class GrpcLoad:
         if reason is None:
             return False
         answer.finish_reason = reason.reshape(-1)[0].decode()
-        answer.was_cancelled &= answer.finish_reason == "cancelled"  # else the stop came too late
+        answer.was_cancelled &= answer.finish_reason == "cancelled"  # otherwise the stop was too late
         return True
 
 
 class HttpWorker:
-    """Sequential requests over HTTP, each on its own connection, which the client drops to cancel."""
+    """A worker with sequential HTTP requests, each on its own connection, which it drops to cancel."""
 
     def __init__(self, url: str, ledger: Ledger, timeout_s: float, planner: Planner) -> None:
         self._url = url
@@ -124,7 +124,7 @@ class HttpWorker:
         self._planner = planner
 
     def run(self, stop: threading.Event) -> None:
-        """Work until stop is set."""
+        """Send requests until stop is set."""
         while not stop.is_set():
             plan = self._planner.next(self._ledger.usual_s)
             if self._ledger.close("http", plan, self._ask(plan)) is Ending.LOST:
@@ -168,7 +168,7 @@ def _stop(is_stopped: asyncio.Future[bool], answer: Answer) -> None:
 
 
 async def _requests(fields: Mapping[str, Any], is_stopped: asyncio.Future[bool]) -> AsyncIterator[dict[str, Any]]:
-    """The request, and one that stops it if that is asked for; the stream stays open until then, or until the end."""
+    """Yield a request, and one that stops it if it is cancelled; the stream stays open until its end."""
     request_id = uuid.uuid4().hex
     yield _grpc_request(fields, request_id)
     if await is_stopped:

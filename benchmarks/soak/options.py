@@ -14,24 +14,21 @@ class SoakOptions:
     """Options of `faser bench soak`.
 
     minutes: duration of the load after the warm-up, which takes warmup_s and includes one kill.
-    storm_minutes: the first part of these, in which processes are killed and paused (storm.py); 0: a third. Memory
-    is judged in the rest.
-    url, http_url, metrics_url: of a running service over the same engines; None starts one over engine_dir. For a
-    service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
-    serve`.
-    late_share: share of requests whose deadline is shorter than a request takes.
-    kv_cache_tokens: size of the KV cache of a service that is started here: small, so that its memory is touched for
-    the first time while processes are still killed, and so that requests are preempted and cached blocks evicted.
-    concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: share of them
-    over HTTP.
-    hostile_share: share of requests of hostile clients (hostile.py). num_idle: connections that say nothing.
-    kill_period_s: time between kills of the engine child; 0: no kills. kill_server: kill tritonserver, too. pause_s:
-    how long all processes are stopped at once; 0: no pauses.
-    max_growth_mib: limit for the growth of a process' resident memory over the run, by its slope.
-    max_slope_mib_per_hour: of anonymous memory after storm_minutes, by a linear fit over a rest of 3 s each minute.
-    max_log_mib_per_hour: that the service's log may grow by.
-    max_recovery_s: from a kill of the engine child to the first token of a request sent after it;
-    max_server_recovery_s: of the server, which loads its engines anew.
+    storm_minutes: first part of the load, with kills and pauses (storm.py); 0: a third. Memory is judged in the rest.
+    url, http_url, metrics_url: addresses of a running service with the same engines; None starts one. Its processes
+        are only killed and watched if launcher_pid names its `faser serve`.
+    late_share: share of requests with a deadline that is too short.
+    kv_cache_tokens: of a service that is started here; small, so that its memory is touched while processes are killed,
+        requests are preempted and cached blocks evicted.
+    concurrency: concurrent requests, None: 1.5 times max_batch_size. http_share: share of them over HTTP.
+    hostile_share: share of requests of hostile clients (hostile.py). num_idle: idle connections.
+    kill_period_s: time between kills of the engine child; 0: no kills. kill_server: kill tritonserver, too.
+    pause_s: duration of one pause of all processes; 0: no pauses.
+    max_growth_mib: limit for growth of a process's resident memory over the run, by its slope.
+    max_slope_mib_per_hour: limit for anonymous memory after storm_minutes, fitted at rests of 3 s each minute.
+    max_log_mib_per_hour: limit for the service's log.
+    max_recovery_s: limit from a kill of the engine child to the first token of a request sent after it;
+        max_server_recovery_s: from a kill of the server, which reloads its engines.
     """
 
     engine_dir: Path

@@ -1,4 +1,4 @@
-"""Plots a soak: memory, descriptors, threads and throughput over time, with the kills."""
+"""Plot a soak: memory, descriptors, threads and throughput over time, with the kills."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _seconds(report: SoakReport, at_s: float) -> float:
 
 
 def _throughput(report: SoakReport) -> tuple[list[float], list[Any]]:
-    """Tokens per second of finished requests, in windows of about _RATE_WINDOW_S."""
+    """Return tokens per second of finished requests, in windows of about _RATE_WINDOW_S."""
     marks = [report.samples[0]]
     for sample in report.samples:
         if sample.at_s - marks[-1].at_s >= _RATE_WINDOW_S:

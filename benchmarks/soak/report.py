@@ -20,8 +20,7 @@ _PATHS = ("engine_dir", "output_dir")
 
 @dataclass(frozen=True)
 class SoakReport:
-    """warmup, ledger: ledgers of the warm-up and the measured part. seconds: duration of the load. samples: all, from
-    start_s on."""
+    """The report. warmup, ledger: ledgers of the warm-up and the load of `seconds`. samples: those since start_s."""
 
     options: SoakOptions
     environment: dict[str, Any]
@@ -46,7 +45,7 @@ class SoakReport:
         return self.warmup.failures + self.ledger.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: paths without machine-specific folders, times since the start of the load."""
+        """Return a dict for JSON, with paths as in portable() and times since the start of the load."""
         options = asdict(self.options)
         del options["command_line"]
         options |= {name: portable(str(options[name])) for name in _PATHS}
@@ -89,7 +88,7 @@ class SoakReport:
 
 
 def render_markdown(report: SoakReport) -> str:
-    """The report without the samples."""
+    """Return the report without the samples."""
     env, ledger = report.environment, report.ledger
     commit = f", commit {env['git_commit'][:12]}" if env["git_commit"] else ""
     changed = " with local changes" if env["git_dirty"] else ""

@@ -1,4 +1,4 @@
-"""Runs `faser bench soak` and writes soak.json, soak.md, soak.png and the server's log."""
+"""Run `faser bench soak` and write soak.json, soak.md, soak.png and the server's log."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from faser_trtllm.models.tokenizer import Tokenizer
 
 Log = Callable[[str], None]
 
-_IDLE_S = 20.0  # time for the engine's gauges to show that nothing is left
+_IDLE_S = 20.0  # time for the engine's gauges to become idle
 _MAX_REST_S = 60.0  # time for the load's descriptors and threads to disappear
 _STEADY_S = 5.0
 _TELL_S = 30.0
 _NUM_HOSTILE = 2  # clients
-_SETTLE_SHARE = 1 / 3  # of the calm, before memory is judged
-_REST_PERIOD_S = 60.0  # of load in the calm, between two rests
-_REST_S = 3.0  # of a rest, after which idle processes have given memory back
+_SETTLE_SHARE = 1 / 3  # of the calm part, before memory is judged
+_REST_PERIOD_S = 60.0  # load between two rests in the calm part
+_REST_S = 3.0  # a rest, after which idle processes have returned memory
 
 
 def run_soak(options: SoakOptions, log: Log) -> SoakReport:
@@ -107,7 +107,7 @@ class _Soak:
         )
 
     def _calm(self, ledger: Ledger, processes: ServiceProcesses, end_s: float) -> list[Sample]:
-        """Load without events until end_s; return a sample of each rest, when no request is open."""
+        """Run the load without events until end_s; return a sample of each rest, when no request is open."""
         rests: list[Sample] = []
         while (left_s := end_s - time.monotonic()) > _REST_S and self._service.is_running():
             self._load(ledger, min(_REST_PERIOD_S, left_s - _REST_S), [], self._options.seed + 3 + len(rests))
@@ -116,7 +116,7 @@ class _Soak:
         return rests
 
     def _load(self, ledger: Ledger, seconds: float, events: list[Event], seed: int) -> None:
-        """Load for this long, with events, until every request has ended."""
+        """Run the load for this long, with events, until every request has ended."""
         options = self._options
         planners = [
             Planner(

@@ -22,7 +22,7 @@ _STOP_S = 60.0
 
 
 class Service:
-    """Use as a context manager. processes: None if they are not visible to us."""
+    """The service, a context manager. processes: None if they are not visible to us."""
 
     def __init__(self, options: SoakOptions, log_file: Path) -> None:
         self._options = options
@@ -47,15 +47,15 @@ class Service:
         self._kill()
 
     def is_running(self) -> bool:
-        """False if a service started here has ended."""
+        """Return False if a service started here has ended."""
         return self._process is None or self._process.poll() is None
 
     def log_bytes(self) -> int:
-        """Length of the log of a service started here, else 0."""
+        """Return the length of the log of a service started here, else 0."""
         return self._log_file.stat().st_size if self._process is not None else 0
 
     def metrics(self) -> Scrape:
-        """The service's current metrics; UnavailableError if it does not respond."""
+        """Return the service's metrics; UnavailableError if it does not respond."""
         return fetch(self._metrics_url)
 
     def stop(self) -> list[str]:
@@ -97,7 +97,7 @@ class Service:
             time.sleep(0.1)
 
     def _kill(self) -> None:
-        """Stopping the launcher stops its children."""
+        """Kill the launcher, which stops its children."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGINT)
@@ -123,14 +123,14 @@ def wait_idle(service: Service, timeout_s: float) -> dict[str, float]:
 
 
 def is_idle(gauges: dict[str, float]) -> bool:
-    """No requests, and all KV blocks are free."""
+    """Return True without requests and with all KV blocks free."""
     if not gauges or gauges["requests running"] or gauges["requests waiting"]:
         return False
     return gauges["KV blocks free"] == gauges["KV blocks"] > 0
 
 
 def _gauges(service: Service) -> tuple[dict[str, float], float]:
-    """Gauges (empty if the service does not respond), and when the engine last reported, in Unix seconds."""
+    """Return gauges (empty if the service does not respond), and the engine's last report in Unix seconds."""
     try:
         scrape = service.metrics()
     except UnavailableError:

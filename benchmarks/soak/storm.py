@@ -1,4 +1,4 @@
-"""Kills and pauses of the service's processes in the first part of a soak, one after the other."""
+"""Successive kills and pauses of the service's processes in the first part of a soak."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.watch import ENGINE, LAUNCHER, SERVER, ServiceProcesses
 
-SHORT_PAUSE_S = 8.0  # of one process: less than hang_timeout_s, so that it is no hang
-_LAST_S = 15.0  # without an event, so that the service recovers from the last one
+SHORT_PAUSE_S = 8.0  # of one process, shorter than hang_timeout_s
+_LAST_S = 15.0  # time without events at the end, for recovery
 
 
 @dataclass(frozen=True)
 class Event:
-    """at_s: since the start of the load. what: "kill" or "pause"; roles: of the processes, all at once."""
+    """An event, at_s after the start of the load. what: "kill" or "pause"; roles: of the processes, all at once."""
 
     at_s: float
     what: str
@@ -28,8 +28,10 @@ class Event:
 
 
 def plan_events(options: SoakOptions) -> list[Event]:
-    """Kills of the engine process every kill_period_s; the server's kills and the pauses between them. The long pause
-    is one of all processes, as when a machine stops: it must end nothing."""
+    """Return kills of the engine process every kill_period_s, with kills of the server and pauses between them.
+
+    The long pause stops all processes, as if the machine stopped, and must end nothing.
+    """
     end_s = options.storm_s - _LAST_S
     events, half_s = [], options.kill_period_s / 2
     if options.kill_period_s > 0:
@@ -47,7 +49,7 @@ def plan_events(options: SoakOptions) -> list[Event]:
 
 
 class Storm:
-    """Runs the events in one thread; notes kills, and pauses that have ended, in the ledger."""
+    """A runner of events in one thread, which records kills and ended pauses in the ledger."""
 
     def __init__(
         self, events: list[Event], processes: ServiceProcesses, ledger: Ledger, log: Callable[[str], None]

@@ -12,14 +12,14 @@ from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.service import RESTARTS, is_idle
 from benchmarks.soak.watch import ENGINE, LAUNCHER, SERVER, Sample
 
-# gRPC and Python start pool threads, with descriptors, on first use: late ones are not a leak, whereas a leak per
-# request, connection or kill would be far larger.
+# gRPC and Python start pool threads, with descriptors, on first use, which is no leak; a leak per request, connection
+# or kill would be far larger.
 POOL_SLACK = 2
 
 
 @dataclass(frozen=True)
 class Condition:
-    """found and bound are text."""
+    """A condition; found and bound are texts."""
 
     name: str
     is_met: bool
@@ -47,7 +47,7 @@ def judge_run(
     lives: Mapping[str, int] = MappingProxyType({}),
     log_mib_per_hour: float = 0.0,
 ) -> list[Condition]:
-    """All conditions; the run passes if all are met. lives: processes of each role that were seen."""
+    """Return all conditions; the run passes if all are met. lives: number of processes seen of each role."""
     conditions = [*_accounting(warmup, ledger), *_recovery(options, ledger), _blocks(end)]
     if ledger.kills:
         conditions.append(_restarts(ledger, baseline, end))
@@ -84,7 +84,7 @@ def judge_run(
 
 
 def are_counts_back(before: Sample, after: Sample) -> bool:
-    """Processes, descriptors and threads are as before."""
+    """Return True if processes, descriptors and threads are as before."""
     return all(condition.is_met for condition in _counts(before, after))
 
 
@@ -128,10 +128,7 @@ def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
 
 
 def _lives(ledger: Ledger, lives: Mapping[str, int]) -> list[Condition]:
-    """Check that only our kills ended a process: no pause, no load and no hostile request did.
-
-    A process that lives shorter than the watch's period may be missed.
-    """
+    """Check that only our kills ended a process. One that lives shorter than the watch's period may be missed."""
     server = sum(kill.role == SERVER for kill in ledger.kills)
     wanted = {ENGINE: 1 + len(ledger.kills), SERVER: 1 + server}
     return [

@@ -1,4 +1,4 @@
-"""Watches the processes of a service from outside: memory, file descriptors, threads."""
+"""Watch the processes of a service from outside: memory, file descriptors, threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """rss_bytes: resident memory, including shared pages. anon_bytes: its part that no file backs."""
+    """A sample of a process. rss_bytes: resident memory with shared pages. anon_bytes: its part without a file."""
 
     pid: int
     rss_bytes: int
@@ -42,7 +42,7 @@ class ServiceProcesses:
         self.launcher_pid = launcher_pid
 
     def pids(self) -> dict[str, int]:
-        """Processes by role, without missing ones."""
+        """Return process ids by role, without missing ones."""
         found = {LAUNCHER: self.launcher_pid} if command_line(self.launcher_pid) else {}
         server_pid = self._server_pid()
         if server_pid is None:
@@ -63,7 +63,7 @@ class ServiceProcesses:
         return Sample(time.monotonic(), processes, num_tokens)
 
     def _server_pid(self) -> int | None:
-        """tritonserver is the launcher's only child."""
+        """Return the pid of tritonserver, the launcher's only child."""
         try:
             children = Path(f"/proc/{self.launcher_pid}/task/{self.launcher_pid}/children").read_text().split()
         except OSError:
@@ -72,7 +72,7 @@ class ServiceProcesses:
 
 
 class Watch:
-    """Samples in a thread between start and stop."""
+    """A thread that takes samples between start and stop."""
 
     def __init__(self, processes: ServiceProcesses, period_s: float, num_tokens: Callable[[], int]) -> None:
         self.samples: list[Sample] = []

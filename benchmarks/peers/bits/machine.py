@@ -1,4 +1,4 @@
-"""What this machine can do at most, by a loop in C: the bound of every cell."""
+"""The machine's limits, measured by a loop in C, which bound every cell."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SOURCE = Path(__file__).with_name("machine.c")
 
 @dataclass(frozen=True)
 class Machine:
-    """read_gb_per_s: from memory. gflop_per_s: bf16 products into fp32, or fp32 ones where the processor has none."""
+    """A machine's limits: reads from memory, and bf16 products into fp32 (fp32 products without bf16)."""
 
     read_gb_per_s: float
     gflop_per_s: float
 
     def least_ms(self, num_bytes: float, num_flop: float) -> tuple[float, str]:
-        """A pass takes at least so long, and the part that says so: "memory" or "arithmetic"."""
+        """Return the least time of a pass, and its limit: "memory" or "arithmetic"."""
         memory_ms = num_bytes / self.read_gb_per_s / 1e6
         arithmetic_ms = num_flop / self.gflop_per_s / 1e6
         return (memory_ms, "memory") if memory_ms > arithmetic_ms else (arithmetic_ms, "arithmetic")
 
 
 def measure_machine(num_threads: int, cores: tuple[int, ...], work_dir: Path) -> Machine | None:
-    """About 10 s; None without a C compiler, or on a processor whose products the loop does not know."""
+    """Measure in about 10 s; None without a C compiler, or on a processor that the loop does not support."""
     program = work_dir / "machine"
     try:
         subprocess.run(

@@ -1,6 +1,6 @@
-"""The models of the comparison as Hugging Face folders, and what a pass over one reads and computes.
+"""The models of the comparison as Hugging Face folders, with the bytes and operations of a pass.
 
-A mixture's rows are of sequences that have nothing to do with each other.
+Rows of a mixture are from unrelated sequences.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.weights import expected_shapes
 
 EMBEDDING = "model.embed_tokens.weight"
-SIZES = (24, 1024, 4096, 32000)  # 431 million weights, 398 million of them read by every pass
+SIZES = (24, 1024, 4096, 32000)  # 431 million weights, of which a pass reads 398 million
 BITS = {"bf16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
 class Model:
-    """checkpoint_dir: a Llama or Qwen3-MoE in bf16, with a tokenizer.json."""
+    """A model. checkpoint_dir: a Llama or Qwen3-MoE in bf16, with a tokenizer.json."""
 
     name: str
     checkpoint_dir: Path
@@ -37,8 +37,10 @@ class Model:
         return load_model_config(self.checkpoint_dir)
 
     def num_read(self, num_rows: int) -> float:
-        """Weights of the matrices that a pass reads: all but an embedding that is not the LM head, and of a mixture the
-        experts that so many rows take in the mean."""
+        """Return the weights in matrices that a pass reads, of a mixture with the expected distinct experts.
+
+        An embedding counts only if it is the LM head.
+        """
         config = self.config()
         if config.experts is None:
             return self._num_read(1.0)
@@ -57,7 +59,7 @@ class Model:
         return sum(map(math.prod, expected_shapes(self.config()).values()))
 
     def flop(self, num_rows: int, num_logit_rows: int) -> float:
-        """Of the matrices; attention over short contexts is left out."""
+        """Return the operations in the matrices, without attention on short contexts."""
         config = self.config()
         head = config.vocab_size * config.hidden_size
         share = 1.0 if config.experts is None else config.experts.top_k / config.experts.num_experts
@@ -67,7 +69,7 @@ class Model:
 def write_random_checkpoint(
     directory: Path, tokenizer_file: Path, sizes: tuple[int, int, int, int] = SIZES, max_seq_len: int = 1024
 ) -> Path:
-    """A random Llama: layers, hidden size, MLP size, vocabulary; untied, with a tokenizer that no system asks."""
+    """Write a random untied Llama. sizes: layers, hidden size, MLP size, vocabulary. No system uses the tokenizer."""
     config = dataclasses.replace(random_config(*sizes), tie_word_embeddings=False, max_position_embeddings=max_seq_len)
     directory.mkdir(parents=True)
     settings = {
@@ -97,5 +99,5 @@ def write_random_checkpoint(
 
 class _WithNorms(RandomWeights):
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
-        """Norms are 1, which is 0x3f80 in bf16."""
+        """Return random weights; norms are 1, which is 0x3f80 in bf16."""
         return super().bfloat16(name, shape) if len(shape) == 2 else np.full(shape, 0x3F80, np.uint16)

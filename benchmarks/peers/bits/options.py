@@ -14,12 +14,13 @@ PEERS = ("llama.cpp", "openvino")
 
 @dataclass(frozen=True)
 class BitsOptions:
-    """rows: sequences decoded at the same time. prompt_len: tokens before them; prefill: tokens of the one long prompt.
+    """Options of the comparison.
 
-    steps: decode steps of a case, whose median counts. llama_python, openvino_python: interpreters of the peers; None:
-    the one that runs the bench. cores: that every system is pinned to; None: as many as threads.
-    activation_bits: 16 or 8, of our engine where weights are integers. files_dir: engines and GGUF files are kept there
-    and found again, of one model only.
+    rows: sequences decoded at the same time, after prompt_len tokens each. prefill: tokens of the one long prompt.
+    steps: decode steps of a case, whose median counts.
+    llama_python, openvino_python: interpreters of the peers; None: the one that runs the bench.
+    activation_bits: 16 or 8, of our engine with integer weights.
+    files_dir: keeps engines and GGUF files of one model for reuse.
     """
 
     output_dir: Path
@@ -56,7 +57,7 @@ class BitsOptions:
         return tuple(sorted(os.sched_getaffinity(0)))[-self.threads() :]
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for what is unknown or empty."""
+        """Raise InvalidArgumentError for options that are unknown or empty."""
         for name, known in (("bits", tuple(BITS)), ("peers", PEERS)):
             for value in getattr(self, name):
                 if value not in known:

@@ -1,4 +1,4 @@
-"""Plots a report at equal bits: by cell, the time of every peer over ours."""
+"""Plot a report at equal bits: the time of every peer over ours, by cell."""
 
 from __future__ import annotations
 

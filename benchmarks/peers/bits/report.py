@@ -1,4 +1,4 @@
-"""The results at equal bits, as values, JSON and Markdown."""
+"""The results at equal bits as values, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from faser_trtllm.bench.markdown import table
 from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 PREFILL = "prefill"
-WANTED = {PREFILL: 1.0}  # of the best peer's time over ours
+WANTED = {PREFILL: 1.0}  # goals for the best peer's time over ours
 WANTED_DECODE = 1.1
 CLOCKS = ("Wall time.", "CPU time of each system's process, which other work disturbs least.")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A system in one cell. cell: "prefill" or a number of rows. ms: per round, of a decode step or of the prefill.
+    """A system in one cell. cell: "prefill" or a number of rows. ms: a decode step or the prefill, per round.
 
-    num_tokens: that such a time yields or takes in. bound_ms: by this machine, None where that is unknown; bound says
-    of what. The bound of our own engine only, by its file's bits and the products of its kernels.
+    num_tokens: tokens of a step or prefill. bound_ms: the machine's limit for our engine, by its file's bits and its
+    kernels' products, None if unknown; bound: "memory" or "arithmetic".
     """
 
     model: str
@@ -43,8 +43,10 @@ class Result:
 
 @dataclass(frozen=True)
 class BitsReport:
-    """bits_per_weight: of the files, by model, bits and system. memory_gb: of the processes, after the rounds; the same
-    keys. absences: sentences."""
+    """The report. bits_per_weight: of files by model, bits and system. memory_gb: of processes, with the same keys.
+
+    absences: a sentence for each.
+    """
 
     environment: dict[str, Any]
     options: dict[str, Any]
@@ -55,7 +57,7 @@ class BitsReport:
     absences: tuple[str, ...]
 
     def cells(self) -> Iterable[tuple[Result, list[Result]]]:
-        """Ours, and the peers in the same cell."""
+        """Yield our result and the peers' in the same cell."""
         for ours in self.results:
             if ours.system == FASER:
                 key = (ours.model, ours.bits, ours.cell)
@@ -75,7 +77,7 @@ class BitsReport:
         path.write_text(json.dumps(data, indent=2) + "\n")
 
     def markdown(self) -> str:
-        """Peers' times over ours, medians of ratios within a round."""
+        """Return Markdown with peers' times over ours, as medians of ratios per round."""
         env, options = self.environment, self.options
         versions = ", ".join(f"{name} {version}" for name, version in sorted(env["versions"].items()))
         lines = [
@@ -125,5 +127,5 @@ class BitsReport:
 
 
 def ratio(rival: Result, ours: Result) -> Summary:
-    """Above 1 we are faster."""
+    """Return the rival's time over ours, above 1 if we are faster."""
     return paired_ratio(rival.ms, ours.ms)

@@ -25,12 +25,11 @@ from faser_trtllm.bench.environment import CpuMeter, describe_environment, porta
 
 DEMO_TOKENIZER = Path(__file__).parents[3] / "engines/demo/target/tokenizer.json"
 Progress = Callable[[str], None]
-Times = dict[tuple[str, str], list[float]]  # system and cell -> ms of each round
+Times = dict[tuple[str, str], list[float]]  # (system, cell) -> ms of each round
 
 
 def run_bits(options: BitsOptions, say: Progress) -> BitsReport:
-    """Measure, and write bits.json, bits.md and (with matplotlib) bits.png into options.output_dir after every model in
-    every number of bits.
+    """Measure, and write bits.json, bits.md and (with matplotlib) bits.png to output_dir after every model and bits.
 
     A peer that is missing or fails is left out with a sentence; WorkerError if our own engine fails.
     """
@@ -51,7 +50,7 @@ def run_bits(options: BitsOptions, say: Progress) -> BitsReport:
 
 
 def _with(report: BitsReport, place: Place, say: Progress) -> BitsReport:
-    """The report with what one model in so many bits adds to it."""
+    """Return the report with the results of one model and number of bits."""
     absences = list(report.absences)
     with ExitStack() as stack:
         loaded = _open_all(place, stack, absences, say)
@@ -79,7 +78,7 @@ def _files_dir(options: BitsOptions, bits: str) -> Path | None:
 
 
 def _values(options: BitsOptions) -> dict[str, Any]:
-    """As JSON, without machine-specific folders."""
+    """Return options for JSON, without machine-specific folders."""
     values = asdict(options) | {"num_threads": options.threads()}
     del values["command_line"], values["files_dir"]
     return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
@@ -122,7 +121,7 @@ def _leave_out(place: Place, name: str, error: WorkerError, absences: list[str],
 
 
 def _rounds(place: Place, loaded: dict[str, Loaded], absences: list[str], say: Progress) -> Times:
-    """The first round is dropped; every other one runs backwards."""
+    """Run the rounds; the first is dropped, and every other one runs in reverse order."""
     options = place.options
     vocab_size = place.model.config().vocab_size
     times: Times = {}

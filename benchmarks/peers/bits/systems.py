@@ -1,4 +1,4 @@
-"""Our engine, llama.cpp and OpenVINO on the same weights in as many bits, each in a process of its own."""
+"""Our engine, llama.cpp and OpenVINO on the same weights and bits, each in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from faser_trtllm.models.weights import CheckpointWeights
 
 LLAMA = {"bf16": ("bf16",), "int8": ("q8_0",), "int4": ("q4_0", "q4_k_m")}
 KEPT = " with activations as they are"  # OpenVINO rounds them to 8 bits by default, as llama.cpp always does
-OWN_QUANTIZER = ("q4_0", "q4_k_m")  # llama.cpp writes these itself, from the bf16 file
+OWN_QUANTIZER = ("q4_0", "q4_k_m")  # written by llama.cpp from the bf16 file
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,17 @@ class Loaded:
     name: str
     versions: dict[str, str]
     bits_per_weight: float
-    run: Callable[[list[list[int]], int], dict[str, Any]]  # prompts and max_tokens -> the worker's reply
-    memory_bytes: Callable[[], int]  # of its process, files that it has mapped included
+    run: Callable[[list[list[int]], int], dict[str, Any]]  # (prompts, max_tokens) -> the worker's reply
+    memory_bytes: Callable[[], int]  # of its process, including mapped files
     close: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A system's options and folders. work_dir: an existing folder, removed with what is in it. kept: one for files of
-    weights, which are found again; None: they go into work_dir."""
+    """A system's options and folders. work_dir: an existing folder, removed afterwards. kept: a folder to keep weights.
+
+    If kept is None, they go into work_dir.
+    """
 
     options: BitsOptions
     model: Model
@@ -54,7 +56,7 @@ Opener = Callable[[Place], Loaded]
 
 
 def openers(options: BitsOptions, bits: str) -> dict[str, Opener]:
-    """By the name of the system; ours first."""
+    """Return openers by the system's name, ours first."""
     found: dict[str, Opener] = {FASER: open_faser}
     if "llama.cpp" in options.peers:
         found |= {f"llama.cpp {kind}": lambda place, kind=kind: open_llamacpp(place, kind) for kind in LLAMA[bits]}  # type: ignore[misc]
@@ -85,7 +87,7 @@ def open_faser(place: Place) -> Loaded:
 
 
 def _scheme(bits: str, activation_bits: int) -> str:
-    """As `faser build --quantization` spells it."""
+    """Return the spelling of `faser build --quantization`."""
     if bits == "bf16":
         return "none"
     return bits if activation_bits == 16 else {"int8": "W8A8", "int4": "W4A8"}[bits]

@@ -1,4 +1,4 @@
-"""Our own system: one executor per speculation setting, stepped in the calling thread."""
+"""Our own system, with one executor per speculation setting, stepped in the calling thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
 
 
 class Faser:
-    """Settings: "off" and "fixed:K", as in ExecutorConfig.speculation."""
+    """Our system. Settings: "off" and "fixed:K", as in ExecutorConfig.speculation."""
 
     def load(self, request: dict[str, Any]) -> dict[str, str]:
         import faser_trtllm
@@ -83,7 +83,7 @@ class Faser:
 
             config = {
                 "speculation": setting,
-                # Prompts repeat every round: reuse would skip their prefill, which peers have to run.
+                # Prompts repeat every round, and reuse would skip their prefill, which peers have to run.
                 "kv_cache_config": {"enable_block_reuse": False},
                 "num_threads": self._request["num_threads"],
                 "cores": self._request["cores"],

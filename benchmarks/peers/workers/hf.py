@@ -1,4 +1,4 @@
-"""Peer: transformers' generate and assisted generation, bf16 on CPU."""
+"""A peer: transformers' generate and assisted generation, bf16 on CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.workers.protocol import Counts, TokenIds, serve
 
 
 class Transformers:
-    """Settings: "generate", and "assisted:K" for a batch of one."""
+    """transformers. Settings: "generate", and "assisted:K" for a batch of one."""
 
     def load(self, request: dict[str, Any]) -> dict[str, str]:
         import torch

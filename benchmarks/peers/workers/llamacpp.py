@@ -1,4 +1,4 @@
-"""Peer: llama.cpp through llama-cpp-python's low-level batch interface."""
+"""A peer: llama.cpp through llama-cpp-python's low-level batch interface."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class LlamaCpp:
 
 
 def _quantize(api: Any, path: str, kind: str, num_threads: int) -> str:
-    """llama.cpp's own file of 4 bits beside a bf16 one: all of it q4_0, or its recipe q4_k_m."""
+    """Write llama.cpp's own 4-bit file next to a bf16 one: all in q4_0, or its recipe q4_k_m."""
     params = api.llama_model_quantize_default_params()
     params.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     params.pure = kind == "q4_0"
@@ -122,7 +122,7 @@ def _quantize(api: Any, path: str, kind: str, num_threads: int) -> str:
 
 
 class _Batch:
-    """llama_batch as arrays, to fill it without a Python loop per row."""
+    """A llama_batch as arrays, which are filled without a Python loop per row."""
 
     def __init__(self, api: Any, max_rows: int) -> None:
         self._api = api

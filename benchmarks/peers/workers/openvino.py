@@ -1,4 +1,4 @@
-"""Peer: OpenVINO GenAI's pipeline with continuous batching, plain and with a draft model."""
+"""A peer: OpenVINO GenAI's pipeline with continuous batching, plain and with a draft model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CACHE_GB = 1  # of KV cache; the bench's prompts are short
 
 
 class OpenVino:
-    """Settings: "generate", and "assisted:K" where a draft model is given. All else is OpenVINO's default.
+    """OpenVINO with its defaults. Settings: "generate", and "assisted:K" with a draft model.
 
-    By default it quantises activations to 8 bits where the weights are integers; keeps_activations forbids that.
+    With integer weights it quantises activations to 8 bits; keeps_activations turns that off.
     """
 
     def load(self, request: dict[str, Any]) -> dict[str, str]:
@@ -90,7 +90,7 @@ class OpenVino:
 
 
 def _exported(checkpoint_dir: str, name: str, kind: str) -> str:
-    """In a process of its own: the libraries that convert would take memory and threads here."""
+    """Convert in a separate process, since the libraries for it use memory and threads."""
     path = Path(f"{name}-{kind}").resolve()
     command = [sys.executable, "-m", "benchmarks.peers.workers.openvino_export", checkpoint_dir, str(path), kind]
     done = subprocess.run(command, stdout=sys.stderr, check=False)

@@ -1,4 +1,4 @@
-"""A Llama checkpoint as OpenVINO's files, converted by its own tools: `... openvino_export CHECKPOINT OUT bf16`."""
+"""Convert a Llama checkpoint with OpenVINO's tools: `... openvino_export CHECKPOINT OUT bf16`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def export(checkpoint_dir: str, output_dir: str, kind: str) -> None:
-    """kind: bf16, int8 (a scale per output) or int4 (a scale per 32 inputs); embedding and LM head as the rest."""
+    """Export as kind bf16, int8 (a scale per output) or int4 (a scale per 32 inputs), with embedding and LM head."""
     import nncf
     import openvino
     from openvino_tokenizers import convert_tokenizer
@@ -24,7 +24,7 @@ def export(checkpoint_dir: str, output_dir: str, kind: str) -> None:
     elif kind == "int4":
         model.model = nncf.compress_weights(model.model, mode=modes.INT4_SYM, group_size=32, ratio=1.0, all_layers=True)
     model.save_pretrained(output_dir)
-    # The pipeline wants a tokenizer, though the bench gives it ids.
+    # The pipeline needs a tokenizer, although the bench sends ids.
     tokenizer = tokenizer_of(tokenizer_file=str(Path(checkpoint_dir) / "tokenizer.json"))
     converted = convert_tokenizer(tokenizer, with_detokenizer=True)
     for part, name in zip(converted, ("tokenizer", "detokenizer"), strict=True):

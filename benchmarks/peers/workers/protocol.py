@@ -25,11 +25,11 @@ CONTEXT_LEN = 128  # tokens before the rows of a one-step measurement
 class Counts:
     """Statistics of a run; times are from the system's own clock, if it has one.
 
-    first_ms: per batch, until every request had its first token. step_ms: of the steps after that. The same of this
-    process's CPU time, which, with one thread, other work on the machine disturbs least.
+    first_ms: per batch, until every request had its first token. step_ms: of later steps. The *_cpu_ms are CPU times of
+    this process, which, with one thread, other work on the machine disturbs least.
     """
 
-    num_target_passes: int = 0  # per request: a pass over a batch of 4 counts 4
+    num_target_passes: int = 0  # per request; a pass over a batch of 4 counts 4
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Counts:
 
 
 class Laps:
-    """Times the steps of one batch into its counts, from now on."""
+    """A timer that adds the steps of one batch to its counts."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
 
     def end_prefill(self) -> None:
-        """Every request of the batch has its first token."""
+        """Record that every request of the batch has its first token."""
         self._end(self._counts.first_ms, self._counts.first_cpu_ms)
 
     def end_step(self) -> None:
@@ -62,22 +62,22 @@ class Laps:
 
 class System(Protocol):
     def load(self, request: dict[str, Any]) -> dict[str, str]:
-        """Load models -> versions of the libraries involved. Import what may be missing here."""
+        """Load models and return versions of the libraries involved. Import optional libraries here."""
 
     def generate(self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts) -> TokenIds:
         """Decode the prompts greedily as one batch, max_tokens each, ignoring end ids."""
 
     def steps(self, num_rows: Sequence[int], num_repeats: int) -> dict[int, float]:
-        """Median ms of one forward pass per number of rows, at CONTEXT_LEN tokens of context."""
+        """Return the median ms of one forward pass per number of rows, at CONTEXT_LEN tokens of context."""
 
 
 def step_mix(num_rows: int) -> list[int]:
-    """Rows per request of a one-step measurement: one each, or four each from 8 rows on."""
+    """Return rows per request of a one-step measurement: one each, or four each from 8 rows on."""
     return [1] * num_rows if num_rows < 8 else [4] * (num_rows // 4)
 
 
 def time_steps(step: Callable[[], None], num_repeats: int) -> float:
-    """Median ms of a call after a few dropped ones."""
+    """Return the median ms of a call after a few dropped ones."""
     times = []
     for _ in range(num_repeats + 3):
         start = time.perf_counter()
