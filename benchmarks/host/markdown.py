@@ -9,9 +9,9 @@ from faser_trtllm.bench.stats import summarize
 
 _COUNTED = {
     NULL: "Engines compute nothing and their calls are not counted.",
-    GPU: "Engines and the test are those of a GPU, over an *emulated device*: it computes nothing, and its memory is "
-    "the host's. What their calls do on the host is counted: checks, batches, uploads, reads. Copies are torch's, on "
-    "the CPU, in place of CUDA's, and nothing is launched, so the driver's own time is not in it. What is done in the "
+    GPU: "Engines and rejection sampling are those of a GPU, on an *emulated device*, which computes nothing and whose "
+    "memory is the host's. The host's part of their calls is counted: checks, batches, uploads, reads. Copies are "
+    "torch's, on the CPU, instead of CUDA's, and nothing is launched, so the driver's time is left out. Work in the "
     "device's place is not counted.",
 }
 """The part of the engines that is in the times."""
@@ -20,15 +20,14 @@ _COUNTED = {
 def render_markdown(report: HostBenchReport) -> str:
     environment = report.environment
     lines = [
-        "# What a step costs the host",
+        "# The host's time per step",
         "",
         f"`{environment['command_line']}`, {environment['cpu']}, commit {environment['git_commit']}; other processes "
         f"used {environment['other_share']:.0%} of the cores, other machines {environment['steal_share']:.0%}.",
         "",
-        f"Times are those that the process had a core. {_COUNTED[report.engines]} All "
-        "requests decode, prompts are apart, and streams do not overlap. Policies decide by modelled times "
-        f"({report.costs}). Medians over rounds; ratios are to a loop in C that does the same bookkeeping, measured in "
-        "turn with them. On a machine that others use too, only ratios tell.",
+        f"Times are CPU times. {_COUNTED[report.engines]} All requests decode, prompts are left out, and streams do "
+        f"not overlap. Policies use modelled times ({report.costs}). Medians over rounds; ratios are to a loop in C "
+        "with the same bookkeeping, measured in turn. On a shared machine only ratios are comparable.",
         "",
         "## Milliseconds per step (ratio to the loop in C)",
         "",
@@ -46,7 +45,7 @@ def render_markdown(report: HostBenchReport) -> str:
     idle = {size: [report.idle_us(system, size) for system in systems] for size in report.sizes}
     if any(us is not None for found in idle.values() for us in found):
         lines += ["", "## Milliseconds per step in which the GPU has nothing to do", ""]
-        lines += ["What the host does behind a launch is not in it: passes are taken to be longer.", ""]
+        lines += ["The host's work after a launch is left out, since passes are assumed to be longer.", ""]
         rows = [
             [str(size), *("" if us is None else f"{1e-3 * us:.3f}" for us in found)] for size, found in idle.items()
         ]

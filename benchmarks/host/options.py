@@ -22,7 +22,7 @@ def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
         return speculation, tuple(DrafterName(name) for name in (names or DrafterName.MODEL.value).split("+"))
     except ValueError:
         known = ", ".join(DrafterName)
-        raise InvalidArgumentError(f"policies has {system!r}, the drafters behind / must be of {known}") from None
+        raise InvalidArgumentError(f"policies has {system!r}, the drafters after / must be of {known}") from None
 
 
 @dataclass(frozen=True)

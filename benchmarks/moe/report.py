@@ -131,7 +131,7 @@ class MoeReport:
             f"held-out points: {errors or 'not measured'}.",
             "",
             "Ratios are geometric means over blocks and their standard error; the best of off and the fixed lengths is "
-            f"picked for a block by the others. Wanted: {WANTED:g} of it at least.",
+            f"chosen for a block by the others. The goal is at least {WANTED:g} of it.",
             "",
             table(
                 ("accepted", "batch", "off, tok/s", "best", "price / best", "price / off", "by rows / best", "wanted"),

@@ -61,8 +61,8 @@ class _Record:
         return False
 
     def timing(self) -> Timing:
-        behind = len(self.token_ids) - 1
-        return Timing(self.first_s - self.arrival_s, (self.last_s - self.first_s) / behind if behind > 0 else None)
+        later = len(self.token_ids) - 1
+        return Timing(self.first_s - self.arrival_s, (self.last_s - self.first_s) / later if later > 0 else None)
 
 
 def drive(executor: Runs, workload: Workload, clock: Callable[[], float] = time.perf_counter) -> DriveResult:

@@ -117,7 +117,7 @@ class PolicyBenchOptions:
         if not self.slowdown >= 1:
             raise InvalidArgumentError(f"slowdown is {self.slowdown}, it must be 1 or more")
         if self.slowdown > 1 and not self.simulated:
-            raise InvalidArgumentError("slowdown is given, but only a simulated machine takes orders; add --simulated")
+            raise InvalidArgumentError("slowdown is given, but it is for simulated machines only; add --simulated")
         if not self.swing >= 1:
             raise InvalidArgumentError(f"swing is {self.swing}, it must be 1 or more")
 

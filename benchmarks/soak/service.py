@@ -59,7 +59,7 @@ class Service:
         return fetch(self._metrics_url)
 
     def stop(self) -> list[str]:
-        """Drain and stop a service started here; returns a description of anything left behind, or ""."""
+        """Drain and stop a service started here; return a description of anything left over."""
         if self._process is None:
             return []
         assert self.processes is not None

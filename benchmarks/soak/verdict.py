@@ -78,7 +78,7 @@ def judge_run(
         conditions.append(Condition("the log is short", log_mib_per_hour <= limit, found, f"at most {limit:g} MiB/h"))
     if options.is_own_service:
         conditions.append(
-            Condition("nothing is left behind", not leftovers, "; ".join(leftovers) or "nothing", "nothing, status 0")
+            Condition("nothing is left over", not leftovers, "; ".join(leftovers) or "nothing", "nothing, status 0")
         )
     return conditions
 

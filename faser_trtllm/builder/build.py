@@ -84,10 +84,10 @@ def build_engines(
                     note(line)
         build_config = _build_config(options, backend, sources)
         if note is not None and vocabulary is not None:
-            note(f"draft: its tokenizer is another one, it has {vocabulary} and drafts no others")
+            note(f"draft: its tokenizer differs; it drafts only {vocabulary}")
         window = sources[-1].draft_window
         if note is not None and window is not None and window < build_config.max_seq_len:
-            note(f"draft: it drafts within its {window} tokens, max_seq_len is {build_config.max_seq_len}")
+            note(f"draft: it drafts within its {window} tokens only, max_seq_len is {build_config.max_seq_len}")
         _check_output_dir(options)
         if not options.dry_run:
             remove_leftovers(options.output_dir.resolve())

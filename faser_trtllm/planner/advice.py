@@ -38,38 +38,36 @@ def notes(plan: Plan) -> list[str]:
     if plan.source == MODELLED:
         found.append(
             f"All times are modelled from {plan.anchors}; nothing was measured on this GPU. `faser profile` on it "
-            "gives a cost table that `--table` takes instead."
+            "gives a cost table for `--table`."
         )
     elif plan.question["table"] in NAMES:
-        found.append(
-            f"Times are {plan.anchors}; the models that you gave set only the memory and the lengths that fit it."
-        )
+        found.append(f"Times are {plan.anchors}; your models decide only the memory and the lengths that fit it.")
     errors = ", ".join(f"{kind} {error:.0%}" for kind, error in sorted(plan.error.items()))
     found.append(f"Bands are mean absolute errors of the cost table ({errors}), not limits.")
     curves = ", ".join(dict.fromkeys(plan.question["acceptance_curves"]))
-    given = "what you gave" if not curves else f"InferenceX's golden one ({curves}; Apache-2.0, measured by them)"
+    given = "yours" if not curves else f"InferenceX's golden one ({curves}; Apache-2.0, measured by them)"
     found.append(f"Acceptance is {given}, with the published spread over requests and rise by place.")
     if any(run.concurrency is None for run in plan.runs):
-        found.append("Of a trace, tokens per second are of the time in which anything ran.")
+        found.append("Tokens per second of a trace count only the time with running requests.")
     bound = [run for run in plan.runs if run.is_memory_bound]
     if bound:
         names = ", ".join(dict.fromkeys(f"{run.load} with {run.system}" for run in bound))
         found.append(f"Not all requests fit into the memory at a time: {names}.")
     if any(run.overlapped_share > 0.05 for run in plan.runs):
-        found.append("What overlap brings is known to 30 % at best: its bands are wider.")
+        found.append("The gain from overlap is known to 30 % at best, so its bands are wider.")
     slower = [run for run in plan.runs if run.speed_up.value < 1.0]
     if slower:
         runs = ", ".join(f"{run.system} with {run.load} ({run.speed_up.value:.2f})" for run in slower)
         found.append(f"Slower than without speculation: {runs}.")
     if any(SYSTEMS[run.system].is_head for run in plan.runs):
         found.append(
-            "The EAGLE-3 head and the block drafter are for comparison: their sizes are those of published ones, their "
-            "times are modelled, and they are not what is recommended."
+            "The EAGLE-3 head and the block drafter are for comparison, with published sizes and modelled times, and "
+            "are never recommended."
         )
     if plan.question["expert_overlap"] is not None:
         found.append(_experts_note(plan))
     if plan.question["is_expert_time_assumed"] and plan.source == MODELLED:
-        found.append(f"Times of experts are an H100's, scaled: of a {plan.question['gpu']} there are no such tables.")
+        found.append(f"Times of experts are scaled from an H100's, since a {plan.question['gpu']} has no such tables.")
     return found
 
 
@@ -77,15 +75,15 @@ def _experts_note(plan: Plan) -> str:
     """Return a note on a pass's rows and the experts that they read."""
     q = plan.question
     reads = [
-        f"{few:.0f} with {n} in flight and one row each, {many:.0f} with {1 + MAX_DRAFT_LEN} rows each"
+        f"{few:.0f} with {n} requests of one row, {many:.0f} with {1 + MAX_DRAFT_LEN} rows each"
         for n, (few, many) in plan.distinct_experts.items()
     ]
     of_layer = f", of {q['num_experts']} in a layer: {'; '.join(reads)}" if reads else ""
     return (
-        f"{q['target']} is a mixture of experts, and a pass reads the experts that its rows take{of_layer}. Two rows "
-        f"of a request are taken to share {q['expert_overlap']:.0%} of their experts (--expert_overlap; 16 to 45 % "
-        "were measured of other models): the less they share, the less speculation brings. So it brings least with few "
-        "requests in flight, and more with many, whose rows read nearly all experts anyway."
+        f"{q['target']} is a mixture of experts, and a pass reads the experts that its rows use{of_layer}. Two rows of "
+        f"a request are assumed to share {q['expert_overlap']:.0%} of their experts (--expert_overlap; 16 to 45 % were "
+        "measured on other models): the less they share, the less speculation gains. So it gains least with few "
+        "requests, and more with many, whose rows read nearly all experts anyway."
     )
 
 

@@ -32,7 +32,7 @@ def render_page(plan: Plan) -> str:
         f'<p class="modelled">{escape(notes(plan)[0])}</p>',
         _definitions(plan),
         "<h2>Recommended</h2>",
-        f"<p><b>{escape(plan.recommended)}</b>: the best over these loads, or the simplest of equals.</p>",
+        f"<p><b>{escape(plan.recommended)}</b>: the best system for these loads, or the simplest among equals.</p>",
         f"<pre>{escape(service_config(plan))}</pre>",
         "<h2>Memory of one GPU</h2>",
         _memory(plan),
@@ -71,7 +71,7 @@ def _definitions(plan: Plan) -> str:
     rows = [
         ("requests", f"{q['prompt_len_mean']} tokens in, {q['output_len_mean']} out, in the mean"),
         ("acceptance by place", ", ".join(f"{rate:.2f}" for rate in q["acceptance_by_place"])),
-        ("objectives", ", ".join(limits) or "none, so all requests are in time"),
+        ("objectives", ", ".join(limits) or "none, so all requests count"),
         ("quantization", q["quantization"]),
         ("costs", f"{plan.source}, {plan.anchors}"),
     ]

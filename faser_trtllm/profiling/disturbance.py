@@ -43,7 +43,7 @@ def describe(waiting: float, repeats_spread: float) -> str:
         return ""
     return (
         f"the costs were measured while other work slowed this machine ({' and '.join(signs)}), so drafting may be "
-        "priced wrongly; stop the other work and run `faser profile` again"
+        "misjudged; stop the other work and run `faser profile` again"
     )
 
 

@@ -418,7 +418,7 @@ def test_the_window_of_a_draft_model_does_not_cut_the_targets(options: BuildOpti
     engines = build_engines(dataclasses.replace(options, max_seq_len=max_seq_len), note=lines.append)
     assert engines is not None
     assert (engines.build_config.max_seq_len, engines.draft_window) == (max_seq_len or 512, 128)
-    assert lines == [f"draft: it drafts within its 128 tokens, max_seq_len is {max_seq_len or 512}"]
+    assert lines == [f"draft: it drafts within its 128 tokens only, max_seq_len is {max_seq_len or 512}"]
 
 
 def test_texts_end_at_all_end_tokens_that_the_model_has(options: BuildOptions) -> None:

@@ -315,7 +315,7 @@ def test_notes(plain: Path, tmp_path: Path) -> None:
     assert notes == [
         "target: F32 matrices of the layers become e4m3, which keeps 4 significant bits; scales of activations are "
         "calibrated",
-        "target: e4m3 matrices stay as they are, but for different scales of what is multiplied as one; scales of "
+        "target: e4m3 matrices are kept, except those with different scales that are multiplied as one; scales of "
         "activations are the checkpoint's",
     ]
 

@@ -107,7 +107,7 @@ BROKEN = {
         {"init": ["strict", *SURFACE[SCHEDULER].init]},
         "argument strict is new and has no default",
     ),
-    "order": (DRAFTER, {"init": SURFACE[DRAFTER].init[::-1]}, "__init__: the order of its arguments is another"),
+    "order": (DRAFTER, {"init": SURFACE[DRAFTER].init[::-1]}, "__init__: the order of its arguments differs"),
     "default": (
         DRAFTER,
         {"init": ["max_draft_len: int = 3", *SURFACE[DRAFTER].init[1:]]},

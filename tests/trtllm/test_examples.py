@@ -106,7 +106,7 @@ def test_every_decoding_type_is_known_by_name(kind: str) -> None:
     ("kind", "says"),
     [
         ("PARD", "is PARD, it drafts all places in one pass over mask tokens; only Draft_Target"),
-        ("Domino", "is Domino, a recurrent network (GRU) corrects its logits by the drafts before; only"),
+        ("Domino", "is Domino, a recurrent network (GRU) corrects its logits by earlier drafts; only"),
         ("DFlush", "is DFlush, which is unknown; did you mean DFlash?"),
     ],
 )

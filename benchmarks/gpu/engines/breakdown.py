@@ -64,7 +64,7 @@ def _point(bench: Bench, form: str, probe: PairProbe, point: tuple[str, int, int
         f"{form}: {WORDS[kind].format(num_steps)}, {rows} rows of {requests} requests",
         ("kernel", "launches", *(f"us at {context}" for context in contexts)),
         [*cells, ("all", "", *_us(times, names))],
-        f"By tokens of context. Wall time: {', '.join(wall)}. What the kernels leave of it is gaps and the host.",
+        f"By tokens of context. Wall time: {', '.join(wall)}. The rest of it is gaps and the host.",
     )
     sums = {str(context): sum(kernel.us for kernel in found.values()) for context, found in times.items()}
     bench.record.value(f"us of kernels, {kind} {rows} {requests}", sums)

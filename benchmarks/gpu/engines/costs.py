@@ -40,16 +40,16 @@ def _form(bench: Bench, form: str) -> None:
             f"And {1e3 * curve.per_request_ms:.2f} us per request, {1e6 * curve.per_request_context_ms:.2f} ns per "
             "request and token of context.",
         )
-    for beside in table.interference:
+    for both in table.interference:
         bench.record.table(
             f"{form}, both streams at once",
             ("draft on", "verify on", "draft time over alone", "verify time over alone"),
             [
                 (
-                    beside.draft_partition,
-                    beside.verify_partition,
-                    f"{beside.draft_factor:.2f}",
-                    f"{beside.verify_factor:.2f}",
+                    both.draft_partition,
+                    both.verify_partition,
+                    f"{both.draft_factor:.2f}",
+                    f"{both.verify_factor:.2f}",
                 )
             ],
         )

@@ -181,10 +181,9 @@ def _write(bench: Bench, form: str, results: Results) -> None:
         f"{form}: output tokens per second (against off), by requests in flight",
         ("system", *map(str, loads)),
         [(name, *(cell(load, name) for load in loads)) for name in names],
-        "Median of the rounds, each with requests of its own, after a run that is not counted; in brackets the median "
-        "of the rounds' ratios and, of several, their range. Whole runs of requests with their prompts. Empty: there "
-        f"was no time. {WORDS} The target is a trained one, enlarged without a change of what it says: real "
-        "acceptance, realistic cost.",
+        "Median of rounds with different requests after a warm-up; in brackets the median and range of the rounds' "
+        f"ratios. Runs include prompts. Empty: no time. {WORDS} The target is a trained one, enlarged without a change "
+        "of its outputs: real acceptance, realistic cost.",
     )
     for load in loads:
         bench.record.table(
@@ -196,7 +195,7 @@ def _write(bench: Bench, form: str, results: Results) -> None:
                 if (load, name) in results.rounds
             ],
             "as off: share of the tokens before the first that differs from off's (see the section exactness). of "
-            "oracle: against a clairvoyant cut of the same drafts.",
+            "oracle: against an oracle's choice of the same drafts.",
         )
     medians = {
         name: {float(load): statistics.median(ratios) for load in loads if (ratios := results.ratios(load, name))}

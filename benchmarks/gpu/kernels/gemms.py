@@ -36,7 +36,7 @@ def run(bench: Bench) -> None:
             "Matrix products of one pass",
             ("rows", *(f"{form} ms (of roofline)" for form in times)),
             [(n, *(f"{times[form][n]:.3f} ({100 * shares[form][n]:.0f}%)" for form in times)) for n in rows],
-            "Layers without the LM head: attention, norms and gaps between kernels come on top.",
+            "Layers without the LM head, attention, norms and gaps between kernels.",
         )
         bench.record.plot("Matrix products: share of the roofline", "rows", "share", shares)
 

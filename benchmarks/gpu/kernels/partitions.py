@@ -227,7 +227,7 @@ def _write(bench: Bench, rows: list[Row]) -> None:
             )
             for row in rows
         ],
-        f"{DRAFT_LEN} draft steps beside one verification. SMs: granted to draft/target; the first line of a load is "
+        f"{DRAFT_LEN} draft steps next to one verification. SMs: granted to draft/target; the first line of a load is "
         "two streams that share every SM. gain: one after the other on every SM, over the later of the two ends.",
     )
     series: dict[str, dict[float, float]] = {}

@@ -21,7 +21,10 @@ def _head(report: dict[str, Any]) -> str:
     device = report["sections"].get("environment", {}).get("values", {}).get("device", "device not read")
     lines = ["# faser bench gpu", "", *_failed(report), ""]
     if options["dry_run"]:
-        lines += ["**Dry run on a CPU with tiny shapes: it shows that the suite runs, its numbers mean nothing.**", ""]
+        lines += [
+            "**Dry run on a CPU with tiny shapes: it shows that the suite runs; its numbers are meaningless.**",
+            "",
+        ]
     lines += [
         f"{env['date']}, {device}, {env['cpu']}{commit}{changed}, {report['seconds']:.0f} s.  ",
         f"`{env['command_line']}`",

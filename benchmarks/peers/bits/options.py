@@ -65,7 +65,7 @@ class BitsOptions:
         if not self.bits or not self.rows:
             raise InvalidArgumentError("bits or rows is empty, give at least one")
         if self.checkpoint_dir is None and not self.random:
-            raise InvalidArgumentError("there is no model: give checkpoint_dir, or leave the random one in")
+            raise InvalidArgumentError("there is no model: give checkpoint_dir, or do not skip the random one")
         if self.files_dir is not None and self.checkpoint_dir is not None and self.random:
             raise InvalidArgumentError("files_dir is for one model, but there are two: add --no_random")
         if self.num_threads is not None and not 1 <= self.num_threads <= len(os.sched_getaffinity(0)):

@@ -105,7 +105,7 @@ def _acceptance(report: ServeReport) -> str:
     if report.counters is not None:
         found["server's counters"] = report.counters
     if not found:
-        return "The server tells nothing about speculation, neither per request nor at /metrics."
+        return "The server reports nothing about speculation, neither per request nor at /metrics."
     rows = []
     for name, acceptance in found.items():
         counts = (acceptance.num_steps, acceptance.num_drafts, acceptance.num_accepted)
@@ -126,10 +126,10 @@ def _acceptance(report: ServeReport) -> str:
 
 def _notes(report: ServeReport) -> list[str]:
     notes = [
-        "Times count from when a request was due: its arrival, in a closed loop the moment when its turn came, for a "
-        "later turn of a conversation the end of the answer before it. Latencies are of completed requests.",
-        "TPOT is (last piece - first) / (tokens - 1), as in vLLM's benchmark; a piece brings the tokens of one or more "
-        "steps, so the gaps between pieces (vLLM's ITL) are longer. Tokens are those that the server counts.",
+        "Times start when a request is due: at its arrival, in a closed loop at its turn, and for a later turn of a "
+        "conversation at the end of the preceding answer. Latencies are of completed requests.",
+        "TPOT is (last piece - first) / (tokens - 1), as in vLLM's benchmark; a piece has the tokens of one or more "
+        "steps, so the gaps between pieces (vLLM's ITL) are longer. Tokens are counted by the server.",
     ]
     if report.load.acceptance or report.counters is not None:
         notes.append(

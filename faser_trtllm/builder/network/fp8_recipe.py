@@ -67,7 +67,7 @@ def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, 
     matrices = [weights.fp8_matrix(f"{name}.weight") for name in _matrices(config)]
     fate = f"{', '.join(stored_types)} matrices of the layers become e4m3, which keeps 4 significant bits"
     if None not in matrices:
-        fate = "e4m3 matrices stay as they are, but for different scales of what is multiplied as one"
+        fate = "e4m3 matrices are kept, except those with different scales that are multiplied as one"
     scales = "calibrated" if None in _stored_scales(config, weights).values() else "the checkpoint's"
     return f"{role}: {fate}; scales of activations are {scales}"
 

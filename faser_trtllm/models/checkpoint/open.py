@@ -83,8 +83,8 @@ def _weights(plain: CheckpointWeights, config: ModelConfig, quantized: Quantizat
     is_gpt_oss = config.architecture == "GptOssForCausalLM"
     if quantized is not None and isinstance(quantized, Mxfp4Config) != is_gpt_oss:
         raise CheckpointError(
-            f"config.json: a {config.architecture} with this quantization_config is not supported: mxfp4 is read of "
-            "GptOssForCausalLM, and nothing else of it; take the unquantised checkpoint"
+            f"config.json: a {config.architecture} with this quantization_config is not supported: mxfp4 is supported "
+            "for GptOssForCausalLM only, and nothing else for it; take the unquantised checkpoint"
         )
     if is_gpt_oss and config.experts is not None:
         return GptOssWeights(plain, config.experts.num_experts)

@@ -123,5 +123,6 @@ def _block(value: Any, source: str, field: str) -> tuple[int, int] | None:
 def _check(source: str, field: str, value: Any, read: tuple[Any, ...]) -> None:
     if isinstance(value, Mapping | list) or value not in read:
         raise CheckpointError(
-            f"{source}: quantization_config.{field} is {value!r:.80}, read is {' or '.join(map(str, read))}; {_REMEDY}"
+            f"{source}: quantization_config.{field} is {value!r:.80}, supported: {' or '.join(map(str, read))}; "
+            f"{_REMEDY}"
         )

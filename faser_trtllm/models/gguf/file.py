@@ -131,7 +131,7 @@ class _Header:
         for _ in range(num_keys):
             key = self._string()
             if key in metadata:
-                raise self._damaged(f"the key {key!r} is there twice")
+                raise self._damaged(f"the key {key!r} occurs twice")
             metadata[key] = self._value(self._integer("<I"), key)
         if metadata.get("split.count", 0) not in (0, 1):
             raise CheckpointError(
@@ -152,7 +152,7 @@ class _Header:
         for _ in range(count):
             name = self._string()
             if name in tensors:
-                raise self._damaged(f"the tensor {name!r} is there twice")
+                raise self._damaged(f"the tensor {name!r} occurs twice")
             num_dims = self._integer("<I")
             if not 1 <= num_dims <= _MAX_DIMS:
                 raise self._damaged(f"tensor {name!r} has {num_dims} dimensions, there are 1 to {_MAX_DIMS}")
@@ -161,7 +161,7 @@ class _Header:
             found = next((known for known in TensorType if known == kind), None)
             if found is None or found not in READ_TYPES:
                 raise CheckpointError(
-                    f"{self._file}: tensor {name} is of type {found.name if found else 'unknown'} ({kind}), read are "
+                    f"{self._file}: tensor {name} is of type {found.name if found else 'unknown'} ({kind}), supported: "
                     f"{', '.join(known.name for known in READ_TYPES)}; take a file of one of these types"
                 )
             block_values, block_bytes = GGML_QUANT_SIZES[found]

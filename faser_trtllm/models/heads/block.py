@@ -259,7 +259,7 @@ def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[i
             found = [layer + 1 if type(layer) is int else layer for layer in left]
     if said is None:
         raise CheckpointError(
-            f"{what} is missing, and no formula fits all drafters; name the layers whose entering hidden rows it reads "
+            f"{what} is missing, and no formula fits all drafters; name the layers whose inputs it reads "
             "with --eagle3_layers"
         )
     if (

@@ -227,8 +227,8 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
         return False
     if not wanted and data.get("speculators_model_type") != "eagle3":
         raise CheckpointError(
-            f"{_SOURCE}: norm_output is true, which SpecForge's heads until September 2026 mean otherwise than all "
-            "others; say what reads the final norm's output: --eagle3_norm_output fed (the next draft too) or "
+            f"{_SOURCE}: norm_output is true, which has a different meaning in SpecForge's heads until September 2026; "
+            "say what reads the final norm's output: --eagle3_norm_output fed (the next draft, too) or "
             "--eagle3_norm_output head (the LM head only)"
         )
     return wanted != "head"
@@ -264,14 +264,14 @@ def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> t
     for name, found in ((f"eagle_config.{LAYERS_KEY}", nested), (LAYERS_LEFT_KEY, left)):
         if found is not None:
             raise CheckpointError(
-                f"{_SOURCE}: {name} is {found!r:.80}, which engines read as layers entered or as layers left; say "
+                f"{_SOURCE}: {name} is {found!r:.80}, which engines read as layers by input or by output; say "
                 f"which with --eagle3_layers {_text(found):.80} or --eagle3_layers {_text(_after(found)):.80}"
             )
     usual = (2, num_layers // 2, num_layers - 3)
     if not usual[0] < usual[1] < usual[2]:
         raise CheckpointError(
             f"{_SOURCE}: {LAYERS_KEY} is missing, and a target of {num_layers} layers is too small for the usual ones; "
-            "name the layers whose entering hidden rows the EAGLE-3 head reads with --eagle3_layers"
+            "name the layers whose inputs the EAGLE-3 head reads with --eagle3_layers"
         )
     return usual
 

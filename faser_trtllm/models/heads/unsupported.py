@@ -17,11 +17,11 @@ from faser_trtllm.models.heads.torch_file import open_head_files
 SUPPORTED = "an EAGLE-3 head, Medusa heads, a DFlash, DFlash2 or DSpark drafter, or a draft model"
 UNSUPPORTED = {
     "LiLiCorr": "a transformer over a lattice of candidates picks its drafts",
-    "Domino": "a recurrent network (GRU) corrects its logits by the drafts before",
+    "Domino": "a recurrent network (GRU) corrects its logits by earlier drafts",
     "P-EAGLE": "it drafts all places in one pass, from mask rows with a learnt hidden row",
     "PARD-2": "it drafts from mask tokens and rows of the target, which weights in a file of their own project",
     "PARD": "it drafts all places in one pass over mask tokens",
-    "Laguna DFlash": "its attention has gates, and each layer's row of the target a norm",
+    "Laguna DFlash": "its attention has gates, and each layer's target row has a norm",
     "MiMo-V2 DFlash": "its mask token has an embedding in a file of its own, and its attention sinks",
     "DeepSeek-V4 DSpark": "its layers (mtp.*) are part of a target that is not supported",
     "EAGLE-1 or EAGLE-2": "it reads one row of the target, as HASS's heads do, where EAGLE-3's read several",

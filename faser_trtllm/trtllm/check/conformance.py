@@ -157,7 +157,7 @@ def _compare_arguments(arguments: Sequence[str], installed: Sequence[inspect.Par
     if recorded[0].kind is not inspect.Parameter.KEYWORD_ONLY and order != [
         r.name for r in recorded if r.name in order
     ]:
-        yield "the order of its arguments is another"
+        yield "the order of its arguments differs"
     names = {r.name for r in recorded}
     new = [p.name for p in installed if p.kind in _NAMED and p.name not in names and p.default is _EMPTY]
     for name in new[len(loose - set(by_name)) :]:

@@ -34,7 +34,7 @@ _HERE = ignored("files are read from this machine")
 _NO_ENCODER = ignored("decoder-only models have no encoder")
 _OWN_SAMPLING = ignored("sampling is our own")
 _WEIGHTS = refused("weights are read from the checkpoint; leave it out")
-_SERVERS = refused("it is of several servers, and prompt and generation run in one process here; leave it out")
+_SERVERS = refused("it is for several servers, and prompt and generation run in one process here; leave it out")
 _ALONE = ignored("one device runs a model here, so there is nothing to divide")
 _WAITING = ignored("requests join at the next step, without waiting for a fuller batch")
 _TUNING = ignored("it tunes TensorRT-LLM's own kernels")
@@ -125,7 +125,7 @@ def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
                 otherwise = _RANKS if part in ("tp_size", "world_size") else _ONE_DEVICE
                 yield only(1, -1, otherwise=otherwise)(join(path, part), size)
             if not sizes:
-                yield Verdict(path, value, Outcome.IGNORED, "that is what happens here")
+                yield Verdict(path, value, Outcome.IGNORED, "that is the behaviour here")
         else:
             yield Verdict(path, value, Outcome.IGNORED, "it is read from the checkpoint")
 

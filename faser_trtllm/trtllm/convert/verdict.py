@@ -128,7 +128,7 @@ def only(*allowed: Any, otherwise: str) -> Rule:
 
     def judge(key: str, value: Any) -> Verdict:
         if any(_same(value, choice) for choice in allowed):
-            return Verdict(key, value, Outcome.IGNORED, "that is what happens here")
+            return Verdict(key, value, Outcome.IGNORED, "that is the behaviour here")
         return refusal(key, value, f"{key} is {show(value)}, {otherwise}")
 
     return judge

@@ -87,7 +87,7 @@ def test_without_records_the_counters_tell_and_without_both_nothing(options: Ser
         report = run(options, stand_in)
     assert report.load.num_uncounted == 6
     assert report.load.tpot is None
-    assert "The server tells nothing about speculation" in render_markdown(report)
+    assert "The server reports nothing about speculation" in render_markdown(report)
 
 
 def test_failures_are_counted_by_their_reason_and_end_their_conversation(options: ServeBenchOptions) -> None:

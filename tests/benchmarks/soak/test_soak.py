@@ -327,7 +327,7 @@ def test_a_run_in_which_all_is_well_passes() -> None:
             {"growths": measure_growth([sample(float(i), 100 + i) for i in range(100)])},
             ["memory of engine is flat"],
         ),
-        ({"leftovers": ["process engine"]}, ["nothing is left behind"]),
+        ({"leftovers": ["process engine"]}, ["nothing is left over"]),
         ({"lives": {"engine": 3, "tritonserver": 1}}, ["no healthy engine was ended"]),
         ({"lives": {"engine": 2, "tritonserver": 2}}, ["no healthy tritonserver was ended"]),
         ({"log_mib_per_hour": 1.5}, ["the log is short"]),

@@ -77,14 +77,14 @@ def test_zero_biases_of_models_without_any_are_left_out(tmp_path: Path, plain: P
 @pytest.mark.parametrize(
     ("method", "changes", "sentence"),
     [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes', read is awq or gptq or "),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes', supported: awq or gptq or "),
         ("gptq", {"quant_method": None}, "quant_method is None"),
         ("gptq", {"quant_method": ["gptq"]}, "quant_method is "),
-        ("gptq", {"bits": 3}, "bits is 3, read is 4 or 8"),
-        ("awq", {"bits": 8}, "bits is 8, read is 4"),
-        ("awq", {"version": "gemv"}, "version is 'gemv', read is gemm"),
-        ("awq", {"zero_point": False}, "zero_point is False, read is True"),
-        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', read is gptq or gptq_v2"),
+        ("gptq", {"bits": 3}, "bits is 3, supported: 4 or 8"),
+        ("awq", {"bits": 8}, "bits is 8, supported: 4"),
+        ("awq", {"version": "gemv"}, "version is 'gemv', supported: gemm"),
+        ("awq", {"zero_point": False}, "zero_point is False, supported: True"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', supported: gptq or gptq_v2"),
         ("gptq", {"group_size": 0}, "group_size is 0, it must be positive or -1"),
         ("gptq", {"dynamic": {"-:.*": {}}}, "dynamic is "),
         (
