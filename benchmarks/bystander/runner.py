@@ -38,7 +38,6 @@ def run_cases(
 
 
 def describe(outcome: Outcome) -> str:
-    """Return one line about an outcome."""
     delays = "; ".join(
         f"{what} {found.p99:.0f} / {found.max:.0f} ms, without it {alone.p99:.0f} / {alone.max:.0f}"
         for what, (found, alone) in outcome.delays.items()

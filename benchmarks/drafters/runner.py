@@ -127,7 +127,6 @@ class _System(StepWatcher):
             self._steps[1] += 1 + record.num_verified + record.result.num_branches
 
     def run(self, jobs: Sequence[Job], counts: Counts) -> list[list[int]]:
-        """Run jobs, add to counts, and return the text of each job."""
         texts = []
         assert self._replay is not None
         before = self._executor.stats()

@@ -59,7 +59,6 @@ class GpuBenchOptions:
             raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
 
     def to_json(self) -> str:
-        """Return JSON for the section processes."""
         return json.dumps({name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()})
 
     @staticmethod

@@ -61,5 +61,4 @@ class HostBenchOptions:
             raise ConfigError(f"engines is {GPU!r}, which needs torch; {install('bench')}")
 
     def quick(self) -> HostBenchOptions:
-        """Return options for a first look."""
         return replace(self, num_requests=(1, 32, 256), num_rounds=2, num_steps=32)

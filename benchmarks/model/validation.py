@@ -111,7 +111,6 @@ def read_points() -> list[Point]:
 
 
 def mean_error(comparisons: Sequence[Comparison]) -> float:
-    """Return the mean absolute error as a share."""
     return fmean(abs(c.error) for c in comparisons)
 
 

@@ -34,7 +34,6 @@ class MoeSizes:
     max_seq_len: int = 1024
 
     def settings(self) -> dict[str, object]:
-        """Return config.json."""
         return {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",

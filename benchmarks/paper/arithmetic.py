@@ -79,7 +79,6 @@ def _context(setting: Setting) -> float:
 
 
 def _tokens(setting: Setting, length: int) -> float:
-    """Return the tokens of all requests in a step."""
     return setting.load * tokens_per_step(setting.acceptance, (1,) * length)
 
 

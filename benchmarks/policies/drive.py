@@ -66,7 +66,6 @@ class _Record:
 
 
 def drive(executor: Runs, workload: Workload, clock: Callable[[], float] = time.perf_counter) -> DriveResult:
-    """Run all jobs to their end."""
     run = drive_steps(executor, workload, clock)
     while True:
         try:

@@ -106,7 +106,6 @@ class PolicyBenchReport:
         return list(dict.fromkeys(case.workload for case in self.cases if case.expand == expand))
 
     def select(self, expand: int, workload: str) -> dict[str, Case]:
-        """Return the cases of a workload by system."""
         return {c.system: c for c in self.cases if c.expand == expand and c.workload == workload}
 
     def best_fixed(self, expand: int, workload: str) -> Case | None:

@@ -35,7 +35,6 @@ TABLES = (
 
 
 def render(figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield lines of Markdown."""
     for title, section, name in TABLES:
         digits = 2 if name.endswith("_ms") else 0
         yield from (f"### {title}", "")

@@ -59,7 +59,6 @@ class Mixture:
     token_bytes: float
 
     def table(self) -> CostTable:
-        """Return the times of passes."""
         rows = np.arange(1, MOST_ROWS + 1)
         layer_ms = KERNELS_MS + 1e-3 * (self.fixed_us + self.row_us * rows) + _matrix_ms(self.layer_params, rows)
         ms = self.num_layers * layer_ms + _matrix_ms(self.head_params, rows)
@@ -116,7 +115,6 @@ def profiled(
 def _timed(
     truth: CostTable, random: SyntheticRouter, point: Point, sample: CostSample, by_rows: bool
 ) -> tuple[float, float]:
-    """Return ms and distinct experts."""
     rows, requests = point.num_rows, point.num_requests
     if point.kind == "draft_step":
         return truth.draft_step_ms(requests, sample.context_len), 0.0

@@ -99,7 +99,6 @@ def compare(recording: Recording, believed: CostTable) -> Iterator[Figure]:
 
 
 def simulate_run(recording: Recording, gpu: MeasuredGpu, believed: CostTable, run: Run) -> Run:
-    """Return the run with simulated figures."""
     clock, steps = ManualClock(), _Steps()
     load = run.load
     with open_replay(recording, Machine.of_gpu(gpu, believed), run.speculation, load, clock) as executor:

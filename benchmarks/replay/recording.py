@@ -61,7 +61,6 @@ class Recording:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of open_recording."""
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
     parser.add_argument("--recording", type=Path, help="file to keep and reuse the recording")

@@ -27,7 +27,6 @@ MANY_JOBS = 200_000  # more than end in that time
 
 
 def scaled(curve: CostCurve, factor: float) -> CostCurve:
-    """Return the curve with its times multiplied by a factor."""
     return replace(
         curve,
         ms=tuple(factor * ms for ms in curve.ms),

@@ -250,7 +250,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _read_engine_config(path: Path, role: str) -> tuple[dict[str, Any], _Limits]:
-    """Return a checked config.json, and its limits."""
     name = f"{role}/{CONFIG_FILE}"
     found = _read_object(path, name, _REBUILD)
     try:

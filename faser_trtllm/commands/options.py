@@ -17,7 +17,6 @@ FOREIGN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def own_flags(ctx: typer.Context) -> tuple[str, ...]:
-    """Return the flags that a command defines."""
     return tuple(flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--"))
 
 

@@ -75,7 +75,6 @@ class MeasuredGpu:
         return self.verify_ms(num_requests, num_requests, context_len)
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """Return the time of one step of a draft call."""
         return self._step_ms(num_requests) + self._draft_context_ms(num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:

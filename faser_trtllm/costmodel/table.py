@@ -109,7 +109,6 @@ def _rows() -> list[int]:
 
 
 def _grid(max_requests: int, contexts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield rows, requests and context."""
     for rows in _rows():
         for requests in sorted({min(max_requests, max(1, round(share * rows))) for share in (0.0, *REQUEST_SHARES)}):
             for context in contexts:

@@ -129,7 +129,6 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
         return len(self.values), self.values.shape[1] * 8 // self.bits
 
     def numbers(self) -> npt.NDArray[Any]:
@@ -183,7 +182,6 @@ def from_integers(
 
 
 def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
-    """Return the matrix as float32 [out, in]."""
     num_out, num_in = quantized.shape
     groups = quantized.numbers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
     return (groups * quantized.scales[:, :, None]).reshape(num_out, num_in)

@@ -151,7 +151,6 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)  # type: ignore[no-any-return]
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a vocabulary entry."""
         with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair, which no vocabulary has
             return self._backend.token_to_id(token)  # type: ignore[no-any-return]
         return None
@@ -167,7 +166,6 @@ class Tokenizer:
 
     @functools.cached_property
     def special_tokens(self) -> Mapping[int, str]:
-        """The special tokens by id."""
         return {token_id: self.token(token_id) or "" for token_id in self._special_ids}
 
     def has_added_token(self, text: str) -> bool:

@@ -33,7 +33,6 @@ def batch_size(plan: Plan) -> int:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes on the figures."""
     found = []
     if plan.source == MODELLED:
         found.append(

@@ -44,7 +44,6 @@ class Point:
 
     @property
     def curve(self) -> str:
-        """The key of its cost curve."""
         return f"{self.kind}@{self.partition}"
 
 

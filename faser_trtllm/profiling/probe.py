@@ -184,7 +184,6 @@ class Probe(Closing):
         self.wait(other)
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
-        """Run a pass of the target in segments and return the ms of each."""
         spread = _split_evenly(num_rows, num_requests)
         batch = self._batch([(s, context_len, context_len + n) for s, n in enumerate(spread)], logits=None)
         times = []

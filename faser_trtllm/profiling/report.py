@@ -39,7 +39,6 @@ class ProfileReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield a summary for people."""
         fingerprint = self.table.fingerprint
         yield (
             f"{fingerprint.cpu_model}, {fingerprint.isa}, {fingerprint.num_threads} threads: "
@@ -99,7 +98,6 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
 
 
 def error_lines(errors: Mapping[str, CurveError]) -> Iterator[str]:
-    """Yield mean errors by curve, for people."""
     yield f"{'mean error of a curve':<22} {'in-sample':>10} {'held-out':>10}"
     for key, error in sorted(errors.items()):
         notes = ("fitted without slopes" if error.refitted else "", "left out" if error.left_out else "")

@@ -71,5 +71,4 @@ def _point(bench: Bench, form: str, probe: PairProbe, point: tuple[str, int, int
 
 
 def _us(times: dict[int, dict[str, KernelTime]], names: list[str]) -> list[str]:
-    """Return sums in us by context."""
     return [f"{sum(found[name].us for name in names if name in found):.0f}" for found in times.values()]

@@ -62,7 +62,6 @@ class Results:
         return [r.tokens_per_s for r in self.rounds.get((load, name), {}).values()]
 
     def ratios(self, load: int, name: str) -> list[float]:
-        """Return ratios to off, by round."""
         found, base = self.rounds.get((load, name), {}), self.rounds.get((load, OFF), {})
         return [found[n].tokens_per_s / base[n].tokens_per_s for n in found if n in base]
 

@@ -77,7 +77,6 @@ def _measure(bench: Bench, pair: Pair, prompts: PromptSet, table: CostTable, loa
 
 
 def by_kind(steps: Sequence[StepTime], load: int) -> dict[str, list[StepTime]]:
-    """Return the steps of each kind."""
     found: dict[str, list[StepTime]] = {"decode only": [], "with prompts": [], "fewer requests": []}
     for step in steps:
         if step.num_context_rows:

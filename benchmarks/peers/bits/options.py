@@ -43,7 +43,6 @@ class BitsOptions:
 
     @property
     def max_seq_len(self) -> int:
-        """A multiple of 64."""
         return -(-(max(self.prompt_len, self.prefill) + self.steps + 16) // 64) * 64
 
     @property

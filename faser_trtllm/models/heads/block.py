@@ -90,7 +90,6 @@ class BlockConfig:
 
     @property
     def num_places(self) -> int:
-        """Number of drafts in a block."""
         return self.block_size - self.first_slot
 
 

@@ -89,7 +89,6 @@ def load_api_surface(adapter: str, release: str) -> ApiSurface:
 
 
 def load_entries(release: str) -> dict[str, Entry]:
-    """Load all recorded names of a release."""
     found: dict[str, Entry] = {}
     for path in sorted(RECORDED.glob(f"*-{release}.json"), reverse=True):
         found |= load_api_surface(path.stem.partition("-")[0], release).entries

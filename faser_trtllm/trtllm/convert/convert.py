@@ -56,7 +56,6 @@ class Conversion:
             raise ConfigError(self.refusals[0] + more)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
         return {
             "source": self.source,
             "refused": len(self.refusals),

@@ -156,14 +156,12 @@ def join(section: str, name: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a shortened value for a message."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) and len(value) <= 200 and value.isprintable() else _REPR.repr(value)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value for JSON."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
