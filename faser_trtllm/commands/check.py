@@ -18,9 +18,7 @@ def check(
     ] = None,
     trtllm: Annotated[
         bool,
-        typer.Option(
-            "--trtllm", help="compare the installed TensorRT-LLM with the one that our adapters were written for"
-        ),
+        typer.Option("--trtllm", help="compare the installed TensorRT-LLM with the one that our adapters support"),
     ] = False,
 ) -> None:
     """Check an engine directory, or the installed TensorRT-LLM.

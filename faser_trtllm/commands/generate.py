@@ -60,9 +60,7 @@ def generate(
         Path | None,
         typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
     ] = None,
-    stop_words: Annotated[
-        list[str] | None, typer.Option("--stop_words", help="end the text before this; may be repeated")
-    ] = None,
+    stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="stop word; may be repeated")] = None,
     guided_json: Annotated[
         str | None, typer.Option("--guided_json", help="a JSON schema that the output follows, or its file")
     ] = None,
@@ -78,8 +76,7 @@ def generate(
         typer.Option("--quantization", help="none, or fp8 for cuda engines on GPUs of compute capability 8.9 or more"),
     ] = "none",
     kv_cache_dtype: Annotated[
-        str,
-        typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines, which halves the memory of KV caches"),
+        str, typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines, which halves the KV cache")
     ] = "auto",
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
@@ -89,12 +86,10 @@ def generate(
         ),
     ] = False,
     checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option("--checkpoint_dir", help="with --interpret: the target that the engine was built from"),
+        Path | None, typer.Option("--checkpoint_dir", help="with --interpret: the target's checkpoint")
     ] = None,
     draft_checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option("--draft_checkpoint_dir", help="with --interpret: the draft that the engine was built from"),
+        Path | None, typer.Option("--draft_checkpoint_dir", help="with --interpret: the draft's checkpoint")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per prompt")] = False,
     **sampling: Any,

@@ -20,9 +20,7 @@ EXAMPLES = (
 
 def plan(
     gpu: Annotated[str, typer.Option("--gpu", help="h100, h200, b200, a100 or l40s")],
-    target: Annotated[
-        str, typer.Option("--target", help="a checkpoint directory, or a built-in name such as llama-3.1-8b")
-    ],
+    target: Annotated[str, typer.Option("--target", help="a checkpoint directory, or a name such as llama-3.1-8b")],
     draft: Annotated[
         str,
         typer.Option(
@@ -39,15 +37,10 @@ def plan(
         ),
     ],
     load: Annotated[
-        str,
-        typer.Option(
-            "--load", help="numbers of concurrent requests, CSV files, or a trace and its rate such as azure:5"
-        ),
+        str, typer.Option("--load", help="concurrent requests, CSV files, or a trace with its rate such as azure:5")
     ] = "8,64",
     num_gpus: Annotated[int, typer.Option("--num_gpus", help="GPUs that share the target (tensor parallelism)")] = 1,
-    quantization: Annotated[
-        str, typer.Option("--quantization", help="quantization of the target: none or fp8")
-    ] = "none",
+    quantization: Annotated[str, typer.Option("--quantization", help="the target's: none or fp8")] = "none",
     requests: Annotated[
         str, typer.Option("--requests", help="tokens per request: PROMPT,OUTPUT or a trace's name")
     ] = "sharegpt",
@@ -80,13 +73,10 @@ def plan(
     max_requests: Annotated[int, typer.Option("--max_requests", help="most requests of one run")] = 2000,
     table: Annotated[
         Path | None,
-        typer.Option(
-            "--table", help="profile.json of this pair on this GPU, or h100-measured, instead of the cost model"
-        ),
+        typer.Option("--table", help="profile.json of the pair on this GPU, or h100-measured; default: the cost model"),
     ] = None,
     save_table: Annotated[
-        Path | None,
-        typer.Option("--save_table", help="write the modelled cost table, for faser bench policies --simulated"),
+        Path | None, typer.Option("--save_table", help="write the modelled table, for faser bench policies --simulated")
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", help="write an HTML page with plots to this file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,

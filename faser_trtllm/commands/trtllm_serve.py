@@ -20,10 +20,7 @@ def trtllm_serve(
     engine_dir: EngineDirOption,
     max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="most drafts per request and step")] = 4,
     speculation: Annotated[
-        str,
-        typer.Option(
-            "--speculation", help="as in faser.yaml; default: price with --cost_table, else fixed:max_draft_len"
-        ),
+        str, typer.Option("--speculation", help="as in faser.yaml; default: price with --cost_table, else fixed:K")
     ] = "",
     cost_table: Annotated[
         Path | None, typer.Option("--cost_table", help="a profile.json with the target's verify times, for price")

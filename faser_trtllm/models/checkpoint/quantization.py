@@ -17,11 +17,8 @@ _REMEDY = "take another checkpoint or the unquantised one"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """AWQ or GPTQ quantization.
-
-    group_size: input columns that share a scale, -1 for all.
-    zero_offset: added to the stored zero points; 1 in GPTQ's first format.
-    """
+    """AWQ or GPTQ. group_size: input columns that share a scale, -1 for all. zero_offset: added to the stored zero
+    points, 1 in GPTQ's first format."""
 
     method: str
     bits: int
@@ -56,9 +53,7 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
         return Mxfp4Config()
     if method == "modelopt":
         algorithm: Any = data.get("quant_algo")
-        algorithm = (
-            algorithm.upper() if isinstance(algorithm, str) else algorithm
-        )  # some versions write it in lower case
+        algorithm = algorithm.upper() if isinstance(algorithm, str) else algorithm  # lower case in some versions
         _check(source, "quant_algo", algorithm, tuple(_MODELOPT_BLOCKS))
         return Fp8Config(_MODELOPT_BLOCKS[algorithm])
     if method == "fp8":
