@@ -118,6 +118,8 @@ class PricePolicy:
         off_goodput = n / costs.off_with_prompts(least_prompts)
         steps_ms = costs.off_ms * self._costs.slowness
         self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
+        if view.num_context_rows or view.num_joining:  # the next step has other prompt rows, so it gets its own plan
+            self._until_s = 0.0
         held = min(MAX_HELD_STEPS, max(HELD_STEPS, int(HELD_MS / steps_ms))) - 1
         self._running, self._is_trial, self._promised = OFF, False, 0.0
         off = Decision([0] * n, num_held=held, price=off_goodput / self._costs.slowness)
@@ -139,7 +141,7 @@ class PricePolicy:
         goodputs |= self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
         candidate, rival = self._choose(view, costs, off_goodput, goodputs)
         if rival is not None:
-            held = 0 if view.num_context_rows or view.num_joining else self._rival_steps - 1
+            held = self._rival_steps - 1 if self._until_s else 0  # with prompts, every step has its own plan
             self._rival_steps -= held + 1
             self._until_s = 0.0
         self._running = rival or candidate
