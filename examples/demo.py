@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.serving.client import GrpcClient, Response, stream_http

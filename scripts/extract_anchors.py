@@ -1,4 +1,4 @@
-"""Extracts the cost model's anchors (faser_trtllm/costmodel/data/anchors.json) from NVIDIA's measured operator tables.
+"""Extracts the cost model's anchors (lab/costmodel/data/anchors.json) from NVIDIA's measured operator tables.
 
 Needs Python 3.11 to 3.13 with `pip install aiconfigurator-core==0.12.0` (Apache-2.0) and this checkout on PYTHONPATH:
 
@@ -20,9 +20,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from faser_trtllm.costmodel.anchors import ANCHORED
-from faser_trtllm.costmodel.gpu import GPUS
-from faser_trtllm.costmodel.shape import ModelShape
+from lab.costmodel.anchors import ANCHORED
+from lab.costmodel.gpu import GPUS
+from lab.costmodel.shape import ModelShape
 
 PACKAGE = "aiconfigurator-core"
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "a100": "a100_sxm", "l40s": "l40s"}

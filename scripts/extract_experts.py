@@ -1,4 +1,4 @@
-"""Extracts the cost model's experts (faser_trtllm/costmodel/data/experts.json) from NVIDIA's measured operator tables.
+"""Extracts the cost model's experts (lab/costmodel/data/experts.json) from NVIDIA's measured operator tables.
 
 Needs `pip install pyarrow pandas`, this checkout on PYTHONPATH, and the unzipped wheel of aiconfigurator-core 0.12.0
 (Apache-2.0; `pip download --no-deps aiconfigurator-core==0.12.0`):
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from faser_trtllm.costmodel.experts import ANCHORED
-from faser_trtllm.costmodel.gpu import GPUS
-from faser_trtllm.costmodel.shape import ModelShape
+from lab.costmodel.experts import ANCHORED
+from lab.costmodel.gpu import GPUS
+from lab.costmodel.shape import ModelShape
 
 SOURCE = "aiconfigurator-core 0.12.0 (Apache-2.0), silicon tables"
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "a100": "a100_sxm", "l40s": "l40s"}

@@ -17,11 +17,13 @@ ORDER = (
     "json_text",
     "acceptance_curves",
     "config",
+    "checkout",
     "native",
     "backends",
     "core",
     "models",
     "ops",
+    "fingerprint",
     "partition",
     "kvcache",
     "policy",
@@ -29,25 +31,28 @@ ORDER = (
     "guided",
     "builder",
     "engine",
-    "costmodel",
     "drafters",
     "scheduler",
     "executor",
     "trtllm",
     "profiling",
-    "simulation",
-    "planner",
     "serving",
     "bench",
     "commands",
     "cli",
 )
 """The package from the ground up: a part imports those before it only."""
+LAB_ORDER = ("costmodel", "simulation", "interpreted", "trtllm_check", "planner")
 
 
 @pytest.fixture(scope="module")
 def package() -> Package:
     return Package(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Package:
+    return Package(FOLDER.parent / "lab")
 
 
 def test_what_is_imported_exists(package: Package) -> None:
@@ -66,13 +71,20 @@ def test_no_folder_is_crowded(package: Package) -> None:
     assert crowded(package) == []
 
 
-def test_benchmarks_are_for_a_checkout(package: Package) -> None:
-    assert imported_at_once(package, "benchmarks") == []
+@pytest.mark.parametrize("part", ["benchmarks", "lab"])
+def test_benchmarks_and_the_lab_are_for_a_checkout(package: Package, part: str) -> None:
+    assert imported_at_once(package, part) == []
+
+
+def test_the_lab_keeps_the_same_rules(lab: Package) -> None:
+    assert missing(lab) == out_of_order(lab, LAB_ORDER) == cycles(lab) == crowded(lab) == []
+    assert imported_at_once(lab, "benchmarks") == []
 
 
 def test_core_needs_no_heavy_package() -> None:
     heavy = [
         "benchmarks",
+        "lab",
         "torch",
         "transformers",
         "tritonclient",

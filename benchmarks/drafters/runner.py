@@ -22,12 +22,12 @@ from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.executor.stats import StepWatcher
+from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.ensure import ensure_profile
 

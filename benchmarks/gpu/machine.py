@@ -15,12 +15,12 @@ from benchmarks.gpu.dry_gpu import DryGpu
 from benchmarks.gpu.skipped import Skipped
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.cost_table import Fingerprint
-from faser_trtllm.costmodel.fingerprint import gpu_fingerprint
 from faser_trtllm.engine.gpu import runtime
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, open_engines
 from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.fingerprint import gpu_fingerprint
 from faser_trtllm.ops.cuda.driver import OnStream, StreamLauncher, call_driver, load_driver, num_sms
 from faser_trtllm.partition.green_context import GpuPartitions
 

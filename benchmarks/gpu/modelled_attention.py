@@ -12,8 +12,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from faser_trtllm.costmodel.gpu import Gpu, find_gpu
 from faser_trtllm.ops.cuda.verify_attention import BLOCKS_PER_SM, MAX_SPLIT_ROWS, SPLIT_TOKENS
+from lab.costmodel.gpu import Gpu, find_gpu
 
 FIXED_US = 2.0  # of a block before its first and after its last bytes, assumed
 LAUNCH_US = 1.5  # of a further kernel in a graph, assumed

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.gpu.modelled_attention import FIXED_US, LAUNCH_US
-from faser_trtllm.costmodel.gpu import Gpu, find_gpu
 from faser_trtllm.ops.cuda import gated_silu
 from faser_trtllm.ops.cuda.append_kv import NUM_THREADS as APPEND_THREADS
+from lab.costmodel.gpu import Gpu, find_gpu
 
 L2_GB_PER_MS = 0.1  # per SM, assumed: 64 bytes per clock at 1.6 GHz
 HIDDEN, INNER, NUM_LAYERS = 4096, 14336, 32  # Llama-3.1-8B, bf16

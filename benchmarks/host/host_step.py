@@ -33,7 +33,7 @@ from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
-from faser_trtllm.simulation.priced_engine import PricedEngine
+from lab.simulation.priced_engine import PricedEngine
 
 PARTS = {
     NULL: ("schedule", "policy", "draft batch", "batch", "commit", "output"),

@@ -13,11 +13,11 @@ from benchmarks.host.plot import write_plot
 from benchmarks.host.report import HostBenchReport, HostStep
 from faser_trtllm.bench.environment import CpuMeter, describe_environment
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.gpu import find_gpu
-from faser_trtllm.costmodel.pair import Pair
-from faser_trtllm.costmodel.shape import find_shape
-from faser_trtllm.costmodel.table import modelled_table
 from faser_trtllm.errors import install
+from lab.costmodel.gpu import find_gpu
+from lab.costmodel.pair import Pair
+from lab.costmodel.shape import find_shape
+from lab.costmodel.table import modelled_table
 
 GPU, TARGET, DRAFT = "h100", "llama-3.1-8b", "llama-3.2-1b"
 JSON_FILE, TEXT_FILE, PLOT_FILE = "host.json", "host.md", "host.png"

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.long_context.measure import LongPrompt, build_long, measure
 from faser_trtllm import native
 from faser_trtllm.bench.markdown import table
-from faser_trtllm.costmodel.fingerprint import cpu_model
+from faser_trtllm.fingerprint import cpu_model
 
 DEMO = Path(__file__).parents[2] / "engines/demo/target"
 

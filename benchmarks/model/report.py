@@ -7,7 +7,7 @@ from statistics import fmean
 
 from benchmarks.model.own_points import OwnPoint, own_groups
 from benchmarks.model.validation import SOURCES, Comparison, by_group, mean_error
-from faser_trtllm.costmodel.anchors import anchors_version
+from lab.costmodel.anchors import anchors_version
 
 
 def render_validation(comparisons: Sequence[Comparison]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faser_trtllm.core.traffic import Work, side_by_side
-from faser_trtllm.costmodel.pair import Pair
+from lab.costmodel.pair import Pair
 
 
 def step_ms(pair: Pair, length: int, num_requests: float, context_len: float) -> float:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from faser_trtllm.costmodel.gpu import find_gpu
-from faser_trtllm.costmodel.passes import PassModel
-from faser_trtllm.costmodel.shape import find_shape
+from lab.costmodel.gpu import find_gpu
+from lab.costmodel.passes import PassModel
+from lab.costmodel.shape import find_shape
 
 EAGLE, EAGLE3 = "eagle", "eagle3"  # heads of one layer; the first shares the target's LM head
 SOURCES = {

@@ -28,8 +28,8 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_curve import read_samples
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.fingerprint import PROFILE
 from faser_trtllm.engine.cpu.engine import CpuEngine
+from faser_trtllm.fingerprint import PROFILE
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir

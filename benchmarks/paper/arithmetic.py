@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from benchmarks.model.steps import ping_pong_ms, step_ms
 from benchmarks.paper.case import Setting, make_pair
 from benchmarks.paper.expected import levels, tokens_per_step
-from faser_trtllm.costmodel.gpu import find_gpu
-from faser_trtllm.costmodel.pair import CATCH_UP_ROWS, Pair
-from faser_trtllm.costmodel.passes import OVERLAP_POWER
+from lab.costmodel.gpu import find_gpu
+from lab.costmodel.pair import CATCH_UP_ROWS, Pair
+from lab.costmodel.passes import OVERLAP_POWER
 
 LENGTHS = range(1, 9)
 SPLITS = (8, 16, 24, 32, 48, 64)  # SMs that draft

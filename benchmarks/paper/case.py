@@ -10,14 +10,14 @@ import numpy as np
 
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.gpu import find_gpu
-from faser_trtllm.costmodel.pair import Pair
-from faser_trtllm.costmodel.shape import ModelShape, find_shape
-from faser_trtllm.costmodel.table import ExitSignal, modelled_table
-from faser_trtllm.planner.load.acceptance import Acceptance
-from faser_trtllm.planner.load.arrivals import TRACES, Lengths, generated_arrivals
-from faser_trtllm.planner.load.run import run_arrivals, run_closed_loop
-from faser_trtllm.planner.load.service import ServiceOptions, open_service
+from lab.costmodel.gpu import find_gpu
+from lab.costmodel.pair import Pair
+from lab.costmodel.shape import ModelShape, find_shape
+from lab.costmodel.table import ExitSignal, modelled_table
+from lab.planner.load.acceptance import Acceptance
+from lab.planner.load.arrivals import TRACES, Lengths, generated_arrivals
+from lab.planner.load.run import run_arrivals, run_closed_loop
+from lab.planner.load.service import ServiceOptions, open_service
 
 EAGLE3 = "eagle3"  # as a draft, the target's EAGLE-3 head
 OFF = "off"

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from faser_trtllm.planner.load.acceptance import Acceptance, AcceptanceProcess
+from lab.planner.load.acceptance import Acceptance, AcceptanceProcess
 
 NUM_REQUESTS, OUTPUT_LEN = 512, 256
 

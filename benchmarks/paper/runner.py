@@ -14,8 +14,8 @@ from benchmarks.paper.markdown import render_markdown
 from benchmarks.paper.plot import write_plots
 from benchmarks.paper.sections import QUESTIONS, SECTIONS
 from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.costmodel.anchors import anchors_version
 from faser_trtllm.errors import InvalidArgumentError
+from lab.costmodel.anchors import anchors_version
 
 JSON_FILE, TEXT_FILE = "paper.json", "paper.md"
 

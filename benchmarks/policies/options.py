@@ -32,7 +32,7 @@ class PolicyBenchOptions:
     num_fixed_kept: number of fixed lengths in measured rounds, the fastest ones of a workload's warm-up.
     jobs_per_stream: requests per concurrent stream of a closed loop, at least min_jobs in all.
     swing: highest over lowest arrival rate. peak_load: highest arrival rate over the capacity of `off`.
-    simulated: times of passes come from the cost table (faser_trtllm/simulation), so that runs are reproducible.
+    simulated: times of passes come from the cost table (lab/simulation), so that runs are reproducible.
     cost_table: the profile.json of a machine to simulate; default: measured here.
     slowdown: the simulated machine is up to this much slower for stretches of 0.2 to 3 s; rates use its best speed.
     engines_dir: keeps engine directories for reuse; default: a temporary folder.

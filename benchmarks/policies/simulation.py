@@ -15,8 +15,8 @@ from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
-from faser_trtllm.simulation.priced_engine import PricedEngine
+from lab.simulation.draft_worker import SimulatedDraftWorker
+from lab.simulation.priced_engine import PricedEngine
 
 
 def open_simulation(

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.quantization.quality import perplexities, random_errors
 from benchmarks.quantization.speed import PREFILL, measure_speed
 from faser_trtllm import native
-from faser_trtllm.costmodel.fingerprint import cpu_model
+from faser_trtllm.fingerprint import cpu_model
 
 DEMO = Path(__file__).parents[2] / "engines/demo/target"
 # The demo target's MLP of 704 has no groups of 128.

@@ -20,8 +20,8 @@ from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.vendor import load_tensorrt
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.core.batch import BatchBuilder
-from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.models.calibration import calibration_text
+from lab.interpreted.engine import InterpretedEngine
 
 ROWS = 128  # per pass
 

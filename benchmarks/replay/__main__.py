@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.replay.recording import MAX_DRAFT_LEN, NUM_OUTPUT, Recording, add_options, open_recording
 from benchmarks.replay.simulate import OUTPUTS, Machine, simulate
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
-from faser_trtllm.simulation.synthetic_profile import synthetic_profile
+from lab.costmodel.measured import NAMES, MeasuredGpu
+from lab.simulation.synthetic_profile import synthetic_profile
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIXED = tuple(f"fixed:{k}" for k in range(1, MAX_DRAFT_LEN + 1))

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.replay.measured_day import CLAIM, POLICIES, TIMELINE, Figure, compare
 from benchmarks.replay.recording import add_options, open_recording
-from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.simulation.synthetic_profile import synthetic_profile
+from lab.costmodel.measured import MeasuredGpu
+from lab.simulation.synthetic_profile import synthetic_profile
 
 TABLES = (
     (

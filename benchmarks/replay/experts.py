@@ -26,7 +26,7 @@ from faser_trtllm.profiling.grid import Limits, Point
 from faser_trtllm.profiling.measure import sample_of
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import grid
-from faser_trtllm.simulation.router import SyntheticRouter
+from lab.simulation.router import SyntheticRouter
 
 MAX_DRAFT_LEN = 8
 PRICE, BY_ROWS, OFF = "price", "price by rows", "off"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faser_trtllm.core.cost_table import ALL
-from faser_trtllm.costmodel.measured import MeasuredGpu
+from lab.costmodel.measured import MeasuredGpu
 
 
 class FirstSeenGpu(MeasuredGpu):

@@ -20,8 +20,8 @@ from benchmarks.replay.simulate import Job, Machine, open_replay, run_closed_loo
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.plan import StepRecord
-from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.executor.stats import StepWatcher
+from lab.costmodel.measured import MeasuredGpu
 
 CLAIM = 0.10  # largest error of a claimed figure
 NEARLY_ALL = 0.9  # share of the load that decodes in a steady step

@@ -15,16 +15,16 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.engine.base import Engine, EngineSpec
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
-from faser_trtllm.simulation.priced_engine import PassTimes, PricedEngine
-from faser_trtllm.simulation.routed_engine import RoutedEngine
-from faser_trtllm.simulation.router import SyntheticRouter
+from lab.costmodel.measured import MeasuredGpu
+from lab.simulation.draft_worker import SimulatedDraftWorker
+from lab.simulation.priced_engine import PassTimes, PricedEngine
+from lab.simulation.routed_engine import RoutedEngine
+from lab.simulation.router import SyntheticRouter
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default

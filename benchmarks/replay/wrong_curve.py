@@ -17,8 +17,8 @@ from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_clos
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_curve import CostCurve
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.simulation.synthetic_profile import synthetic_profile
+from lab.costmodel.measured import MeasuredGpu
+from lab.simulation.synthetic_profile import synthetic_profile
 
 FACTORS = (5.0, 0.2)
 WINDOW_S = (30.0, 50.0)  # time in which rates are measured

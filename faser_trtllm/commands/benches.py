@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from faser_trtllm.checkout import ROOT, import_from_checkout, is_checkout
 from faser_trtllm.commands.table import HELP_FLAGS, listing
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {"serve": "faser_trtllm/bench/serve/__main__.py", "golden": "faser_trtllm/bench/golden.py"}
 ABOUT = "Benchmarks. golden and serve are installed; the others need a checkout."
 
@@ -27,18 +25,17 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
         print(listing("faser bench", ABOUT, bench_lines(root)))
         return 0 if arguments else 2
     name, *rest = arguments
+    if name.startswith("-"):
+        raise InvalidArgumentError(f"there is no option 'bench {name}'; `faser bench --help` lists the commands")
     if name not in files:
-        what = "option" if name.startswith("-") else "command"
-        if what == "command" and not _is_checkout(root):
-            raise FaserError(
-                f"bench {name!r} is not part of the installed package; clone the repository and run it from there "
-                "after ./build.sh setup"
-            )
-        raise InvalidArgumentError(f"there is no {what} 'bench {name}'; `faser bench --help` lists the commands")
-    if name not in PACKAGED:
-        _make_importable(root)
-    module = importlib.import_module(files[name].removesuffix(".py").replace("/", "."))
-    return module.main(rest) or 0
+        if not is_checkout(root):
+            import_from_checkout(name, f"bench {name!r}", root)
+        raise InvalidArgumentError(f"there is no command 'bench {name}'; `faser bench --help` lists the commands")
+    module = files[name].removesuffix(".py").replace("/", ".")
+    found = (
+        importlib.import_module(module) if name in PACKAGED else import_from_checkout(module, f"bench {name!r}", root)
+    )
+    return found.main(rest) or 0
 
 
 def bench_lines(root: Path = ROOT) -> dict[str, str]:
@@ -50,26 +47,12 @@ def bench_lines(root: Path = ROOT) -> dict[str, str]:
 def _files(root: Path) -> dict[str, str]:
     """Return the files of a checkout's benches by name, such as peers or peers.bits; {} outside a checkout."""
     found = {}
-    for path in (root / "benchmarks").rglob("*.py") if _is_checkout(root) else ():
+    for path in (root / "benchmarks").rglob("*.py") if is_checkout(root) else ():
         if "\ndef main(argv" in path.read_text():
             file = path.relative_to(root)
             found[".".join(file.with_suffix("").parts[1:]).removesuffix(".__main__")] = str(file)
     return found
 
 
-def _is_checkout(root: Path) -> bool:
-    # An installed package may lie next to any other package that is called benchmarks.
-    return (root / "pyproject.toml").is_file()
-
-
 def _first_line(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-
-
-def _make_importable(root: Path) -> None:
-    """Put the checkout on the import path of this process and its children."""
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    inherited = os.environ.get("PYTHONPATH", "")
-    if str(root) not in inherited.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), inherited)))

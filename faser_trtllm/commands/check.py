@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from faser_trtllm.checkout import import_from_checkout
 from faser_trtllm.errors import InvalidArgumentError
 
 EXAMPLES = "Examples: faser check --engine_dir engines/built/demo; faser check --trtllm"
@@ -26,9 +27,7 @@ def check(
     Compares every file with its hash, and generates a few tokens with and without drafts, which must agree.
     """
     if trtllm:
-        from faser_trtllm.commands.check_trtllm import check_tensorrt_llm
-
-        code = check_tensorrt_llm()
+        code = import_from_checkout("lab.trtllm_check.command", "--trtllm").check_tensorrt_llm()
         if code or engine_dir is None:
             raise typer.Exit(code)
     if engine_dir is None:

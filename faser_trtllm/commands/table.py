@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from faser_trtllm.checkout import import_from_checkout
+
 if TYPE_CHECKING:
     import typer
 
@@ -15,9 +17,10 @@ HELP_WIDTH = 80  # columns
 
 
 class Command(NamedTuple):
-    """A command: its "module:function" within this package, and the first line of the function's docstring.
+    """A command: its "module:function", and the first line of the function's docstring.
 
-    The module may define EXAMPLES, which help shows after the options, and CONTEXT, settings of its typer context.
+    The module is part of this package, or of `lab` in a checkout. It may define EXAMPLES, which help shows after the
+    options, and CONTEXT, settings of its typer context.
     """
 
     place: str
@@ -31,7 +34,7 @@ COMMANDS = {
     "convert": Command("convert:convert", "Convert a TensorRT-LLM configuration and report on each key."),
     "generate": Command("generate:generate", "Generate text without a server; all prompts run as one batch."),
     "openai": Command("openai:openai", "Serve OpenAI's completions and chat API in front of Triton."),
-    "plan": Command("plan:plan", "Simulate the gain from speculation on a GPU that you do not have."),
+    "plan": Command("lab.planner.command:plan", "Simulate the gain from speculation on a GPU that you do not have."),
     "profile": Command("profile:profile", "Measure what drafting and verification cost on this machine."),
     "serve": Command("serve:serve", "Serve engines with NVIDIA Triton until SIGTERM, then drain."),
     "top": Command("top:top", "Watch a running server: requests, acceptance, cache and latencies."),
@@ -63,5 +66,8 @@ def load(name: str) -> typer.Typer:
 def import_command(name: str) -> tuple[Any, Callable[..., None]]:
     """Return a command's module and its function."""
     place, _, function = COMMANDS[name].place.partition(":")
-    module = importlib.import_module(f"{__package__}.{place}")
+    if place.startswith("lab."):
+        module = import_from_checkout(place, f"faser {name}")
+    else:
+        module = importlib.import_module(f"{__package__}.{place}")
     return module, getattr(module, function)

@@ -9,11 +9,11 @@ from pathlib import Path
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.opening import OpenRequest, backend_of, check_request
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.batching import make_batching
 from faser_trtllm.executor.trace import check_trace_file
+from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy

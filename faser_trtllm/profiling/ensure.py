@@ -17,8 +17,8 @@ from typing import NamedTuple
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.costmodel.fingerprint import PROFILE, extra_table_path, find_costs, gpu_model
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError
+from faser_trtllm.fingerprint import PROFILE, extra_table_path, find_costs, gpu_model
 from faser_trtllm.json_text import write_json
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs

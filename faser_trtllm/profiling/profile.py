@@ -12,8 +12,8 @@ from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference
-from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.json_text import write_json
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
 from faser_trtllm.profiling.grid import (

@@ -25,8 +25,8 @@ from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe, recorded_scales
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.builder.source import open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
-from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
+from lab.interpreted.engine import InterpretedEngine
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
 from tests.support.effort import ONLY_ALL, pick

@@ -12,8 +12,8 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.engine_file import EngineFile, pack_quantized
-from faser_trtllm.costmodel.fingerprint import fingerprint_of
 from faser_trtllm.errors import CheckpointError
+from faser_trtllm.fingerprint import fingerprint_of
 from faser_trtllm.models.quantized_weight import Scheme, from_integers, quantize
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint, make_pair

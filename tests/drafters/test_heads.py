@@ -10,10 +10,10 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig, SchedulerConfig
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.opening import Interpretation, OpenRequest, open_draft
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_drafters, open_executor
+from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
 from faser_trtllm.profiling.ensure import measure_once

@@ -11,8 +11,8 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import CostTable, Fingerprint
-from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.grid import Limits
 from faser_trtllm.profiling.options import ProfileOptions

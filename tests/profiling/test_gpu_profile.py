@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from faser_trtllm import fingerprint
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.costmodel import fingerprint
-from faser_trtllm.costmodel.fingerprint import PROFILE, load_costs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.executor.settings import choose_policy
+from faser_trtllm.fingerprint import PROFILE, load_costs
 from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.profiling.options import ProfileOptions

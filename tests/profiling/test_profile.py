@@ -9,9 +9,9 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.settings import choose_policy
+from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir

@@ -16,8 +16,8 @@ from faser_trtllm.commands.table import load
 from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.curve_error import CurveError
-from faser_trtllm.costmodel.fingerprint import PROFILE
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.fingerprint import PROFILE
 from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.serving.launch.hashes import FileHashes

@@ -16,8 +16,8 @@ import re
 import sys
 import types
 
-from faser_trtllm.trtllm.check.api_surface import Entry, Symbol, load_entries, signature
 from faser_trtllm.trtllm.gate import DRAFTER_RELEASES, release_of
+from lab.trtllm_check.api_surface import Entry, Symbol, load_entries, signature
 from tests.trtllm import rules, rules_py
 from tests.trtllm.value_types import check_value
 

@@ -13,7 +13,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
-from faser_trtllm.trtllm.check.vectors import Schedule, Vector
+from lab.trtllm_check.vectors import Schedule, Vector
 from tests.support.columns import columns
 
 MAX_DRAFT_LEN = 8

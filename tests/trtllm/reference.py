@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from faser_trtllm.trtllm.check.vectors import Schedule, Vector, VectorLimits
+from lab.trtllm_check.vectors import Schedule, Vector, VectorLimits
 from tests.trtllm.rules_kv import blocks_for
 
 DRAFTS_GIVE_WAY = "drafts-give-way"

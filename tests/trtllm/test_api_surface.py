@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.trtllm import gate
-from faser_trtllm.trtllm.check.api_surface import (
+from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
+from lab.trtllm_check.api_surface import (
     DRAFTER,
     RECORDED,
     SCHEDULER,
@@ -19,7 +20,6 @@ from faser_trtllm.trtllm.check.api_surface import (
     load_entries,
     signature,
 )
-from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
 from tests.trtllm import fakes
 
 BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"

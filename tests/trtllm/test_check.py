@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from faser_trtllm import cli
 from faser_trtllm.config import CapacitySchedulerPolicy, SchedulerKind
-from faser_trtllm.trtllm.check.api_surface import Symbol, load_entries, signature
-from faser_trtllm.trtllm.check.conformance import Finding, compare, parse_signature
-from faser_trtllm.trtllm.check.tiny_model import run_tiny_model
+from lab.trtllm_check.api_surface import Symbol, load_entries, signature
+from lab.trtllm_check.conformance import Finding, compare, parse_signature
+from lab.trtllm_check.tiny_model import run_tiny_model
 from tests.trtllm import fakes, rules, rules_py
 
 ALGORITHMS = "tensorrt_llm.bindings.internal.algorithms"

@@ -23,9 +23,9 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm import drafter as drafter_module
-from faser_trtllm.trtllm.check.api_surface import load_entries
 from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_drafter
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
+from lab.trtllm_check.api_surface import load_entries
 from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.host_executor import HostGpu
 from tests.support.effort import examples

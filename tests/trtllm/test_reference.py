@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.trtllm.check.vectors import Schedule, Vector, VectorLimits, VectorRequest, run_on_tensorrt_llm
 from faser_trtllm.trtllm.gate import load_bindings
+from lab.trtllm_check.vectors import Schedule, Vector, VectorLimits, VectorRequest, run_on_tensorrt_llm
 from tests.support.effort import pick
 from tests.trtllm.native_vectors import MAX_DRAFT_LEN, run_natively
 from tests.trtllm.reference import OURS, our_unit, ours, reasons

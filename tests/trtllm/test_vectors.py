@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.trtllm.check.vectors import load_vectors, run_on_tensorrt_llm
 from faser_trtllm.trtllm.gate import load_bindings
+from lab.trtllm_check.vectors import load_vectors, run_on_tensorrt_llm
 from tests.trtllm import fakes
 from tests.trtllm.native_vectors import run_natively
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faser_trtllm.trtllm.check.type_names import alternatives, split
+from lab.trtllm_check.type_names import alternatives, split
 
 _EXACT = {"int": int, "bool": bool, "str": str}
 

@@ -11,8 +11,8 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import DrafterName, ExecutorConfig
 from faser_trtllm.core.cost_table import ExitModel
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.serving.text.offline import generate_all
 from tests.engine.cuda.host_executor import make
 from tests.support.checkpoints import make_pair

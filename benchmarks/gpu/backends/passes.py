@@ -7,7 +7,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.costs import CONTEXT, DRY_CONTEXT, measure_table
 from benchmarks.gpu.models.pair import OpenPair
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.costmodel.fingerprint import PROFILE
+from faser_trtllm.fingerprint import PROFILE
 
 KINDS = {"verify": "target pass", "draft_step": "draft step"}
 

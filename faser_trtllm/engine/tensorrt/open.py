@@ -17,6 +17,7 @@ from faser_trtllm.builder.network.vendor import load_tensorrt, rtx_refusal
 from faser_trtllm.builder.plan_file import PlanFile, arch_capability
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
+from faser_trtllm.checkout import import_from_checkout
 from faser_trtllm.engine.cuda.open import head_buffers, open_cuda_draft_file, open_hidden_rows
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
@@ -136,13 +137,12 @@ def _interpreted(request: OpenRequest, interpretation: Interpretation, stack: Ex
 
 
 def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:
-    from faser_trtllm.engine.interpreted.engine import InterpretedEngine
-
+    opener = import_from_checkout("lab.interpreted.engine", "--interpret")
     options = _network_options(engines, source.role)
     config = engines.target_config if source.role == "target" else engines.draft_config
     scales = None if config is None else recorded_scales(config)
     fp8 = None if scales is None else CheckpointLayers(source.weights, scales)
-    return InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1], fp8)
+    return opener.InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1], fp8)
 
 
 def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: bool, stack: ExitStack) -> list[Source]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from benchmarks.gpu import modelled_rows as modelled
-from faser_trtllm.costmodel.gpu import find_gpu
+from lab.costmodel.gpu import find_gpu
 
 
 @pytest.mark.parametrize("name", modelled.KERNELS)

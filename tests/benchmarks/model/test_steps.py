@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.model.steps import ping_pong_ms, step_ms
-from faser_trtllm.costmodel.gpu import GPUS
-from faser_trtllm.costmodel.pair import Pair
-from faser_trtllm.costmodel.shape import SHAPES
+from lab.costmodel.gpu import GPUS
+from lab.costmodel.pair import Pair
+from lab.costmodel.shape import SHAPES
 
 
 def test_two_half_batches_lose_and_least_with_many_requests() -> None:

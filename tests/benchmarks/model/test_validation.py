@@ -8,7 +8,7 @@ import pytest
 from benchmarks.model.own_points import own_groups, read_own_points
 from benchmarks.model.report import render_own, render_validation
 from benchmarks.model.validation import by_group, compare_all, mean_error
-from faser_trtllm.costmodel.accuracy import (
+from lab.costmodel.accuracy import (
     DECODE,
     MIXTURE_DECODE,
     MIXTURE_SPEED_UP,
@@ -17,7 +17,7 @@ from faser_trtllm.costmodel.accuracy import (
     VERIFY,
     error_by_kind,
 )
-from faser_trtllm.costmodel.gpu import GPUS
+from lab.costmodel.gpu import GPUS
 
 LIMITS = {
     "decode, H100, 8B bf16, TensorRT-LLM": 0.03,

@@ -11,8 +11,8 @@ from benchmarks.replay import day
 from benchmarks.replay.first_seen import FirstSeenGpu
 from benchmarks.replay.measured_day import Figure, Run, compare
 from benchmarks.replay.recording import MAX_DRAFT_LEN, NUM_OUTPUT, Recording, open_recording
-from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.simulation.synthetic_profile import synthetic_profile
+from lab.costmodel.measured import MeasuredGpu
+from lab.simulation.synthetic_profile import synthetic_profile
 from tests.support.effort import ONLY_ALL
 
 ROOT = Path(__file__).parents[3]

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.replay.recording import NUM_OUTPUT, Recording
 from benchmarks.replay.simulate import Machine, simulate
 from benchmarks.replay.wrong_curve import POLICY, rate, wrong
-from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.simulation.synthetic_profile import synthetic_profile
+from lab.costmodel.measured import MeasuredGpu
+from lab.simulation.synthetic_profile import synthetic_profile
 from tests.support.effort import pick
 
 K = 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.core.cost.experts import Routing
-from faser_trtllm.simulation.router import SyntheticRouter
+from lab.simulation.router import SyntheticRouter
 from tests.support.effort import pick
 
 SIZES = pick([(128, 8), (8, 2)], [(128, 8), (32, 4), (64, 4), (8, 2)])

@@ -30,7 +30,7 @@ from faser_trtllm.builder.plan_file import (
     Requirements,
     describe,
 )
-from faser_trtllm.engine.interpreted.interpreter import Interpreter
+from lab.interpreted.interpreter import Interpreter
 
 VERSION = "1.7.1.116"
 CAPABILITY = "8.9"

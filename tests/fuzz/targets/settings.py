@@ -15,9 +15,9 @@ from faser_trtllm.bench.serve.dataset import DATASETS, read_dataset
 from faser_trtllm.config import load_service_config, read_mapping
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.planner.load.acceptance import Acceptance
-from faser_trtllm.planner.load.trace import read_trace
 from faser_trtllm.profiling.report import error_lines, refit_errors
+from lab.planner.load.acceptance import Acceptance
+from lab.planner.load.trace import read_trace
 from tests.fuzz.scratch import JSON, put, to_json
 from tests.fuzz.target import Codec, Target
 

@@ -16,9 +16,9 @@ def install() -> None:
     driver()
     from faser_trtllm.builder import tensorrt_engine
     from faser_trtllm.engine.gpu import runtime
-    from faser_trtllm.engine.interpreted import layers
     from faser_trtllm.engine.tensorrt import open as tensorrt_open
     from faser_trtllm.ops.cuda import compiler
+    from lab.interpreted import layers
     from tests.virtual_gpu.device import plugins, tensorrt
     from tests.virtual_gpu.device.runtime import VirtualRuntime
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from faser_trtllm.builder.network.layers import Layer
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.interpreted.layers import Operation
 from faser_trtllm.ops.cuda import verify_attention
 from faser_trtllm.ops.cuda.append_kv import Rope
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.driver import Launcher
 from faser_trtllm.ops.cuda.tensors import PagedKv, type_name
+from lab.interpreted.layers import Operation
 from tests.ops.cuda.emulation import EmulatedModule
 from tests.support.plugin_stand_in import REFERENCES
 

@@ -31,8 +31,8 @@ from faser_trtllm.builder.options import BuildOptions, fp8_roles
 from faser_trtllm.builder.plan_file import EARLY_EXIT, PlanInfo, Requirements
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
-from faser_trtllm.engine.interpreted.interpreter import Interpreter, PluginNode
 from faser_trtllm.models.calibration import calibration_text
+from lab.interpreted.interpreter import Interpreter, PluginNode
 from tests.engine.tensorrt.stand_in import StandInTrt, plan_info
 from tests.support.plugin_stand_in import StandInNetwork
 from tests.support.plugin_stand_in import StandInTrt as PluginTrt

@@ -10,9 +10,9 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.segment import build_segment, create_network, logger
 from faser_trtllm.builder.plan_file import EARLY_EXIT, PlanFile, PlanInfo
-from faser_trtllm.engine.interpreted.interpreter import Interpreter
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.weights import CheckpointWeights
+from lab.interpreted.interpreter import Interpreter
 from tests.engine.tensorrt.stand_in import StandInTrt
 
 

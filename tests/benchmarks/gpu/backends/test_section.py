@@ -17,8 +17,8 @@ from benchmarks.gpu.machine import DryMachine
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.section_process import run_entry
+from faser_trtllm import fingerprint
 from faser_trtllm.core.cost_table import Fingerprint
-from faser_trtllm.costmodel import fingerprint
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.settings import choose_policy
