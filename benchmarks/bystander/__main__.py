@@ -37,7 +37,7 @@ _REST_S = 30.0
 
 @dataclass(frozen=True)
 class BystanderOptions:
-    """Options of `faser bench bystander`. max_batch_size of engine_dir must be 129 or more, so that slots are free."""
+    """Options of `faser bench bystander`. engine_dir: with slots for two times 64 sequences and one more."""
 
     engine_dir: Path
     output_dir: Path

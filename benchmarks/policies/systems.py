@@ -39,7 +39,7 @@ class System:
         """Join the parts; witness watches the executor."""
         self.name = name
         self._clock = clock
-        # Rates leave out simulated changes of speed, which differ between systems and are no policy's doing.
+        # Rates leave out simulated changes of speed, which differ between systems and which no policy controls.
         self._rate_clock = clock.nominal_s if isinstance(clock, ChangingClock) else clock.now_s
         self._executor = executor
         self._policy = policy

@@ -136,7 +136,7 @@ class _Step:
 
 
 class _Steps(StepWatcher):
-    """Watches an executor."""
+    """A watcher of an executor's steps."""
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []

@@ -123,8 +123,8 @@ def open_sources(
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; the stack closes them.
 
-    The parameters are fields of BuildOptions. Raises CheckpointError, and InvalidArgumentError for exit_layers,
-    eagle3_layers, eagle3_norm_output and block_slots.
+    The parameters from expand on are fields of BuildOptions. Raises CheckpointError, and InvalidArgumentError for
+    exit_layers, eagle3_layers, eagle3_norm_output and block_slots.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
     has_config = draft is not None and (draft / "config.json").exists()

@@ -40,7 +40,7 @@ def serve(
         ),
     ] = None,
     model_repo: Annotated[
-        Path | None, typer.Option("--model_repo", help="Triton model repository; default: the one that ships")
+        Path | None, typer.Option("--model_repo", help="Triton model repository; default: the packaged one")
     ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,

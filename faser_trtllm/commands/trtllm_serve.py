@@ -16,11 +16,11 @@ EXAMPLES = (
 
 
 def trtllm_serve(
-    model: Annotated[str, typer.Argument(help="the target: a checkpoint, or a name on the Hub")],
+    model: Annotated[str, typer.Argument(help="the target: a checkpoint folder, or a name on Hugging Face's Hub")],
     engine_dir: EngineDirOption,
     max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="most drafts per request and step")] = 4,
     speculation: Annotated[
-        str, typer.Option("--speculation", help="as in faser.yaml; default: price with --cost_table, else fixed:K")
+        str, typer.Option("--speculation", help="policy; default: price with --cost_table, else fixed:max_draft_len")
     ] = "",
     cost_table: Annotated[
         Path | None, typer.Option("--cost_table", help="a profile.json with the target's verify times, for price")
