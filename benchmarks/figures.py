@@ -16,7 +16,7 @@ SMALL = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "faser", "axes.
 }
 
 # Tokens per second over `off`, by requests in flight: `faser bench gpu`, 2026-11-26.
-GPU_GAIN = {
+GPU_GAIN: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
     "H100, commit fc2fd87": (
         (4, 16, 64),
         {
