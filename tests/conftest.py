@@ -4,11 +4,13 @@ by the same examples every time, so that a failure is the change's; FASER_RANDOM
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.effort import examples
+from tests.support import imitations
+from tests.support.effort import EVERYTHING, examples
 
 # Before torch is loaded: tiny tensors in many threads take twenty times as long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +29,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("faser")
+
+
+LEFT_OUT = pytest.StashKey[set[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    asked_for = [os.path.relpath(argument.partition("::")[0], config.rootpath) for argument in config.args]
+    changed = None if EVERYTHING else imitations.changed_files()
+    config.stash[LEFT_OUT] = imitations.left_out(changed, asked_for)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    folders = " ".join(sorted(config.stash[LEFT_OUT]))
+    return [f"left out, since nothing that they cover changed (--all runs them): {folders}"] if folders else []
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out tests that imitate devices (support/imitations.py)."""
+    if not collection_path.is_relative_to(config.rootpath):
+        return None
+    return collection_path.relative_to(config.rootpath).as_posix() in config.stash[LEFT_OUT] or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
