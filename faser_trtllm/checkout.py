@@ -13,9 +13,13 @@ from faser_trtllm.errors import FaserError
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def is_checkout(root: Path = ROOT) -> bool:
-    """Tell whether the package runs from a checkout; an installed one may lie next to any package called benchmarks."""
-    return (root / "pyproject.toml").is_file()
+def require_checkout(what: str, root: Path = ROOT) -> None:
+    """Raise a FaserError about `what` if the package is installed without its repository."""
+    if not (root / "pyproject.toml").is_file():  # an installed package may lie next to any package called benchmarks
+        raise FaserError(
+            f"{what} is not part of the installed package; clone the repository and run it from there after "
+            "./build.sh setup"
+        )
 
 
 def import_from_checkout(module: str, what: str, root: Path = ROOT) -> ModuleType:
@@ -23,11 +27,7 @@ def import_from_checkout(module: str, what: str, root: Path = ROOT) -> ModuleTyp
 
     The checkout is on the import path of this process and its children afterwards.
     """
-    if not is_checkout(root):
-        raise FaserError(
-            f"{what} is not part of the installed package; clone the repository and run it from there after "
-            "./build.sh setup"
-        )
+    require_checkout(what, root)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     inherited = os.environ.get("PYTHONPATH", "")

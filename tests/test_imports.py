@@ -37,7 +37,6 @@ ORDER = (
     "trtllm",
     "profiling",
     "serving",
-    "bench",
     "commands",
     "cli",
 )

@@ -24,8 +24,8 @@ from benchmarks.bystander.memory import measure_held
 from benchmarks.bystander.report import Rest, as_dict, render_markdown
 from benchmarks.bystander.runner import describe, run_cases
 from benchmarks.bystander.service import Service
-from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.bench.flags import Flags, say
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.flags import Flags, say
 from faser_trtllm.errors import InvalidArgumentError
 
 EXAMPLE = """Example:

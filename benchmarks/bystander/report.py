@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.bystander.memory import Held
 from benchmarks.bystander.rule import Delay, Outcome
 from benchmarks.bystander.runner import describe
+from benchmarks.common.markdown import table
 from benchmarks.soak.growth import MIB
-from faser_trtllm.bench.markdown import table
 
 REST_SHARE = 0.1
 REST_SLACK_BYTES = 32 << 20

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.drafters.runner import DrafterBenchOptions, run_drafter_bench
-from faser_trtllm.bench.flags import Flags, say
 
 EXAMPLE = "Example: faser bench drafters --engine_dir engines/built/demo --output_dir bench_results"
 

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.markdown import table
 from benchmarks.drafters.plot import write_plot
 from benchmarks.drafters.replay import ReplayEngine
 from benchmarks.drafters.workload import Job, completions, edits
 from benchmarks.policies.simulation import open_simulation
-from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.bench.markdown import table
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.clock import ManualClock

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.failures import failures
 from benchmarks.gpu.runner import run_gpu_bench
-from faser_trtllm.bench.flags import Flags, say
 
 DEMO = Path("engines/demo")
 EXAMPLE = """Examples:

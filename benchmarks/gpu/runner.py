@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.environment import describe_environment, portable
 from benchmarks.gpu.bench import RESULT_FILE
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.failures import EARLIER, SKIPPED
 from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.plot import write_plots
 from benchmarks.gpu.sections import SECTIONS, Section, chosen, fitting
-from faser_trtllm.bench.environment import describe_environment, portable
 
 FORMAT_VERSION = 1
 MIN_BUDGET_S = 10.0  # minimum to import torch and measure anything

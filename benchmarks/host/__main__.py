@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.host.options import HostBenchOptions
 from benchmarks.host.runner import TEXT_FILE, run_host_bench
-from faser_trtllm.bench.flags import Flags, say
 
 EXAMPLE = """Examples:
   faser bench host --output_dir host_results --requests 32,256 --policies off,price/suffix+model

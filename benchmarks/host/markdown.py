@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.common.markdown import table
+from benchmarks.common.stats import summarize
 from benchmarks.host.options import GPU, NULL
 from benchmarks.host.report import HostBenchReport
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.stats import summarize
 
 _COUNTED = {
     NULL: "Engines compute nothing and their calls are not counted.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.common.stats import summarize
 from benchmarks.host.report import HostBenchReport
-from faser_trtllm.bench.stats import summarize
 
 
 def write_plot(report: HostBenchReport, path: Path) -> bool:

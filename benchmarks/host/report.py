@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.common.stats import Summary, paired_ratio, summarize
 from benchmarks.host.options import NULL
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 
 @dataclass(frozen=True)

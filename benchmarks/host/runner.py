@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+from benchmarks.common.environment import CpuMeter, describe_environment
 from benchmarks.host.host_step import measure_reference, measure_step
 from benchmarks.host.markdown import render_markdown
 from benchmarks.host.options import REFERENCE_DRAFTS, HostBenchOptions
 from benchmarks.host.plot import write_plot
 from benchmarks.host.report import HostBenchReport, HostStep
-from faser_trtllm.bench.environment import CpuMeter, describe_environment
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import install
 from lab.costmodel.gpu import find_gpu

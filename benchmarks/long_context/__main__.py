@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markdown import table
 from benchmarks.long_context.measure import LongPrompt, build_long, measure
 from faser_trtllm import native
-from faser_trtllm.bench.markdown import table
 from faser_trtllm.fingerprint import cpu_model
 
 DEMO = Path(__file__).parents[2] / "engines/demo/target"

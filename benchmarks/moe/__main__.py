@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.moe.options import MoeBenchOptions
 from benchmarks.moe.runner import run_moe_bench
-from faser_trtllm.bench.flags import Flags, say
 
 EXAMPLE = "Example: faser bench moe --output_dir bench_results --quick"
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import table
+from benchmarks.common.stats import summarize
 from benchmarks.moe.options import BY_ROWS, OFF, PRICE
 from benchmarks.policies.best_rival import MeanRatio, ratio_to_best
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.stats import summarize
 
 WANTED = 0.99  # goal: share of the best of off and the fixed lengths
 NUM_COUNTS = 5  # kinds of passes shown per cell

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.environment import CpuMeter, describe_environment, portable
 from benchmarks.moe.model import TOKENIZER, VOCAB_SIZE, write_moe_checkpoint
 from benchmarks.moe.options import BY_ROWS, MAX_DRAFT_LEN, MoeBenchOptions
 from benchmarks.moe.report import Cell, Count, MoeModel, MoeReport
 from benchmarks.moe.systems import System, open_system
 from benchmarks.peers.bits.models import Model, write_random_checkpoint
-from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import ENGINE_FILE
 from faser_trtllm.core.batch import BatchBuilder

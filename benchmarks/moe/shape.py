@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.environment import CpuMeter, describe_environment
 from benchmarks.moe.model import MoeSizes, MoeWeights
 from benchmarks.peers.bits.machine import measure_machine
-from faser_trtllm.bench.environment import CpuMeter, describe_environment
 from faser_trtllm.builder.cpu_engine import engine_model, engine_tensors
 from faser_trtllm.builder.engine_file import EngineFile, TensorSource, write_engine_file
 from faser_trtllm.core.batch import BatchBuilder

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.paper.runner import TEXT_FILE, PaperBenchOptions, run_paper_bench
-from faser_trtllm.bench.flags import Flags, say
 
 EXAMPLE = "Example: faser bench paper --output_dir paper_results --sections ablation,adaptive"
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.common.environment import describe_environment
 from benchmarks.paper.arithmetic import Answer
 from benchmarks.paper.case import Result, run_case
 from benchmarks.paper.markdown import render_markdown
 from benchmarks.paper.plot import write_plots
 from benchmarks.paper.sections import QUESTIONS, SECTIONS
-from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.errors import InvalidArgumentError
 from lab.costmodel.anchors import anchors_version
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.peers.options import BenchOptions
 from benchmarks.peers.runner import run_bench
-from faser_trtllm.bench.flags import Flags, say
 from faser_trtllm.errors import FaserError
 
 EXAMPLE = (

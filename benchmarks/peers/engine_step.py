@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.common.stats import paired_ratio, summarize
 from faser_trtllm import native
-from faser_trtllm.bench.stats import paired_ratio, summarize
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.partition.core_set import CoreSet

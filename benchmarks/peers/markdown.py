@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.common.environment import MAX_FOREIGN_SHARE
+from benchmarks.common.markdown import table
+from benchmarks.common.stats import Summary, paired_ratio, summarize
 from benchmarks.peers.report import FASER, OFF, BenchReport, CaseResult, Form
-from faser_trtllm.bench.environment import MAX_FOREIGN_SHARE
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 
 def render_markdown(report: BenchReport) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.stats import summarize
 from benchmarks.peers.report import FASER, BenchReport, Form, fastest
-from faser_trtllm.bench.stats import summarize
 
 
 def write_plot(report: BenchReport, path: Path) -> bool:

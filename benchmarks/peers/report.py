@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agreement import Agreement
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
+from benchmarks.common.stats import Summary, paired_ratio, summarize
 
 FASER = "faser"
 OFF = "off"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agreement import agreement, first_difference
+from benchmarks.common.environment import CpuMeter, describe_environment, portable
 from benchmarks.peers import contestant as contestants
 from benchmarks.peers.contestant import Contestant, Workplace
 from benchmarks.peers.markdown import render_markdown
@@ -25,7 +26,6 @@ from benchmarks.peers.report import (
     StepResult,
 )
 from benchmarks.peers.worker_process import WorkerError
-from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.errors import CheckpointError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.prompts import PromptSet, draw_prompts

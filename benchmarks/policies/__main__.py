@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.policies.options import PolicyBenchOptions
 from benchmarks.policies.runner import run_policy_bench
-from faser_trtllm.bench.flags import Flags, say
 
 EXAMPLE = (
     "Example: faser bench policies --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.markdown import table
+from benchmarks.common.stats import summarize
 from benchmarks.policies.options import OFF, SLICE_S
 from benchmarks.policies.report import BURSTY, COMPUTE_BOUND_CONCURRENCY, Case, PolicyBenchReport
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.stats import summarize
 
 ALLOWED_LOSS = 0.03
 WANTED_BURSTY = 1.3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.stats import summarize
 from benchmarks.policies.options import OFF
 from benchmarks.policies.report import BURSTY, PolicyBenchReport
-from faser_trtllm.bench.stats import summarize
 
 SHOWN_IN_TIME = ("schedule", "gp_lcb", "price", "price+pruning+overlap")
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.stats import Summary, paired_ratio, summarize
 from benchmarks.policies.best_rival import MeanRatio, ratio_to_best
 from benchmarks.policies.options import OFF
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 FORMAT_VERSION = 1
 BURSTY = "bursty"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agreement import first_difference
+from benchmarks.common.environment import CpuMeter, describe_environment, portable
 from benchmarks.policies.bound import adaptivity_bound
 from benchmarks.policies.drive import DriveResult
 from benchmarks.policies.markdown import render_markdown
@@ -23,7 +24,6 @@ from benchmarks.policies.plot import write_plots
 from benchmarks.policies.report import BURSTY, Calibration, Case, PolicyBenchReport, Round, Timeline
 from benchmarks.policies.systems import System, open_system
 from benchmarks.policies.workload import Job, Workload, bursty, closed_loop, draw_jobs
-from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import FaserError

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from benchmarks.common.flags import Flags, say
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.runner import run_soak
-from faser_trtllm.bench.flags import Flags, say
 from faser_trtllm.config import SPELLINGS
 
 EXAMPLE = """Examples:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.common.environment import portable
+from benchmarks.common.markdown import table
 from benchmarks.soak.growth import MIB, Growth, Trend
 from benchmarks.soak.ledger import Ending, Ledger
 from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.verdict import Condition, Resting
 from benchmarks.soak.watch import Sample
-from faser_trtllm.bench.environment import portable
-from faser_trtllm.bench.markdown import table
 
 _PATHS = ("engine_dir", "output_dir")
 

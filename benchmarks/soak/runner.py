@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from benchmarks.common.environment import describe_environment
 from benchmarks.soak.growth import MIB, count_lives, fit_trends, measure_growth
 from benchmarks.soak.hostile import HostileClients, idle_connections
 from benchmarks.soak.jobs import BadInput, Job, Planner, make_bad_inputs, make_jobs
@@ -20,7 +21,6 @@ from benchmarks.soak.service import Service, wait_idle
 from benchmarks.soak.storm import Event, Storm, plan_events
 from benchmarks.soak.verdict import Resting, are_counts_back, judge_run
 from benchmarks.soak.watch import ENGINE, Sample, ServiceProcesses, Watch
-from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.models.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from faser_trtllm.bench.serve.__main__ import flags
+from benchmarks.serve.__main__ import flags
 from faser_trtllm.commands.table import load
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.serving.launch import launcher

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.serve.outcome import Outcome
-from faser_trtllm.bench.serve.summary import summarize_load
+from benchmarks.serve.outcome import Outcome
+from benchmarks.serve.summary import summarize_load
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.observe.view import make_view
 from faser_trtllm.serving.openai.reply import Reply

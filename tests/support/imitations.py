@@ -23,7 +23,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "tests/builder/plugins": ("faser_trtllm/builder", "plugins/tensorrt", "plugins/cuda"),
     "tests/trtllm": ("faser_trtllm/trtllm", "lab/trtllm_check"),
     "tests/lab": ("lab", "faser_trtllm/policy", "faser_trtllm/scheduler", "faser_trtllm/builder/network"),
-    "tests/benchmarks": ("benchmarks", "lab", "faser_trtllm/policy", "faser_trtllm/bench"),
+    "tests/benchmarks": ("benchmarks", "lab", "faser_trtllm/policy"),
 }
 """Folder of tests -> the sources that it covers, next to itself and tests/support."""
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.agreement import agreement
+from benchmarks.common.stats import summarize
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.costs import table_of
 from benchmarks.gpu.engines.jobs import WORDS, measured_load, warm_up_load
@@ -26,7 +27,6 @@ from benchmarks.policies.stopwatch import Stopwatch
 from benchmarks.policies.systems import System
 from benchmarks.policies.watch import StepWitness
 from benchmarks.policies.workload import Workload
-from faser_trtllm.bench.stats import summarize
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import FaserError
 from faser_trtllm.policy.registry import make_policy

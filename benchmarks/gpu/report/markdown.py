@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.common.markdown import table
 from benchmarks.gpu.report.failures import failures, skipped
-from faser_trtllm.bench.markdown import table
 
 
 def render_markdown(report: dict[str, Any]) -> str:

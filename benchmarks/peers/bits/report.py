@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import table
+from benchmarks.common.stats import Summary, paired_ratio, summarize
 from benchmarks.peers.bits.machine import Machine
 from benchmarks.peers.report import FASER
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 PREFILL = "prefill"
 WANTED = {PREFILL: 1.0}  # goals for the best peer's time over ours

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.environment import CpuMeter, describe_environment, portable
 from benchmarks.peers.bits import systems
 from benchmarks.peers.bits.machine import Machine, measure_machine
 from benchmarks.peers.bits.models import Model, write_random_checkpoint
@@ -21,7 +22,6 @@ from benchmarks.peers.bits.report import PREFILL, BitsReport, Result
 from benchmarks.peers.bits.systems import Loaded, Place
 from benchmarks.peers.report import FASER
 from benchmarks.peers.worker_process import WorkerError
-from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 
 DEMO_TOKENIZER = Path(__file__).parents[3] / "engines/demo/target/tokenizer.json"
 Progress = Callable[[str], None]

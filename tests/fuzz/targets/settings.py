@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from benchmarks.serve.dataset import DATASETS, read_dataset
 from faser_trtllm.acceptance_curves import by_place, parse_curves
-from faser_trtllm.bench.serve.dataset import DATASETS, read_dataset
 from faser_trtllm.config import load_service_config, read_mapping
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.errors import InvalidArgumentError

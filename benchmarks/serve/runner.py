@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.bench.serve.acceptance import Acceptance, between
-from faser_trtllm.bench.serve.arrivals import arrival_times
-from faser_trtllm.bench.serve.dataset import Conversation, read_dataset
-from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.outcome import Outcome
-from faser_trtllm.bench.serve.report import ServeReport, render_markdown
-from faser_trtllm.bench.serve.summary import summarize_load
+from benchmarks.common.environment import describe_environment
+from benchmarks.serve.acceptance import Acceptance, between
+from benchmarks.serve.arrivals import arrival_times
+from benchmarks.serve.dataset import Conversation, read_dataset
+from benchmarks.serve.options import ServeBenchOptions
+from benchmarks.serve.outcome import Outcome
+from benchmarks.serve.report import ServeReport, render_markdown
+from benchmarks.serve.summary import summarize_load
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 
@@ -94,8 +94,8 @@ async def _run(
         import aiohttp
     except ImportError:
         raise UnavailableError(f"the bench needs aiohttp; {install('serve')}") from None
-    from faser_trtllm.bench.serve.client import Client
-    from faser_trtllm.bench.serve.load import Load
+    from benchmarks.serve.client import Client
+    from benchmarks.serve.load import Load
 
     body: dict[str, Any] = {"temperature": options.temperature, **(options.extra_body or {})}
     if options.ignore_eos:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from faser_trtllm.bench.serve.acceptance import Acceptance
+from benchmarks.serve.acceptance import Acceptance
 
 
 @dataclass

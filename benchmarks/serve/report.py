@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from faser_trtllm.bench.environment import portable
-from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.serve.acceptance import Acceptance, pooled
-from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.summary import PERCENTILES, LoadSummary
+from benchmarks.common.environment import portable
+from benchmarks.common.markdown import table
+from benchmarks.serve.acceptance import Acceptance, pooled
+from benchmarks.serve.options import ServeBenchOptions
+from benchmarks.serve.summary import PERCENTILES, LoadSummary
 
 _LATENCIES = {
     "ttft": "time to first token (TTFT)",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from faser_trtllm.bench.serve.dataset import MAX_TURNS, PLACEHOLDER, Conversation, read_dataset
+from benchmarks.serve.dataset import MAX_TURNS, PLACEHOLDER, Conversation, read_dataset
 from faser_trtllm.errors import InvalidArgumentError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from faser_trtllm.bench.serve.acceptance import Acceptance, between, pooled, read_counters, read_record
+from benchmarks.serve.acceptance import Acceptance, between, pooled, read_counters, read_record
 
 RECORD = {
     "mean_acceptance_length": 2.25,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser_trtllm.bench.stats import paired_ratio, summarize
+from benchmarks.common.stats import paired_ratio, summarize
 
 
 def test_summary_is_median_and_range() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 
-from faser_trtllm.bench.serve.acceptance import Acceptance, read_counters, read_record
-from faser_trtllm.bench.serve.dataset import Message
-from faser_trtllm.bench.serve.outcome import Outcome
+from benchmarks.serve.acceptance import Acceptance, read_counters, read_record
+from benchmarks.serve.dataset import Message
+from benchmarks.serve.outcome import Outcome
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.json_text import parse_json
 from faser_trtllm.serving.text.finish_reason import SYNTHETIC

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
+from benchmarks.common.environment import CpuMeter, describe_environment, portable
 
 
 @pytest.mark.parametrize(

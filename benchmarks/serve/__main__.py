@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from faser_trtllm.bench.flags import Flags, say
-from faser_trtllm.bench.serve.dataset import DATASETS
-from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.report import render_markdown
-from faser_trtllm.bench.serve.runner import run_serve_bench
+from benchmarks.common.flags import Flags, say
+from benchmarks.serve.dataset import DATASETS
+from benchmarks.serve.options import ServeBenchOptions
+from benchmarks.serve.report import render_markdown
+from benchmarks.serve.runner import run_serve_bench
 from faser_trtllm.errors import FaserError
 from faser_trtllm.json_text import parse_json
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from faser_trtllm.bench.serve.acceptance import Acceptance, pooled
-from faser_trtllm.bench.serve.outcome import Outcome
+from benchmarks.serve.acceptance import Acceptance, pooled
+from benchmarks.serve.outcome import Outcome
 
 PERCENTILES = (50, 90, 95, 99)
 

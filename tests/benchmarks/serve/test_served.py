@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.report import ServeReport
-from faser_trtllm.bench.serve.runner import run_serve_bench
+from benchmarks.serve.options import ServeBenchOptions
+from benchmarks.serve.report import ServeReport
+from benchmarks.serve.runner import run_serve_bench
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.openai_frontend import TEMPLATE, Frontend
 from tests.support.triton_server import Server

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser_trtllm.bench.serve.__main__ import flags, main
-from faser_trtllm.bench.serve.dataset import Conversation
-from faser_trtllm.bench.serve.options import ServeBenchOptions
-from faser_trtllm.bench.serve.report import ServeReport, render_markdown
-from faser_trtllm.bench.serve.runner import choose, run_serve_bench
+from benchmarks.serve.__main__ import flags, main
+from benchmarks.serve.dataset import Conversation
+from benchmarks.serve.options import ServeBenchOptions
+from benchmarks.serve.report import ServeReport, render_markdown
+from benchmarks.serve.runner import choose, run_serve_bench
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from tests.support.checkpoints import write_tokenizer
 from tests.support.openai_stand_in import StandIn

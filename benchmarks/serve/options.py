@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faser_trtllm.bench.serve.dataset import DATASETS, MAX_OUTPUT_LEN
+from benchmarks.serve.dataset import DATASETS, MAX_OUTPUT_LEN
 from faser_trtllm.errors import InvalidArgumentError
 
 BACKENDS = ("openai", "openai-chat")

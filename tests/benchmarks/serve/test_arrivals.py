@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from faser_trtllm.bench.serve.arrivals import arrival_times
+from benchmarks.serve.arrivals import arrival_times
 
 
 def variation(times: list[float]) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from faser_trtllm.bench.serve.acceptance import Acceptance
-from faser_trtllm.bench.serve.outcome import Outcome
-from faser_trtllm.bench.serve.summary import PERCENTILES, distribution, keeps, summarize_load
+from benchmarks.serve.acceptance import Acceptance
+from benchmarks.serve.outcome import Outcome
+from benchmarks.serve.summary import PERCENTILES, distribution, keeps, summarize_load
 
 
 def outcome(due_s: float, pieces_s: list[float], num_tokens: int | None, late_s: float = 0.0) -> Outcome:

@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from faser_trtllm.bench.serve.client import Client
-from faser_trtllm.bench.serve.dataset import Conversation
-from faser_trtllm.bench.serve.outcome import Outcome
+from benchmarks.serve.client import Client
+from benchmarks.serve.dataset import Conversation
+from benchmarks.serve.outcome import Outcome
 
 _LEAD_S = 0.1  # between creating the tasks and the first arrival
 

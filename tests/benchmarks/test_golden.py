@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from faser_trtllm.bench.golden import main
+from benchmarks.golden import main
 from faser_trtllm.errors import InvalidArgumentError
 
 
