@@ -19,7 +19,7 @@ from tests.trtllm.reference import OURS, our_unit, ours, reasons
 from tests.trtllm.rules_kv import blocks_for
 
 NUM_STATES = pick(1_000, 20_000)
-DOCUMENT = Path(__file__).parents[2] / "faser_trtllm" / "trtllm" / "check" / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "lab" / "trtllm_check" / "README.md"
 NOT_OF_A_STEP = {"first-come-first-served-only", "no-static-batch", "the-next-rows-block-is-kept"}
 """Differences that no single step shows which is chunked first come first served, or not at all."""
 

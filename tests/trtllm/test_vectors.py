@@ -12,7 +12,7 @@ from lab.trtllm_check.vectors import load_vectors, run_on_tensorrt_llm
 from tests.trtllm import fakes
 from tests.trtllm.native_vectors import run_natively
 
-DOCUMENT = Path(__file__).parents[2] / "faser_trtllm" / "trtllm" / "check" / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "lab" / "trtllm_check" / "README.md"
 VECTORS = load_vectors()
 DIFFERENCES = re.findall(r"^\| `([a-z-]+)` \|", DOCUMENT.read_text(), re.MULTILINE)
 each_vector = pytest.mark.parametrize("vector", VECTORS, ids=[vector.id for vector in VECTORS])
