@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags.flag("fixed", "draft lengths of the fixed policies")
     flags.flag("num_fixed_kept", "number of fixed policies that go on after a cell's first block, the fastest ones")
     flags.flag("seconds", "seconds of a cell, for all systems together")
+    flags.flag("learning_s", "seconds that systems with price run alone at the start of a cell, in addition")
     flags.flag("blocks", "blocks of a cell, after one for warm-up")
     flags.flag("profile_s", "seconds for `faser profile`")
     flags.flag("quick_profile", "use the quick profile of `faser build`")

@@ -24,6 +24,7 @@ class MoeBenchOptions:
     acceptance: probabilities that a draft is accepted if those before it were.
     num_fixed_kept: number of fixed lengths that go on after a cell's first block, the fastest ones.
     seconds: time of a cell for all systems together. blocks: blocks of a cell after a warm-up; ratios are per block.
+    learning_s: time that each system with `price` runs alone at the start of a cell, in addition.
     quick_profile: use the quick profile of a build, without held-out points. sizes: sizes of the target.
     """
 
@@ -35,6 +36,7 @@ class MoeBenchOptions:
     fixed: tuple[int, ...] = tuple(range(1, MAX_DRAFT_LEN + 1))
     num_fixed_kept: int = 3
     seconds: float = 25.0
+    learning_s: float = 10.0
     blocks: int = 5
     slice_ms: float = 40.0
     profile_s: float = 40.0
@@ -57,6 +59,7 @@ class MoeBenchOptions:
             batch_sizes=self.batch_sizes[:2],
             fixed=tuple(k for k in self.fixed if k in (2, 4)) or self.fixed[:1],
             seconds=min(self.seconds, 2.0),
+            learning_s=min(self.learning_s, 0.2),
             blocks=min(self.blocks, 2),
             profile_s=min(self.profile_s, 1.0),
             sizes=MoeSizes(num_layers=2, hidden_size=128, num_experts=16, top_k=2, expert_size=128),
@@ -102,6 +105,6 @@ class MoeBenchOptions:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be {low} or more")
         if min(self.batch_sizes) < 1:
             raise InvalidArgumentError(f"batch_sizes has {min(self.batch_sizes)}, it must be 1 or more")
-        for name in ("seconds", "slice_ms", "profile_s"):
+        for name in ("seconds", "slice_ms", "profile_s", "learning_s"):
             if not getattr(self, name) > 0:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be more than 0")

@@ -111,7 +111,8 @@ class MoeReport:
             f"Other processes used {100 * env['other_share']:.0f} % of the cores' time, other machines "
             f"{100 * env['steal_share']:.0f} %.  ",
             f"Systems take turns of {options['slice_ms']:g} ms on endless requests, {options['seconds']:g} s of a cell "
-            f"for all of them; {options['blocks']} blocks of it are compared after one that warms up. Drafts are of a "
+            f"for all of them; {options['blocks']} blocks of it are compared after one that warms up. Systems with "
+            f"price learn for {options['learning_s']:g} s before. Drafts are of a "
             "tiny dense model and are accepted at random with the probability given (synthetic acceptance: the text "
             "is not the target's); tokens of a pass are those expected of the drafts that it verified.  ",
             f"`{env['command_line']}`, {self.minutes:.1f} minutes.",

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common.environment import CpuMeter, describe_environment, portable
 from benchmarks.moe.model import TOKENIZER, VOCAB_SIZE, write_moe_checkpoint
-from benchmarks.moe.options import BY_ROWS, MAX_DRAFT_LEN, MoeBenchOptions
+from benchmarks.moe.options import BY_ROWS, MAX_DRAFT_LEN, PRICE, MoeBenchOptions
 from benchmarks.moe.report import Cell, Count, MoeModel, MoeReport
 from benchmarks.moe.systems import System, open_system
 from benchmarks.peers.bits.models import Model, write_random_checkpoint
@@ -206,6 +206,8 @@ def _measure(
     running = list(systems)
     for system in running:
         system.begin(batch_size, batch_size)
+        if system.name in (PRICE, BY_ROWS):  # a server learns once, and then serves for hours
+            system.turn(options.learning_s)
     # The first block has all systems, later ones fewer.
     num_left = min(len(running), 3 + options.num_fixed_kept)
     block_s = options.seconds / (len(running) + num_left * options.blocks)
