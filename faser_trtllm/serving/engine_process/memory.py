@@ -42,7 +42,7 @@ class RequestMemory:
             if num_bytes > left:
                 raise UnavailableError(
                     f"the request takes up to {num_bytes} more bytes of memory, its client may take {left} more of "
-                    f"max_queue_bytes {self.limit} (half of what others leave); try again later, or ask for less"
+                    f"max_queue_bytes {self.limit}, half of what others leave; try again later, or ask for less"
                 )
             self._taken[handle] = client, self._taken.get(handle, (client, 0))[1] + num_bytes
             self._of_clients[client] = own + num_bytes

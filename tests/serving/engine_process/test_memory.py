@@ -86,7 +86,7 @@ def test_requests_that_hold_too_much_together_are_unavailable_and_others_are_ser
     refused = backend.answers(5)
     for (error,) in refused.values():
         assert error.code == UNAVAILABLE
-        assert f" more of max_queue_bytes {LIMIT} (half of what others leave); try again later" in error.message
+        assert f" more of max_queue_bytes {LIMIT}, half of what others leave; try again later" in error.message
     backend.ask(0, 100, text_input=b"abc", max_tokens=ints(3))
     assert backend.answers(1)[100][0]["text_output"][2][4:] == b"abcabc"
     running = set(range(8)) - set(refused)

@@ -209,7 +209,7 @@ def test_a_guide_waits_for_no_slow_one(case):
 def test_requests_with_the_same_guide_wait_for_one_compilation(case):
     for i in range(256):
         case.submit(f"r{i}", "slow")
-    with pytest.raises(UnavailableError, match="256 guides wait"):
+    with pytest.raises(UnavailableError, match="256 guides are waiting"):
         case.submit("r256", "slow")
     case.compiler.gate.set()
     case.compiler.slow_gate.set()
