@@ -86,7 +86,7 @@ def _gpu_gain(figure: Any) -> None:
         axes.axhline(1, color="black", linewidth=0.8)
         _log_ticks(axes, requests)
         axes.set(title=title, xlabel="requests in flight", ylabel="tokens/s over no speculation")
-        axes.legend(frameon=False)
+        axes.legend(framealpha=1, edgecolor="white")
 
 
 def _cpu_peers(figure: Any) -> None:
@@ -111,7 +111,7 @@ def _response_cost(figure: Any) -> None:
     axes.barh(names, server, label="tritonserver")
     axes.barh(names, engine, left=server, label="engine process")
     axes.invert_yaxis()
-    axes.set(xlabel="CPU us per response; streams, time between steps, and responses per second at the left")
+    axes.set(xlabel="CPU us per response", ylabel="streams, time between steps,\nresponses per second")
     axes.legend(frameon=False)
 
 
