@@ -182,7 +182,7 @@ def test_a_table_of_a_measured_gpu_goes_by_its_name():
     assert "2026-11-26" in found.anchors
     assert found.runs[0].tpot_ms["p50"].value == pytest.approx(6.84, rel=0.05)  # of a step, measured on the H100
     assert 0.0 < found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value - 1.0 < 0.05
-    assert any("the models that you gave set only the memory" in sentence for sentence in notes(found))
+    assert any("your models decide only the memory" in sentence for sentence in notes(found))
 
 
 def test_a_published_curve_is_named_with_its_source_and_gives_its_lengths():
