@@ -38,12 +38,15 @@ class Checkout:
         self.env = os.environ | {"FASER_VENV": str(root / "venv"), "NOTED": str(self.noted), "CXX": "true"}
         self.env.pop("FASER_REQUIRE_HASHES", None)
 
-    def setup(self) -> list[str]:
-        """Run ./build.sh setup -> the calls of pip that it made."""
+    def run(self, command: str) -> list[str]:
+        """Run ./build.sh COMMAND and return its calls of modules."""
         self.noted.write_text("")
         env = self.env | {"PLACE": str(self.place / "__init__.py")}
-        subprocess.run([str(self.path / "build.sh"), "setup"], env=env, check=True, capture_output=True)
-        return [line for line in self.noted.read_text().splitlines() if line.startswith("-m pip ")]
+        subprocess.run([str(self.path / "build.sh"), command], env=env, check=True, capture_output=True)
+        return [line for line in self.noted.read_text().splitlines() if line.startswith("-m ")]
+
+    def setup(self) -> list[str]:
+        return [call for call in self.run("setup") if call.startswith("-m pip ")]
 
 
 @pytest.fixture
@@ -64,3 +67,7 @@ def test_setup_puts_the_checkout_back_in_the_place_of_a_copy(checkout: Checkout)
     assert any("-e .[serve,openai]" in call for call in checkout.setup())
     checkout.place = here
     assert checkout.setup() == []
+
+
+def test_docs_builds_the_site_with_warnings_as_errors(checkout: Checkout) -> None:
+    assert checkout.run("docs")[-1] == "-m sphinx -W --keep-going -q -b html docs build/docs"
