@@ -35,7 +35,7 @@ def test_of_a_text_that_is_too_long_the_beginning_is_tokenized(tokenizer, sizes)
     message = str(caught.value)
     assert message.startswith("text_input has 3000000 characters, of which the first 160000 are ")
     assert message.endswith(
-        " tokens, the engine takes at most 19999 (max_seq_len 20000 with one token of output); shorten the prompt"
+        " tokens; the engine takes at most 19999 (max_seq_len 20000 with one token of output); shorten the prompt"
     )
     assert sizes == [8 * MAX_SEQ_LEN]
 
