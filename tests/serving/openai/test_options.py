@@ -19,7 +19,7 @@ from tests.support.triton_server import free_ports
 def test_what_a_running_server_cannot_take_is_refused(name, value):
     triton = dataclasses.replace(ServeOptions(), **{name: value})
     options = OpenAIOptions(url="grpc://127.0.0.1:1", triton=triton)
-    with pytest.raises(InvalidArgumentError, match=rf"{name} is {value}, .*url grpc://127\.0\.0\.1:1 runs; start that"):
+    with pytest.raises(InvalidArgumentError, match=rf"{name} is {value}, .*url grpc://127\.0\.0\.1:1 is already"):
         serve_openai(options)
 
 
