@@ -247,7 +247,7 @@ def _choice(view: View, engine_dir: Path) -> str:
     alone_ms, draft_ms = costs.decode_ms(1, context), costs.draft_step_ms(1, context)
     step_ms = {n: costs.verify_ms(1 + n, 1, context) + n * draft_ms for n in (1, 4)}
     speculation = view.speculation
-    return describe_choice(speculation["frontiers_by_length"], speculation["mean_acceptance_length"], alone_ms, step_ms)
+    return describe_choice(speculation["verified_by_length"], speculation["mean_acceptance_length"], alone_ms, step_ms)
 
 
 def describe_choice(

@@ -112,8 +112,8 @@ def render(view: View, url: str, note: str | None = None) -> RenderableType:
         Text(
             note or title, style="bold" if is_well and note is None else "bold red", no_wrap=True, overflow="ellipsis"
         ),
-        _side_by_side("requests", _requests(view), f"lanes ({view.window_s:.0f} s)", _lanes(view)),
-        _side_by_side(f"speculation ({window})", _acceptance(view), "drafts per pass", _frontiers(view)),
+        _side_by_side("requests", _requests(view), f"steps ({view.window_s:.0f} s)", _steps(view)),
+        _side_by_side(f"speculation ({window})", _acceptance(view), "drafts per pass", _verified(view)),
         _side_by_side("cache and steps", _cache(view), f"latency, ms ({window})", _latencies(view)),
     )
 
@@ -145,9 +145,9 @@ def _requests(view: View) -> Table:
     )
 
 
-def _lanes(view: View) -> Table:
-    rows = [(lane, _bar(share)) for lane, share in sorted(view.lanes["busy"].items())]
-    rows += [("mode " + mode, _bar(share)) for mode, share in sorted(view.lanes["mode"].items())]
+def _steps(view: View) -> Table:
+    rows = [(part, _bar(share)) for part, share in sorted(view.steps["busy"].items())]
+    rows += [("mode " + mode, _bar(share)) for mode, share in sorted(view.steps["mode"].items())]
     return _pairs(rows)
 
 
@@ -169,14 +169,14 @@ def _acceptance(view: View) -> Table:
     return _pairs(rows)
 
 
-def _frontiers(view: View) -> Table:
+def _verified(view: View) -> Table:
     """Return a table whose row n has the share of passes with n drafts and how often draft n was accepted."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_row("n", "verified", "n-th accepted", style="dim")
     accepted = [None, *view.speculation["accepted_by_position"]]
-    rows = list(zip(view.speculation["frontiers_by_length"], accepted, strict=False))
+    rows = list(zip(view.speculation["verified_by_length"], accepted, strict=False))
     last = _MAX_LENGTHS - 1
     for n, (verified, share) in enumerate(rows[: last if len(rows) > _MAX_LENGTHS else _MAX_LENGTHS]):
         table.add_row(str(n), _bar(verified), _bar(share) if n else "")

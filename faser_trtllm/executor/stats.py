@@ -43,7 +43,7 @@ _COUNTS = (
     "num_branch_rows",
     "num_branch_tokens",
     "num_drafts",
-    "num_frontier_rows",
+    "num_verified_rows",
     "num_oracle_rows",
     "num_prefix_tokens",
     "num_prefix_hit_tokens",
@@ -107,7 +107,7 @@ class ExecutorStats(StepWatcher):
         self._num = dict.fromkeys(_COUNTS, 0)  # a Counter would be three times slower
         self._ms = dict.fromkeys(_TIMES, 0.0)
         self._accepted_lens = [0] * (max_draft_len + 1)
-        self._frontier_lens = [0] * (max_draft_len + 1)
+        self._verified_lens = [0] * (max_draft_len + 1)
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
         self._last_token_s: dict[Request, float] = {}
         self._ended: list[Request] = []  # since the last step
@@ -130,11 +130,11 @@ class ExecutorStats(StepWatcher):
         num["num_branch_rows"] += result.num_branches
         num["num_branch_tokens"] += result.num_followed
         num["num_pruned_rows"] += record.num_pruned
-        num["num_frontier_rows"] += n + record.num_verified
+        num["num_verified_rows"] += n + record.num_verified
         num["num_oracle_rows"] += record.num_decoded
         num["num_steps_" + plan.mode] += 1
         verified, accepted = result.num_verified.tolist(), result.num_accepted.tolist()
-        for lengths, totals in ((verified[:n], self._frontier_lens), (accepted, self._accepted_lens)):
+        for lengths, totals in ((verified[:n], self._verified_lens), (accepted, self._accepted_lens)):
             for length, count in Counter(lengths).items():
                 totals[length] += count
         num["num_drafts"] += len(accepted) - list(map(or_, verified, accepted)).count(0)
@@ -176,7 +176,7 @@ class ExecutorStats(StepWatcher):
             at_least += self._accepted_lens[length]
             values[f"num_accepted_tokens_per_pos[{length - 1}]"] = at_least
         for length in range(self._max_draft_len + 1):
-            values[f"num_frontiers_by_len[{length}]"] = self._frontier_lens[length]
+            values[f"num_verified_by_len[{length}]"] = self._verified_lens[length]
         for name, histogram in self._histograms.items():
             values |= {f"{name}[{i}]": count for i, count in enumerate(histogram.counts)}
             values |= {f"{name}_sum[{i}]": total for i, total in enumerate(histogram.sums)}

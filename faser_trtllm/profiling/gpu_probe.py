@@ -40,12 +40,12 @@ class GpuProbe(Probe):
         engine.wait()
 
 
-def open_gpu_probe(engines: EngineDir, quick: bool, lanes: bool = False) -> GpuProbe:
-    """Open a directory's engines on the first GPU; lanes: as in ProfileOptions. Raises like open_engines()."""
+def open_gpu_probe(engines: EngineDir, quick: bool, overlap: bool = False) -> GpuProbe:
+    """Open a directory's engines on the first GPU; overlap: as in ProfileOptions. Raises like open_engines()."""
     limits, needed, num_blocks = probe_sizes(engines.build_config, quick, MAX_ROWS, MAX_REQUESTS)
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
-        overlap = lanes or not quick
+        overlap = overlap or not quick
         request = OpenRequest(engines, needed, num_blocks, drafting=engines.has_draft, overlap=overlap)
         opened = open_engines(request, stack)
         num_slots = needed.max_batch_size

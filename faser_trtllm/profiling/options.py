@@ -13,7 +13,7 @@ class ProfileOptions:
     """Options of `faser profile`.
 
     quick: fewer points and rounds, and no calibration of pruning.
-    lanes: measure both partitions and held-out points in a quick profile, too.
+    overlap: measure both partitions and held-out points in a quick profile, too.
     time_budget_s: time for interleaved rounds, of which 3 to 25 are run.
     prompt_file: one prompt per line for the calibration of pruning; default: held-out standard library sources.
     calibrate: calibrate pruning if the target has exit layers.
@@ -22,7 +22,7 @@ class ProfileOptions:
 
     engine_dir: Path
     quick: bool = False
-    lanes: bool = False
+    overlap: bool = False
     time_budget_s: float = 40.0
     prompt_file: Path | None = None
     num_prompts: int = 48

@@ -138,7 +138,7 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
 
     def measure(points: Sequence[Point]) -> Measured:
         if options.quick:
-            return measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.lanes else QUICK_ROUND_S, tick)
+            return measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.overlap else QUICK_ROUND_S, tick)
         return measure_points(probe, points, options.time_budget_s, tick)
 
     measured = measure_again(measure(points), points, measure, probe.row_sizes)
@@ -173,7 +173,7 @@ def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
         return CpuProbe(engines, options.cores, options.num_threads, options.quick)
     from faser_trtllm.profiling.gpu_probe import open_gpu_probe
 
-    return open_gpu_probe(engines, options.quick, options.lanes)
+    return open_gpu_probe(engines, options.quick, options.overlap)
 
 
 def grid(
@@ -187,7 +187,7 @@ def grid(
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
     points += expert_points(limits, ALL) if has_experts else []
     points += decode_points(limits, options.quick)
-    if "verify" in partitions and (options.lanes or not options.quick):
+    if "verify" in partitions and (options.overlap or not options.quick):
         points += verify_points(limits, "verify", quick=True)
         points += draft_points(limits, "draft", quick=True)
     seen = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points}
@@ -214,7 +214,7 @@ def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[Cost
 
 def _interference(probe: Probe, options: ProfileOptions, say: Progress) -> list[Interference]:
     """Measure the draft on its core next to a target on the other cores, and next to a target on all cores."""
-    if "draft" not in probe.partitions or (options.quick and not options.lanes) or probe.draft is None:
+    if "draft" not in probe.partitions or (options.quick and not options.overlap) or probe.draft is None:
         return []
     limits, found = probe.limits, []
     for number, partition in enumerate(("verify", ALL)):

@@ -32,9 +32,9 @@ def test_counts_add_up(policy, capacity):
     assert sum(per_pos) == stats["num_accepted_tokens"]
     assert per_pos == sorted(per_pos, reverse=True), "a position is accepted only behind the one before it"
     assert all(count <= stats["num_drafts"] for count in per_pos)
-    by_len = run.series("num_frontiers_by_len")
+    by_len = run.series("num_verified_by_len")
     assert sum(length * count for length, count in enumerate(by_len)) == stats["num_verified_tokens"]
-    assert sum((1 + length) * count for length, count in enumerate(by_len)) == stats["num_frontier_rows"]
+    assert sum((1 + length) * count for length, count in enumerate(by_len)) == stats["num_verified_rows"]
     assert min(by_len) >= 0
     resumed = run.total("num_preemptions")
     assert stats["num_preemptions"] == resumed
@@ -42,7 +42,7 @@ def test_counts_add_up(policy, capacity):
     assert stats["num_oracle_rows"] == run.watcher.num_decoded
     assert sorted(map(id, run.watcher.ended)) == sorted(map(id, run.requests))
     if policy == "off":
-        assert stats["num_oracle_rows"] == stats["num_frontier_rows"] == by_len[0]
+        assert stats["num_oracle_rows"] == stats["num_verified_rows"] == by_len[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

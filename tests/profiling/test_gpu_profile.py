@@ -84,7 +84,7 @@ def test_another_gpus_table_is_refused_by_name(engine_dir: Path, monkeypatch: py
 
 
 @ONLY_ALL
-def test_a_whole_profile_calibrates_pruning_and_measures_both_lanes(engine_dir: Path) -> None:
+def test_a_whole_profile_calibrates_pruning_and_measures_both_streams(engine_dir: Path) -> None:
     report = profile_engine_dir(
         ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=4, prompt_len=6, max_tokens=24, plot=False)
     )

@@ -91,7 +91,7 @@ def cost_file(form: str) -> str:
 
 def measure_table(bench: Bench, pair: OpenPair, context_len: int) -> CostTable:
     """Measure a table like a quick `faser profile`, with both sides of the split."""
-    options = ProfileOptions(bench.options.output_dir, quick=True, lanes=True, seed=bench.options.seed)
+    options = ProfileOptions(bench.options.output_dir, quick=True, overlap=True, seed=bench.options.seed)
     passes = measure_passes(PairProbe(pair, context_len), options)
     return passes.table(bench.machine.fingerprint(pair.made_of))
 

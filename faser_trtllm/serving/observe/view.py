@@ -26,14 +26,14 @@ class View:
     """A server's numbers over one window of time.
 
     Fractions are 0 to 1, times are in seconds, and values that a window without traffic does not have are None. Rates
-    and lanes refer to the window; so do acceptance, cache hits and latencies, or to the time since the start if
+    and steps refer to the window; so do acceptance, cache hits and latencies, or to the time since the start if
     is_since_start.
     """
 
     engine: Mapping[str, Any]  # is_synthetic and doubtful_costs (kinds of passes) are only there if they apply
     requests: Mapping[str, float | None]
     throughput: Mapping[str, float | None]
-    lanes: Mapping[str, Any]
+    steps: Mapping[str, Any]
     speculation: Mapping[str, Any]
     cache: Mapping[str, float | None]
     latency_s: Mapping[str, Mapping[str, float | None]]
@@ -71,7 +71,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
     drafts = counts.delta(f"{_SPEC}_num_drafts_total")
     accepted = counts.delta(f"{_SPEC}_num_accepted_tokens_total")
     positions = counts.deltas(f"{_SPEC}_num_accepted_tokens_per_pos_total", "position")
-    lengths = counts.deltas(f"{_SPEC}_frontier_len_total", "length")
+    lengths = counts.deltas(f"{_SPEC}_verified_len_total", "length")
     tested, passed = (
         counts.deltas(f"{_SPEC}_num_{which}_tokens_by_drafter_total", "drafter") for which in ("tested", "accepted")
     )
@@ -100,11 +100,11 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
             "prompt_tokens_per_s": window.rate("faser_prompt_tokens_total"),
             "steps_per_s": None if window.seconds <= 0.0 else num_steps / window.seconds,
         },
-        lanes={
+        steps={
             "mode": {mode: _share(count, num_steps) for mode, count in modes.items()},
             "busy": {
-                lane: _share(seconds, window.seconds)
-                for lane, seconds in window.deltas("faser_lane_seconds_total", "lane").items()
+                part: _share(seconds, window.seconds)
+                for part, seconds in window.deltas("faser_step_seconds_total", "part").items()
             },
         },
         speculation={
@@ -126,7 +126,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
                 if count > 0.0
             },
             "accepted_by_position": [_share(positions[place], drafts) for place in _in_order(positions)],
-            "frontiers_by_length": [_share(lengths[place], sum(lengths.values())) for place in _in_order(lengths)],
+            "verified_by_length": [_share(lengths[place], sum(lengths.values())) for place in _in_order(lengths)],
         },
         cache={
             "usage": now.get("faser_kv_cache_usage_perc"),

@@ -44,7 +44,7 @@ def test_what_the_executor_counted_is_published(metrics, value, run):
     assert value("faser_spec_decode_num_draft_tokens_total") == stats["num_draft_tokens"] > 0
     accepted = [value("faser_spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
     assert sum(accepted) == value("faser_spec_decode_num_accepted_tokens_total") > 0
-    assert sum(value("faser_spec_decode_frontier_len_total", length=str(i)) for i in range(5)) > 0
+    assert sum(value("faser_spec_decode_verified_len_total", length=str(i)) for i in range(5)) > 0
     assert value("faser_steps_total", mode="serial") == stats["num_steps"]
     assert value("faser_steps_total", mode="ping_pong") == 0
     assert value("nv_trt_llm_request_metrics", request_type="max") == 4

@@ -300,10 +300,10 @@ def test_faser_top_shows_the_running_server(server):
     assert view["requests"]["max"] == 4
     assert view["throughput"]["generation_tokens_per_s"] > 0
     assert view["requests"]["ended_per_s"] > 0
-    assert 0.0 < view["lanes"]["busy"]["verify"] < 1.0
-    assert view["lanes"]["mode"]["serial"] == 1.0
+    assert 0.0 < view["steps"]["busy"]["verify"] < 1.0
+    assert view["steps"]["mode"]["serial"] == 1.0
     assert 0.0 < view["speculation"]["acceptance_rate"] <= 1.0
-    assert sum(view["speculation"]["frontiers_by_length"]) == pytest.approx(1.0)
+    assert sum(view["speculation"]["verified_by_length"]) == pytest.approx(1.0)
     assert view["cache"]["blocks_max"] > 0
     assert all(0.0 < values["p50"] <= values["p99"] < 10.0 for values in view["latency_s"].values())
 

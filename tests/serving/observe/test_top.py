@@ -40,9 +40,9 @@ def test_rates_and_shares_are_those_of_the_window():
     assert view.requests["failed_per_s"] == 0.0
     assert view.throughput["generation_tokens_per_s"] == 250.0
     assert view.throughput["steps_per_s"] == 50.0
-    assert view.lanes["mode"] == {"serial": 0.5, "draft_ahead": 0.0, "ping_pong": 0.5}
-    assert view.lanes["busy"]["verify"] == 0.5
-    assert view.lanes["busy"]["draft"] == 0.0
+    assert view.steps["mode"] == {"serial": 0.5, "draft_ahead": 0.0, "ping_pong": 0.5}
+    assert view.steps["busy"]["verify"] == 0.5
+    assert view.steps["busy"]["draft"] == 0.0
     assert view.speculation["acceptance_rate"] == 0.5
     assert view.speculation["mean_acceptance_length"] == 2.0
     assert view.cache["usage"] == 0.25
@@ -76,10 +76,10 @@ def test_an_idle_window_shows_acceptance_since_the_start():
     assert view.throughput["generation_tokens_per_s"] == 0.0
     assert view.speculation["acceptance_rate"] == 0.75
     assert view.speculation["accepted_by_position"] == [0.9, 0.6]
-    assert view.speculation["frontiers_by_length"] == [0.25, 0.25, 0.5]
+    assert view.speculation["verified_by_length"] == [0.25, 0.25, 0.5]
     assert view.speculation["oracle_fraction"] == 0.9
     assert view.cache["hit_rate"] == 0.2
-    assert set(view.lanes["mode"].values()) == {None}
+    assert set(view.steps["mode"].values()) == {None}
 
 
 def test_one_scrape_has_no_rates():
@@ -124,7 +124,7 @@ def test_everything_fits_80_columns():
 
 
 def test_the_fullest_screen_fits_24_lines_and_no_length_is_left_out():
-    counts = {f"num_frontiers_by_len[{n}]": 10.0 * n for n in range(9)} | {"num_frontiers_by_len[8]": 40.0}
+    counts = {f"num_verified_by_len[{n}]": 10.0 * n for n in range(9)} | {"num_verified_by_len[8]": 40.0}
     counts |= {f"num_accepted_tokens_per_pos[{n}]": 10.0 for n in range(8)}
     drafters = {f"num_{kind}_drafts_{name}": 9.0 for kind in ("tested", "passed") for name in ("suffix", "model")}
     view = make_view(scrape(STATS | counts | drafters | {"price_tokens_per_ms": 9.0, "is_synthetic": 1.0}, waits=4))
