@@ -333,7 +333,8 @@ def _from_definition(definition: str) -> Any:
     backend.no_truncation()
     backend.no_padding()
     # The library never evicts: by default 10,000 words of strange prompts would stay, at up to 6 KB each.
-    backend.model._resize_cache(MAX_CACHED_WORDS)
+    if isinstance(backend.model, tokenizers.models.BPE | tokenizers.models.Unigram):
+        backend.model._resize_cache(MAX_CACHED_WORDS)
     return backend
 
 
