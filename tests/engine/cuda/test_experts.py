@@ -218,7 +218,9 @@ def test_what_mixtures_cannot_do_is_refused(pair: EngineDir) -> None:
     with ExitStack() as stack:
         with pytest.raises(ConfigError, match=r"quantization is fp8, but .* has a mixture of experts, whose grouped"):
             open_cuda_engines(replace(request, quantization=Quantization.FP8), HostGpu(), stack)
-        with pytest.raises(ConfigError, match=r"this GPU has compute capability 8\.9: .* wait for the host .* 9\.x and 10"):
+        with pytest.raises(
+            ConfigError, match=r"this GPU has compute capability 8\.9: .* wait for the host .* 9\.x and 10"
+        ):
             open_cuda_engines(request, OldGpu(), stack)
 
 

@@ -248,7 +248,7 @@ def test_kill_9_ends_every_stream_with_an_error_within_two_seconds(server, kille
 
 
 def test_what_may_be_tried_again_can_be_told_over_http(fake_engine_dir, tmp_path):
-    """By 503 at infer. generate's status means nothing (docs/serve.md), but a client may ask for the code."""
+    """The status is 503 at infer; that of generate means nothing (docs/serve.md), but a client may ask for the code."""
     config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 7200\nrestart_backoff_max_s: 7200\n")
     fields = {"text_input": ("BYTES", "a"), "max_tokens": ("INT32", 2)}

@@ -363,7 +363,11 @@ BAD = [
     ("tensorrt_llm", {"request_output_len": np.array([[0]], np.int32)}, "request_output_len is 0"),
     ("tensorrt_llm", {"input_lengths": np.array([[9]], np.int32)}, "input_lengths is 9, input_ids has 2"),
     ("tensorrt_llm", {"input_ids": np.array([[1, 999]], np.int32)}, "the prompt holds token id 999"),
-    ("tensorrt_llm", {"draft_input_ids": np.array([[1, 2]], np.int32)}, "draft_input_ids was sent, but draft tokens come"),
+    (
+        "tensorrt_llm",
+        {"draft_input_ids": np.array([[1, 2]], np.int32)},
+        "draft_input_ids was sent, but draft tokens come",
+    ),
     ("tensorrt_llm", {"runtime_top_p": np.array([[1.5]], np.float32)}, "runtime_top_p is 1.5"),
     ("tensorrt_llm", {"stop_words_list": np.array([[[999], [1]]], np.int32)}, "stop_words_list holds token id 999"),
     (
