@@ -43,11 +43,12 @@ def _point(bench: Bench, form: str, probe: PairProbe, point: tuple[str, int, int
     # A draft call is run whole and timed by the step.
     num_steps = min(DRAFTED, probe.limits.max_draft_len) if kind == "draft_step" else 1
     times: dict[int, dict[str, KernelTime]] = {}
-    wall = []
+    wall, wall_ms = [], {}
     for context in contexts:
         work = probe.runner(Point(kind, "all", rows, requests, context))
         alone_ms = num_steps * time_step(work, DRY_NUM_RUNS if bench.is_dry else NUM_TIMED)
         kernels, profiled_ms = kernel_times(bench.machine, work, DRY_NUM_RUNS if bench.is_dry else NUM_RUNS)
+        wall_ms[str(context)] = alone_ms / num_steps
         times[context] = {kernel.name: kernel for kernel in kernels}
         wall.append(f"{alone_ms:.3f} ms at {context} ({profiled_ms:.3f} profiled)")
     names = sorted(
@@ -68,6 +69,7 @@ def _point(bench: Bench, form: str, probe: PairProbe, point: tuple[str, int, int
     )
     sums = {str(context): sum(kernel.us for kernel in found.values()) for context, found in times.items()}
     bench.record.value(f"us of kernels, {kind} {rows} {requests}", sums)
+    bench.record.value(f"wall ms, {kind} {rows} {requests}", wall_ms)
 
 
 def _us(times: dict[int, dict[str, KernelTime]], names: list[str]) -> list[str]:

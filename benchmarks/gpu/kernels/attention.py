@@ -38,25 +38,29 @@ class AttentionCase:
         return f"{self.batch_size} x {self.num_rows} rows, context {self.context_len}, {heads}"
 
 
-_HEADS = ((32, 8, 128), (32, 8, 64))  # 8B, 1B
+TARGET, SMALL, DRAFT = (32, 8, 128), (32, 8, 64), (16, 4, 64)  # heads of an 8B, a 1B and a 0.3B
+TARGET_HIDDEN, DRAFT_HIDDEN = 4096, 1024
+APPEND_CONTEXT = 1024
+PASS_CONTEXT = 512  # tokens before the rows of a pass
+BATCHES = (1, 32, 128)
 CASES = (
     *(
-        AttentionCase(batch, rows, context, *heads)
-        for heads in _HEADS[:1]
+        AttentionCase(batch, rows, context, *TARGET)
         for batch, context in ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (32, 1024), (128, 1024))
         for rows in (1, 5)
     ),
-    # Less than a chunk of 512 positions, a full one, and two.
+    # Less than a chunk of 512 positions, a full one, as in a pass a few more, and two.
     *(
-        AttentionCase(batch, rows, context, *_HEADS[0])
-        for batch in (1, 32, 128)
-        for context in (448, 512, 640)
+        AttentionCase(batch, rows, context, *TARGET)
+        for batch in BATCHES
         for rows in (1, 5)
+        for context in (448, 512, PASS_CONTEXT + rows, 640)
     ),
-    *(AttentionCase(batch, rows, 1024, *_HEADS[1]) for batch in (1, 8, 64) for rows in (1, 5)),
-    AttentionCase(16, 9, 2048, *_HEADS[0]),
-    AttentionCase(1, 512, 512, *_HEADS[0]),
-    AttentionCase(1, 2048, 4096, *_HEADS[0]),
+    *(AttentionCase(batch, 1, context, *DRAFT) for batch in BATCHES for context in (448, PASS_CONTEXT + 1)),
+    *(AttentionCase(batch, rows, 1024, *SMALL) for batch in (1, 8, 64) for rows in (1, 5)),
+    AttentionCase(16, 9, 2048, *TARGET),
+    AttentionCase(1, 512, 512, *TARGET),
+    AttentionCase(1, 2048, 4096, *TARGET),
 )
 DRY_CASES = (AttentionCase(2, 1, 40, 4, 2, 64), AttentionCase(1, 5, 20, 4, 2, 64))
 
@@ -67,9 +71,17 @@ def attention_cases(bench: Bench) -> Iterator[KernelCase]:
 
 
 def append_cases(bench: Bench) -> Iterator[KernelCase]:
-    heads = (4, 2, 64) if bench.is_dry else _HEADS[0]
-    for batch_size, num_rows in ((2, 3),) if bench.is_dry else ((1, 1), (8, 5), (128, 5), (1, 2048)):
-        yield _append_case(bench, AttentionCase(batch_size, num_rows, max(1024, num_rows), *heads))
+    """Yield cases of append_kv, and with a hidden size of append_kv_normed, which passes of `cuda` launch."""
+    if bench.is_dry:
+        for hidden_size in (0, 64):
+            yield _append_case(bench, AttentionCase(2, 3, APPEND_CONTEXT, 4, 2, 64), hidden_size)
+        return
+    for batch_size, num_rows in ((1, 1), (8, 5), (128, 5), (1, 2048)):
+        yield _append_case(bench, AttentionCase(batch_size, num_rows, max(APPEND_CONTEXT, num_rows), *TARGET), 0)
+    for batch_size in BATCHES:
+        for num_rows in (1, 5):
+            yield _append_case(bench, AttentionCase(batch_size, num_rows, APPEND_CONTEXT, *TARGET), TARGET_HIDDEN)
+        yield _append_case(bench, AttentionCase(batch_size, 1, APPEND_CONTEXT, *DRAFT), DRAFT_HIDDEN)
 
 
 @dataclass
@@ -142,15 +154,31 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
         return relative_error(inputs.out, wanted) / BF16_ERROR
 
     seen = case.context_len - (case.num_rows - 1) / 2  # mean positions that a row attends to
+    pieces = _pieces(case, shape, tile_rows, max_slots)
+    num_partial = case.batch_size * case.num_rows * len(pieces) if len(pieces) > 1 else 0
     return KernelCase(
         "verify_attention",
-        f"{case.label}, tile {tile_rows}, {max_slots} partial rows",
+        case.label,
         check,
         _calls(launch, sets) if launcher is not None else None,
         cache_bytes + 4 * num_q,
         4 * num_q * seen,
         tuple(_peer(case, inputs) for inputs in sets),
+        more_bytes=2 * verify_attention.workspace_bytes(shape, num_partial),  # written and read
+        walks=pieces,
     )
+
+
+def _pieces(
+    case: AttentionCase, shape: verify_attention.AttentionShape, tile_rows: int, max_slots: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the number and the tokens of the parts that a context is cut into, for each KV head and tile of rows."""
+    num_packed = case.num_rows * shape.group
+    number = case.batch_size * case.num_kv_heads * -(-num_packed // tile_rows)
+    if not max_slots or num_packed > verify_attention.MAX_SPLIT_ROWS:
+        return ((number, case.context_len),)
+    chunks, rest = divmod(case.context_len, verify_attention.SPLIT_TOKENS)
+    return (*((number, verify_attention.SPLIT_TOKENS),) * chunks, *(((number, rest),) if rest else ()))
 
 
 def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
@@ -170,7 +198,12 @@ def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
     )
 
 
-def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
+def append_shape(case: AttentionCase, hidden_size: int) -> str:
+    """Return the shape's name in reports; hidden_size 0: append_kv itself."""
+    return f"normed, {case.label}" if hidden_size else case.label
+
+
+def _append_case(bench: Bench, case: AttentionCase, hidden_size: int) -> KernelCase:
     import torch
 
     machine = bench.machine
@@ -185,16 +218,19 @@ def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
     first = case.context_len - case.num_rows
     positions = (torch.arange(num_rows, device=machine.device) % case.num_rows + first).to(torch.int32)
     launcher = machine.launcher("append_kv")
-    rope = append_kv.Rope(cos, sin, positions)
+    rope, norm = append_kv.Rope(cos, sin, positions), None
+    if hidden_size:
+        hidden = torch.randn(num_rows, hidden_size, generator=generator, device=machine.device).bfloat16()
+        norm = append_kv.QkvNorm(hidden, 1e-5)
 
     def launch(qkv: Tensor) -> None:
         assert launcher is not None
-        append_kv.launch(launcher, qkv, rope, inputs.kv, inputs.out)
+        append_kv.launch(launcher, qkv, rope, inputs.kv, inputs.out, norm=norm)
 
     def check() -> float:
         wanted = [torch.empty_like(inputs.out), inputs.kv.k_cache.clone(), inputs.kv.v_cache.clone()]
         kv = inputs.kv._replace(k_cache=wanted[1], v_cache=wanted[2])
-        append_kv.append_kv_reference(qkvs[0], rope, kv, wanted[0])
+        append_kv.append_kv_reference(qkvs[0], rope, kv, wanted[0], norm=norm)
         found = [inputs.out, inputs.kv.k_cache, inputs.kv.v_cache]
         if launcher is None:
             for to, of in zip(found, wanted, strict=True):
@@ -206,10 +242,10 @@ def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
     return KernelCase(
         "append_kv",
-        case.label,
+        append_shape(case, hidden_size),
         check,
         _calls(launch, qkvs) if launcher is not None else None,
-        4.0 * num_rows * width,
+        num_rows * (4.0 * width + 2.0 * hidden_size),
     )
 
 

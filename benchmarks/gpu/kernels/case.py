@@ -15,6 +15,8 @@ class KernelCase:
     launches: calls on rotating input sets that are not in the L2 cache; None in a dry run without kernels.
     check: launches once and returns the largest error against the reference over the tolerance (at most 1 passes).
     num_bytes, num_flops: minimum per launch. peer: a different implementation, if any.
+    For the model: more_bytes: that the kernels move beyond the minimum; num_issued: warp instructions of stretches that
+    all warps execute; walks: (number, tokens) of the pieces of contexts that attention's blocks walk through.
     """
 
     op: str
@@ -24,6 +26,9 @@ class KernelCase:
     num_bytes: float
     num_flops: float = 0.0
     peer: tuple[Callable[[], object], ...] | None = None
+    more_bytes: float = 0.0
+    num_issued: float = 0.0
+    walks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

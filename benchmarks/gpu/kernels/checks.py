@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.kernels import attention
+from benchmarks.gpu.kernels import attention, expected, layers
 from benchmarks.gpu.kernels import rows as row_kernels
 from benchmarks.gpu.kernels.case import KernelCase, KernelResult, measure_case
+from faser_trtllm.ops.cuda.driver import device_arch
+from lab.costmodel.gpu import find_gpu
 
 FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "verify_attention": attention.attention_cases,
@@ -16,7 +20,16 @@ FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "accept": row_kernels.accept_cases,
     "early_exit": row_kernels.early_exit_cases,
     "compact_rows": row_kernels.compact_rows_cases,
-    "quantize_rows": row_kernels.quantize_rows_cases,
+    "quantize_rows": lambda bench: itertools.chain(
+        row_kernels.quantize_rows_cases(bench), layers.add_quantize_cases(bench)
+    ),
+    "gated_silu": layers.gated_silu_cases,
+    "sample": layers.sample_cases,
+    "route_rows": layers.route_cases,
+    "combine_rows": layers.combine_cases,
+    "prune_rows": layers.prune_rows_cases,
+    "copy_kv": layers.copy_kv_cases,
+    "take_step": layers.take_step_cases,
 }
 HEAD_DIMS = (128, 64)  # of the forms
 
@@ -27,14 +40,29 @@ def run(bench: Bench) -> None:
     heads = [{"FASER_HEAD_DIM": size} for size in HEAD_DIMS]
     bench.machine.compile([*(("verify_attention", size) for size in heads), *((op, None) for op in list(FAMILIES)[1:])])
     bench.record.value("compile_s", round(time.monotonic() - start, 1))
+    times = bench.record.attempt("modelled times", lambda: _modelled_us(bench)) if bench.machine.is_gpu else None
     for op, cases in FAMILIES.items():
-        bench.record.attempt(op, lambda op=op, cases=cases: _family(bench, op, cases))  # type: ignore[misc]
+        bench.record.attempt(op, lambda op=op, cases=cases: _family(bench, op, cases, times or {}))  # type: ignore[misc]
         if bench.left_s < 0:
             bench.record.error(f"the time was over after {op}")
             return
 
 
-def _family(bench: Bench, op: str, cases: Callable[[Bench], Iterator[KernelCase]]) -> None:
+def _modelled_us(bench: Bench) -> expected.Times:
+    """Return the model's times of all cases on this GPU, with the bandwidth that the section "environment" found."""
+    ceilings = bench.ceilings()
+    gpu = dataclasses.replace(
+        find_gpu("h100"),
+        num_sms=bench.machine.num_sms,
+        gb_per_ms=1e-12 * ceilings.bytes_per_s,
+        tflops=1e-12 * ceilings.flops_per_s,
+    )
+    return expected.times_of(expected.recorded(bench.options, FAMILIES, gpu.num_sms), gpu, device_arch())
+
+
+def _family(
+    bench: Bench, op: str, cases: Callable[[Bench], Iterator[KernelCase]], times: expected.Times | None = None
+) -> None:
     results: list[KernelResult] = []
     for case in cases(bench):
         result = bench.record.attempt(f"{op} {case.shape}", lambda case=case: measure_case(bench, case))  # type: ignore[misc]
@@ -43,20 +71,21 @@ def _family(bench: Bench, op: str, cases: Callable[[Bench], Iterator[KernelCase]
         results.append(result)
         if result.error > 1.0:
             bench.record.error(f"{op} {case.shape} is WRONG: {result.error:.2g} times the error allowed")
-        _write(bench, op, results)
+        _write(bench, op, results, times or {})
         if bench.left_s < 0:
             break
 
 
-def _write(bench: Bench, op: str, results: list[KernelResult]) -> None:
+def _write(bench: Bench, op: str, results: list[KernelResult], times: expected.Times) -> None:
     rows = []
     for r in results:
-        share = r.roofline_share
+        share, modelled_us = r.roofline_share, times.get((op, r.shape))
         rows.append(
             (
                 r.shape,
                 f"{r.error:.2g}",
                 None if r.ms is None else f"{1e3 * r.ms:.1f}",
+                None if modelled_us is None else f"{modelled_us:.1f}",
                 f"{1e3 * r.floor_ms:.1f}",
                 None if share is None else f"{100 * share:.0f}%",
                 None if r.peer_ms is None else f"{1e3 * r.peer_ms:.1f}",
@@ -67,11 +96,13 @@ def _write(bench: Bench, op: str, results: list[KernelResult]) -> None:
         note += " torch: scaled_dot_product_attention over a cache in one piece."
     if not bench.machine.is_gpu:
         note += " Dry run: without a time the reference ran in the kernel's place."
-    bench.record.table(op, ("shape", "error", "us", "roofline us", "of roofline", "torch us"), rows, note)
+    header = ("shape", "error", "us", "modelled us", "roofline us", "of roofline", "torch us")
+    bench.record.table(op, header, rows, note)
     bench.record.value(
         op,
         [
             {"shape": r.shape, "error": r.error, "ms": r.ms, "floor_ms": r.floor_ms, "peer_ms": r.peer_ms}
+            | {"modelled_us": times.get((op, r.shape))}
             for r in results
         ],
     )

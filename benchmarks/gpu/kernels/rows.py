@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODES = {"greedy": native.GREEDY, "seeded": native.SEEDED, "sampled": native.SAMPLED}
+# Executed by a warp that scans 512 tokens of a part: PTX as interpreted; seeded rows: in the disassembly.
+PART_INSTRUCTIONS = {native.GREEDY: 310, native.SEEDED: 810, native.SAMPLED: 440}
 SCORE_ERROR = 1e-2  # relative error of scores, since bf16 products are summed in a different order
 _FIELDS = [field.name for field in fields(AcceptResult) if not field.kw_only]
 
@@ -139,7 +141,10 @@ def _accept_case(
     machine, max_draft_len = bench.machine, 4
     rng = np.random.default_rng(bench.options.seed)
     num_rows = num_requests * (max_draft_len + 1)
-    logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
+    if machine.device == "meta":  # recorded only
+        logits = np.zeros((num_rows, vocab_size), np.float32)
+    else:
+        logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
     drafts = logits.reshape(num_requests, max_draft_len + 1, -1)[:, :max_draft_len].argmax(-1)
     drafts[::3, -1] = 0  # so that some drafts are rejected at different places
     draft_probs = np.full((num_requests, max_draft_len, vocab_size), 1.0 / vocab_size, np.float32)
@@ -159,9 +164,20 @@ def _accept_case(
     calls: tuple[Callable[[], object], ...] | None = None
     if launcher is not None:
         calls = tuple(lambda logits=copy: case.launch(launcher, logits) for copy in copies)
-    shape = f"{num_requests} requests x {max_draft_len} drafts, vocabulary {vocab_size}, {label}"
+    shape = accept_shape(num_requests, max_draft_len, vocab_size, label)
     draft_probs_bytes = num_requests * max_draft_len * vocab_size * 4 if mode == native.SAMPLED else 0
-    return KernelCase("accept", shape, check, calls, logits.nbytes + draft_probs_bytes)
+    num_issued = 0.0 if vocab_size <= accept.PART_ENTRIES else num_rows * issued_by_parts(mode, vocab_size)
+    return KernelCase("accept", shape, check, calls, logits.nbytes + draft_probs_bytes, num_issued=num_issued)
+
+
+def accept_shape(num_requests: int, max_draft_len: int, vocab_size: int, label: str) -> str:
+    """Return the shape's name in reports."""
+    return f"{num_requests} requests x {max_draft_len} drafts, vocabulary {vocab_size}, {label}"
+
+
+def issued_by_parts(mode: int, vocab_size: int) -> float:
+    """Return the instructions of a row's warps that read its parts."""
+    return PART_INSTRUCTIONS[mode] * accept.NUM_ROW_THREADS / 32 * -(-vocab_size // accept.PART_ENTRIES)
 
 
 def early_exit_cases(bench: Bench) -> Iterator[KernelCase]:

@@ -177,7 +177,7 @@ def check_driver(version: int) -> None:
 
     A driver runs cubins of all toolkits of its own major version and of older ones.
     """
-    nvcc = _nvcc_version(find_nvcc())
+    nvcc = nvcc_version()
     if version // 1000 < nvcc[0]:
         raise ConfigError(
             f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}, nvcc {nvcc[0]}.{nvcc[1]} makes "
@@ -230,6 +230,11 @@ def broken_limits(compiled: Compiled) -> list[str]:
 def _wheel_roots() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
     return [Path(place) / "cu13" for place in (spec.submodule_search_locations or [])] if spec else []
+
+
+def nvcc_version() -> tuple[int, int]:
+    """Return the version of find_nvcc()."""
+    return _nvcc_version(find_nvcc())
 
 
 @functools.cache

@@ -135,6 +135,7 @@ def test_short_runs_have_what_is_worth_most() -> None:
     short, middle = ({s.name for s in fitting(SECTIONS, 60 * minutes)} for minutes in (5, 12))
     assert short == {
         *("environment", "cuda", "exactness", "steps", "row_counts", "breakdown", "costs", "policies", "host_profile"),
+        "claims",
     }
     assert middle == {*short, "timeline", "gemms", "kernels", "fp8", "partitions", "other_policies", "peers"}
 
