@@ -15,7 +15,7 @@ from benchmarks.gpu.kernels.cubin import Code
 from benchmarks.gpu.kernels.passes import CLAIMS, measured
 from benchmarks.gpu.options import GpuBenchOptions
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.compiler import nvcc_version
+from faser_trtllm.ops.cuda.compiler import nvcc_version, stems
 from lab.costmodel.gpu import find_gpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # nvcc, where its cubins are not in the cache
@@ -108,3 +108,8 @@ def test_a_walk_is_the_inner_loop_of_matrix_instructions(cases: list[expected.Re
             assert code.walk_mma < code.walk < code.instructions
             seen.add(launch.kernel)
     assert len(seen) >= 4
+
+
+def test_every_file_of_kernels_has_a_case(cases: list[expected.RecordedCase]) -> None:
+    """Only set_conditional has none, one thread that runs in a graph of its own."""
+    assert {launch.stem for each in cases for launch in each.launches} == set(stems()) - {"set_conditional"}
