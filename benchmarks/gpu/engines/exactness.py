@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.agreement import first_difference
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.kernels.rows import AcceptCase
+from benchmarks.gpu.kernels.acceptance import AcceptCase
 from benchmarks.gpu.models.cuda_engines import PairLimits
 from benchmarks.gpu.models.pair import OpenPair, open_pair
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len

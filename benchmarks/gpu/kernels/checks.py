@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterator
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.kernels import attention, expected, layers
-from benchmarks.gpu.kernels import rows as row_kernels
+from benchmarks.gpu.kernels import acceptance, attention, drafting, expected, layers, pruning
 from benchmarks.gpu.kernels.case import KernelCase, KernelResult, measure_case
 from faser_trtllm.ops.cuda.driver import device_arch
 from lab.costmodel.gpu import find_gpu
@@ -17,19 +15,17 @@ from lab.costmodel.gpu import find_gpu
 FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "verify_attention": attention.attention_cases,
     "append_kv": attention.append_cases,
-    "accept": row_kernels.accept_cases,
-    "early_exit": row_kernels.early_exit_cases,
-    "compact_rows": row_kernels.compact_rows_cases,
-    "quantize_rows": lambda bench: itertools.chain(
-        row_kernels.quantize_rows_cases(bench), layers.add_quantize_cases(bench)
-    ),
+    "accept": acceptance.accept_cases,
+    "early_exit": pruning.early_exit_cases,
+    "compact_rows": pruning.compact_rows_cases,
+    "prune_rows": pruning.prune_rows_cases,
+    "quantize_rows": layers.quantize_rows_cases,
     "gated_silu": layers.gated_silu_cases,
-    "sample": layers.sample_cases,
     "route_rows": layers.route_cases,
     "combine_rows": layers.combine_cases,
-    "prune_rows": layers.prune_rows_cases,
-    "copy_kv": layers.copy_kv_cases,
-    "take_step": layers.take_step_cases,
+    "sample": drafting.sample_cases,
+    "take_step": drafting.take_step_cases,
+    "copy_kv": drafting.copy_kv_cases,
 }
 HEAD_DIMS = (128, 64)  # of the forms
 

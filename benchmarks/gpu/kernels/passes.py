@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.kernels.acceptance import VOCAB_SIZE, accept_shape
 from benchmarks.gpu.kernels.attention import (
     APPEND_CONTEXT,
     DRAFT,
@@ -23,8 +24,7 @@ from benchmarks.gpu.kernels.attention import (
     append_shape,
 )
 from benchmarks.gpu.kernels.expected import Times
-from benchmarks.gpu.kernels.layers import DRAFT_INNER, TARGET_INNER, VOCAB_SIZE, silu_shape
-from benchmarks.gpu.kernels.rows import accept_shape
+from benchmarks.gpu.kernels.layers import DRAFT_INNER, TARGET_INNER, silu_shape
 from benchmarks.gpu.models.enlarge import SHAPES
 
 MEASURED = Path(__file__).parent / "measured.json"

@@ -1,4 +1,4 @@
-"""Cases of the kernels on rows: accept, early_exit and compact_rows."""
+"""Cases of accept: rejection sampling of drafts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.machine import Machine, num_copies
 from faser_trtllm import native
-from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda import accept, compact_rows, early_exit, quantize_rows
+from faser_trtllm.ops.cuda import accept
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 MODES = {"greedy": native.GREEDY, "seeded": native.SEEDED, "sampled": native.SAMPLED}
 # Executed by a warp that scans 512 tokens of a part: PTX as interpreted; seeded rows: in the disassembly.
 PART_INSTRUCTIONS = {native.GREEDY: 310, native.SEEDED: 810, native.SAMPLED: 440}
-SCORE_ERROR = 1e-2  # relative error of scores, since bf16 products are summed in a different order
+VOCAB_SIZE = 128_256
 _FIELDS = [field.name for field in fields(AcceptResult) if not field.kw_only]
 
 
@@ -128,7 +127,7 @@ class AcceptCase:
 def accept_cases(bench: Bench) -> Iterator[KernelCase]:
     """Yield cases with 4 drafts per request; top_k and top_p need extra passes."""
     dry = bench.is_dry
-    sizes = ((3, 50),) if dry else ((8, 128_256), (64, 128_256), (64, 4096))
+    sizes = ((3, 50),) if dry else ((8, VOCAB_SIZE), (64, VOCAB_SIZE), (64, 4096))
     for num_requests, vocab_size in sizes:
         for label, mode in MODES.items():
             yield _accept_case(bench, num_requests, vocab_size, label, mode)
@@ -178,159 +177,3 @@ def accept_shape(num_requests: int, max_draft_len: int, vocab_size: int, label: 
 def issued_by_parts(mode: int, vocab_size: int) -> float:
     """Return the instructions of a row's warps that read its parts."""
     return PART_INSTRUCTIONS[mode] * accept.NUM_ROW_THREADS / 32 * -(-vocab_size // accept.PART_ENTRIES)
-
-
-def early_exit_cases(bench: Bench) -> Iterator[KernelCase]:
-    sizes = ((3, 64, 50),) if bench.is_dry else ((8, 4096, 128_256), (64, 4096, 128_256))
-    for num_rows, hidden_size, vocab_size in sizes:
-        yield _early_exit_case(bench, num_rows, hidden_size, vocab_size)
-
-
-def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: int) -> KernelCase:
-    import torch
-
-    machine = bench.machine
-    generator = machine.generator(bench.options.seed)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=machine.device).bfloat16()
-
-    hidden, norm, head = noise(num_rows, hidden_size), noise(hidden_size), noise(vocab_size, hidden_size)
-    rows = torch.arange(num_rows, dtype=torch.int32, device=machine.device)
-    places = torch.zeros(num_rows, dtype=torch.int32, device=machine.device)
-
-    def draw() -> Tensor:
-        candidates = torch.randint(
-            0, vocab_size, (num_rows, NUM_CANDIDATES), generator=generator, device=machine.device
-        )
-        return candidates.to(torch.int32)
-
-    num_bytes = 2 * num_rows * NUM_CANDIDATES * hidden_size
-    sets = [draw() for _ in range(min(16, num_copies(num_bytes, machine.l2_bytes)))]
-    scores = torch.empty((num_rows, NUM_CANDIDATES), device=machine.device)
-    rank, gap = torch.empty_like(places), torch.empty(num_rows, device=machine.device)
-    launcher = machine.launcher("early_exit")
-
-    def launch(candidates: Tensor) -> None:
-        assert launcher is not None
-        early_exit.early_exit(
-            launcher,
-            *(hidden, rows, norm, head, candidates, places, 1e-5),
-            scores=scores,
-            rank=rank,
-            gap=gap,
-        )
-
-    def check() -> float:
-        host = [tensor.float().cpu().numpy() for tensor in (hidden, norm, head)]
-        wanted, _, _ = early_exit.early_exit_reference(
-            host[0], rows.cpu().numpy(), host[1], host[2], sets[0].cpu().numpy(), places.cpu().numpy(), 1e-5
-        )
-        if launcher is None:
-            return 0.0
-        launch(sets[0])
-        machine.synchronize()
-        found = scores.cpu().numpy()
-        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted) / SCORE_ERROR
-        return float(error) if np.isfinite(found).all() else float("inf")
-
-    calls: tuple[Callable[[], object], ...] | None = None
-    if launcher is not None:
-        calls = tuple(lambda c=candidates: launch(c) for candidates in sets)
-    shape = f"{num_rows} rows x {NUM_CANDIDATES} candidates, hidden {hidden_size}"
-    return KernelCase("early_exit", shape, check, calls, num_bytes)
-
-
-def compact_rows_cases(bench: Bench) -> Iterator[KernelCase]:
-    for num_requests, hidden_size in ((3, 64),) if bench.is_dry else ((64, 4096), (256, 4096)):
-        yield _compact_case(bench, num_requests, hidden_size)
-
-
-def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCase:
-    import torch
-
-    machine, rows_each = bench.machine, 5
-    generator = machine.generator(bench.options.seed)
-    num_rows, max_seq_len = num_requests * rows_each, 2048
-    kept_each = np.arange(num_requests) % rows_each + 1
-    listed = np.concatenate([rows_each * i + np.arange(n) for i, n in enumerate(kept_each)]).astype(np.int32)
-    rows = np.full(-(-listed.size // 16) * 16, -1, np.int32)
-    rows[: listed.size] = listed
-    positions = np.tile(np.arange(100, 100 + rows_each, dtype=np.int32), num_requests)
-    cu_q_lens = np.arange(num_requests + 1, dtype=np.int32) * rows_each
-    kv_lens = np.full(num_requests, 100 + rows_each, np.int32)
-    host = (positions, rows, cu_q_lens, kv_lens)
-    on_device: Any = [torch.from_numpy(array).to(machine.device) for array in host]
-    num_bytes = 4 * rows.size * hidden_size
-    sets = [
-        torch.randn(num_rows, hidden_size, generator=generator, device=machine.device).bfloat16()
-        for _ in range(min(16, num_copies(num_bytes, machine.l2_bytes)))
-    ]
-    shapes = ((rows.size,), (rows.size,), (num_requests + 1,), (num_requests,))
-    kept = compact_rows.CompactedRows(
-        torch.empty((rows.size, hidden_size), dtype=torch.bfloat16, device=machine.device),
-        *(torch.empty(shape, dtype=torch.int32, device=machine.device) for shape in shapes),
-    )
-    launcher = machine.launcher("compact_rows")
-
-    def launch(hidden: Tensor) -> None:
-        assert launcher is not None
-        arguments: Any = (launcher, hidden, *on_device, max_seq_len, kept)
-        compact_rows.compact_rows(*arguments)
-
-    def check() -> float:
-        wanted = compact_rows.compact_rows_reference(sets[0].float().cpu().numpy(), *host, max_seq_len)
-        if launcher is None:
-            return 0.0
-        launch(sets[0])
-        machine.synchronize()
-        found = [tensor.float().cpu().numpy() if i == 0 else tensor.cpu().numpy() for i, tensor in enumerate(kept)]
-        same = all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
-        return 0.0 if same else float("inf")
-
-    calls: tuple[Callable[[], object], ...] | None = None
-    if launcher is not None:
-        calls = tuple(lambda h=hidden: launch(h) for hidden in sets)
-    shape = f"{num_rows} rows of {num_requests} requests to {listed.size} in {rows.size}, hidden {hidden_size}"
-    return KernelCase("compact_rows", shape, check, calls, num_bytes)
-
-
-def quantize_rows_cases(bench: Bench) -> Iterator[KernelCase]:
-    for num_rows, width in ((3, 64),) if bench.is_dry else ((1, 4096), (64, 4096), (64, 14336)):
-        yield _quantize_case(bench, num_rows, width)
-
-
-def _quantize_case(bench: Bench, num_rows: int, width: int) -> KernelCase:
-    import torch
-
-    machine = bench.machine
-    generator = machine.generator(bench.options.seed)
-    num_bytes = 3 * num_rows * width
-    sets = [
-        torch.randn(num_rows, width, generator=generator, device=machine.device).bfloat16()
-        for _ in range(num_copies(num_bytes, machine.l2_bytes))
-    ]
-    found = quantize_rows.ScaledRows(
-        torch.zeros((num_rows, width), device=machine.device).to(torch.float8_e4m3fn),
-        torch.zeros((num_rows, 1), device=machine.device),
-    )
-    launcher = machine.launcher("quantize_rows")
-
-    def launch(x: Tensor) -> None:
-        assert launcher is not None
-        quantize_rows.launch(launcher, x, found)
-
-    def check() -> float:
-        wanted = quantize_rows.quantize_rows(sets[0])
-        if launcher is None:
-            return 0.0
-        launch(sets[0])
-        machine.synchronize()
-        same = torch.equal(found.scales, wanted.scales) and torch.equal(found.values.float(), wanted.values.float())
-        return 0.0 if same else float("inf")
-
-    calls: tuple[Callable[[], object], ...] | None = None
-    if launcher is not None:
-        calls = tuple(lambda x=x: launch(x) for x in sets)
-    peer = tuple(lambda x=x: quantize_rows.quantize_rows(x) for x in sets)
-    return KernelCase("quantize_rows", f"{num_rows} rows of {width}", check, calls, num_bytes, peer=peer)
