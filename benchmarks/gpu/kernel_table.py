@@ -32,18 +32,20 @@ commits). Attention and sampling changed between *before* and *after*; the H100 
 
 ## Code
 
-Instructions are the cubin's, without padding. *Walk*: those of an iteration of attention's loop, which takes {walk}
-positions, and the matrix instructions among them. Blocks per SM: as many as registers, shared memory and threads allow.
+Instructions are the cubin's, without padding. *Loop*: those of an iteration of the inner loop of matrix instructions,
+and the number of these; attention's takes {walk} positions. Blocks per SM: as many as registers, shared memory and
+threads allow.
 """
 LAUNCHES = """## Launches
 
 A row is a case of the section `kernels` of `faser bench gpu`. Blocks: of each launch. Waves: of the first. *Least*: us
 of an H100 that moves every byte once at 0.9 of the specified bandwidth, or computes. *Modelled*: us by
-`benchmarks/gpu/kernels/expected.py`, whose constants are {launch} us a launch, {item} us an item of attention,
-{instruction} ns an instruction of the walk, {share} of the bandwidth, and {issued:.0f} warp instructions a us and SM
-where sampling reads logits by parts. Of top_p, and of sampling by one block per row, it has launches and bytes only.
-Contexts include the new rows: 513 and 517 are those of passes at 512. Attention of one chunk has no merging launch
-here; in an engine whose `max_seq_len` is above {chunk} it has one.
+`benchmarks/gpu/kernels/expected.py`, where a launch takes {launch} us, an item of attention {item} us and an
+instruction of its loop {instruction} ns, the memory gives {share} of its bandwidth, and an SM issues {issued:.0f} warp
+instructions a us where sampling reads logits by parts. These constants were fitted to the measurements. Of top_p, and
+of sampling by one block per row, it has launches and bytes only. Contexts include the new rows: 513 and 517 are those
+of passes at 512. Attention of one chunk has no merging launch here; in an engine whose `max_seq_len` is above {chunk}
+it has one.
 """
 PASSES = """## Passes
 
@@ -93,7 +95,7 @@ def _codes(cases: Sequence[RecordedCase]) -> list[str]:
         )
         for code, num_threads in sorted(threads, key=lambda pair: pair[0].kernel)
     ]
-    header = ("kernel", "registers", "spilled B", "shared B", "threads", "blocks per SM", "instructions", "walk (mma)")
+    header = ("kernel", "registers", "spilled B", "shared B", "threads", "blocks per SM", "instructions", "loop (mma)")
     return _table(header, rows)
 
 

@@ -100,7 +100,6 @@ def test_a_walk_is_the_inner_loop_of_matrix_instructions(cases: list[expected.Re
     seen = set()
     for launch in (launch for each in cases for launch in each.launches):
         code, tile = launch.code("sm_90"), re.fullmatch(r"verify_attention_\w+_h(\d+)_m(\d+)", launch.kernel)
-        assert (code.walk > 0) == (tile is not None)
         if tile is not None:
             head_dim, tile_rows = int(tile[1]), int(tile[2])
             products = 2 * tile_rows * head_dim * expected.WALK_TOKENS // (16 * 8 * 16)
