@@ -13,7 +13,7 @@ namespace faser {
 
 constexpr char kClientHeader[] = "x-faser-client";  // a header of HTTP and gRPC, which Triton makes a parameter
 constexpr uint32_t kWireVersion = 3;
-constexpr const char* kRelease = "0.1.0";            // release of the package; the engine process must have the same
+constexpr const char* kRelease = "0.2.0";            // release of the package; the engine process must have the same
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // in a client's request
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // in a frame of the engine process
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // that the engine process has not read yet
