@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from faser_trtllm import __version__
 from faser_trtllm.builder import build, engine_file, source
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
@@ -122,6 +123,18 @@ def test_what_changed_is_built_again(options: BuildOptions, change: str) -> None
     after = snapshot(options.output_dir)
     assert after["target/rank0.engine"][0] != before["target/rank0.engine"][0]
     EngineDir.load(options.output_dir, verify_hashes=True)
+
+
+def test_engines_of_another_release_open_and_are_built_again(options: BuildOptions) -> None:
+    """Only the formats of the files decide what opens; each has a version of its own."""
+    build_engines(options)
+    manifest = options.output_dir / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(entries | {"faser_version": "0.1.0"}))
+    assert EngineDir.load(options.output_dir, verify_hashes=True).manifest["faser_version"] == "0.1.0"
+    built = build_engines(options)
+    assert built is not None
+    assert built.manifest["faser_version"] == __version__
 
 
 def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
