@@ -136,17 +136,21 @@ class CostCurve:
         first = min(bisect_left(self.rows, self.rows[-1] / 2), len(self.rows) - 2)
         return (self.ms[-1] - self.ms[first]) / (self.rows[-1] - self.rows[first])
 
-    def over_rows(self, max_rows: int, num_requests: float, context_len: float) -> FloatArray:
-        """Return ms [max_rows + 1] for 0, 1, ..., max_rows rows, without experts; zero rows cost nothing."""
-        n = np.arange(max_rows + 1, dtype=np.float64)
-        sizes = pad(n, self.sizes)
-        base = np.interp(sizes, self.rows, self.ms)
+    def base_ms(self, max_rows: int) -> FloatArray:
+        """Return the base [max_rows + 1] for 0, 1, ..., max_rows rows."""
+        sizes = pad(np.arange(max_rows + 1, dtype=np.float64), self.sizes)
+        base: FloatArray = np.interp(sizes, self.rows, self.ms)
         if len(self.rows) > 1:
             base += np.maximum(sizes - self.rows[-1], 0.0) * self.tail_slope
-        base += self.request_ms(context_len) * num_requests + self._latency_ms(context_len)
-        base += self.per_row_context_ms * context_len * n
-        base[0] = 0.0
         return base
+
+    def over_rows(self, base: FloatArray, num_requests: float, context_len: float) -> FloatArray:
+        """Return ms for the rows of base_ms(), without experts; zero rows cost nothing."""
+        ms = base + (self.request_ms(context_len) * num_requests + self._latency_ms(context_len))
+        if self.per_row_context_ms:
+            ms += self.per_row_context_ms * context_len * np.arange(base.size)
+        ms[0] = 0.0
+        return ms
 
 
 def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -35,7 +35,6 @@ __all__ = [
 
 FORMAT = 1
 CONTEXT_BUCKET = 16  # tokens
-CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
 
 
@@ -60,7 +59,7 @@ class CostTable:
     warning: str = ""  # one sentence if other work disturbed the measurement
     quick: bool = False  # of a quick profile, which a server may replace when it starts
     routing: Routing | None = None  # of a mixture of experts; the default for passes whose experts are not given
-    _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _bases: dict[str, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)  # of curves
 
     @staticmethod
     def fit(
@@ -154,11 +153,11 @@ class CostTable:
         return next((kind for kind in ("draft_block", "draft_rows") if self.has(kind, partition)), "draft_step")
 
     def verify_ms_array(self, max_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """Return verify_ms for 0 to at least max_rows rows; read-only, context rounded to CONTEXT_BUCKET."""
+        """Return verify_ms for 0 to max_rows rows, context rounded to CONTEXT_BUCKET."""
         return self._with_experts("verify", max_rows, num_requests, context_len, partition)
 
     def rows_ms_array(self, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
-        """Return verify_ms_array on the partition "all" without the time of experts; cached."""
+        """Return verify_ms_array on the partition "all" without the time of experts."""
         return self._array("verify", max_rows, num_requests, context_len, ALL)
 
     @property
@@ -167,7 +166,7 @@ class CostTable:
         return self._curve("verify", ALL).per_expert_ms
 
     def draft_step_ms_array(self, max_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """Return draft_step_ms for 0 to at least max_requests requests; cached and read-only."""
+        """Return draft_step_ms for 0 to max_requests requests."""
         return self._array("draft_step", max_requests, 0, context_len, partition)
 
     def draft_first_ms_array(
@@ -177,7 +176,7 @@ class CostTable:
         tokens that each has committed since the last call (1 to 2 in steady drafting)."""
         kind = self._first_kind(partition)
         if kind == "draft_step":
-            return self.draft_step_ms_array(max_requests, context_len, partition)[: max_requests + 1]
+            return self.draft_step_ms_array(max_requests, context_len, partition)
         curve = self._curve(kind, partition)
         n = np.arange(max_requests + 1, dtype=np.float64)
         rows = rows_per_request * n
@@ -186,9 +185,9 @@ class CostTable:
         return found + curve.request_ms(context_len) * n
 
     def remaining_ms_array(self, boundary: int, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
-        """Return ms of the segments from index boundary of EngineSpec.segments on, for 0 to at least max_rows rows."""
+        """Return ms of the segments from index boundary of EngineSpec.segments on, for 0 to max_rows rows."""
         kinds = [f"segment:{i}" for i in range(boundary, self.num_segments)]
-        arrays = [self._with_experts(kind, max_rows, num_requests, context_len, ALL)[: max_rows + 1] for kind in kinds]
+        arrays = [self._with_experts(kind, max_rows, num_requests, context_len, ALL) for kind in kinds]
         return np.sum(arrays, axis=0)  # type: ignore[no-any-return]
 
     def segment_ms(
@@ -339,22 +338,15 @@ class CostTable:
         return found
 
     def _array(self, kind: str, max_rows: int, num_requests: int, context_len: float, partition: str) -> FloatArray:
-        bucket = context_bucket(context_len)
-        key = (f"{kind}@{partition}", num_requests, bucket)
-        array = self._cache.get(key)
-        if array is None or array.size <= max_rows:
-            if len(self._cache) >= CACHE_SIZE:
-                self._cache.clear()
-            curve = self._curve(kind, partition)
-            size = max(max_rows, 64)
-            context = bucket * CONTEXT_BUCKET
-            if kind == "draft_step":  # a row per request
-                array = curve.over_rows(size, 0, context)
-                array[1:] += curve.request_ms(context) * np.arange(1, size + 1)
-            else:
-                array = curve.over_rows(size, num_requests, context)
-            array.setflags(write=False)
-            self._cache[key] = array
+        key, curve = f"{kind}@{partition}", self._curve(kind, partition)
+        base = self._bases.get(key)
+        if base is None or base.size <= max_rows:
+            base = self._bases[key] = curve.base_ms(max_rows)
+        base, context = base[: max_rows + 1], context_bucket(context_len) * CONTEXT_BUCKET
+        if kind != "draft_step":
+            return curve.over_rows(base, num_requests, context)
+        array = curve.over_rows(base, 0, context)  # a row per request
+        array[1:] += curve.request_ms(context) * np.arange(1, array.size)
         return array
 
 

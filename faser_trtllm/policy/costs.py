@@ -224,8 +224,7 @@ class MeasuredCosts:
         num_slots = n * self._max_draft_len
         last = n + num_slots + num_prompt_rows
         errors = np.exp(self._error_curve("verify", np.arange(last + 1.0), n))
-        rows = self.table.rows_ms_array(last, n, context_len)[: last + 1]
-        rows = rows * errors
+        rows = self.table.rows_ms_array(last, n, context_len) * errors
         verify, experts = rows[n : n + num_slots + 1], self._expert_costs(n, num_slots, errors)
         if experts is not None:
             verify = verify + experts.ms[n : n + num_slots + 1] * experts.reads.distinct(0)

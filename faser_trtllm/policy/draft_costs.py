@@ -111,8 +111,8 @@ class DraftCosts:
         return factors[0] * first, factors[1] * further
 
     def _table_arrays(self, n: int, context_len: float) -> tuple[Float64Array, Float64Array]:
-        first = self._table.draft_first_ms_array(n, self._first_rows.mean, context_len, ALL)[: n + 1]
-        return first, self._table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
+        first = self._table.draft_first_ms_array(n, self._first_rows.mean, context_len, ALL)
+        return first, self._table.draft_step_ms_array(n, context_len, ALL)
 
     def _parts(self, stats: PlanStats, context_len: float) -> tuple[float, float, float] | None:
         """Return the requests per step of the calls, and the table's ms of all first and of all further steps."""

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -61,18 +62,32 @@ def test_noise_cannot_make_more_rows_cheaper_or_a_slope_negative():
     assert curve.per_row_context_ms >= 0
 
 
-def test_the_array_agrees_with_the_scalar_is_cached_and_grows():
+def test_the_array_agrees_with_the_scalar_and_grows():
     table = CostTable.fit(samples(), HERE)
     array = table.verify_ms_array(20, 4, 128)
     assert array[0] == 0
     for n in (1, 5, 16, 17, 20):
         assert array[n] == pytest.approx(table.verify_ms(n, 4, 128))
-    assert table.verify_ms_array(20, 4, 125) is array  # the same bucket of context
+    assert np.array_equal(table.verify_ms_array(20, 4, 125), array)  # the same bucket of context
     assert table.verify_ms_array(20, 4, 137)[20] == pytest.approx(table.verify_ms(20, 4, 144))
     grown = table.verify_ms_array(300, 4, 128)
     assert grown[300] == pytest.approx(table.verify_ms(300, 4, 128))
     steps = table.draft_step_ms_array(8, 512)
     assert steps[3] == pytest.approx(table.draft_step_ms(3, 512))
+
+
+def test_batch_sizes_and_contexts_leave_nothing_in_memory():
+    table = CostTable.fit(samples(), HERE)
+    tracemalloc.start()
+    try:
+        table.verify_ms_array(2000, 1, 0)
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 500):
+            table.verify_ms_array(2000, number % 32 + 1, 16 * number)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 64 << 10, "an array of 2,000 rows takes 16 KB"
 
 
 def test_the_first_step_of_a_draft_call_also_runs_what_was_committed():
@@ -155,7 +170,7 @@ def test_one_cell_is_flat_and_the_tail_continues_the_slope():
     assert CostCurve((4,), (2.0,)).at(9, 1, 0) == 2.0
     curve = CostCurve((1, 2, 4), (1.0, 2.0, 4.0))
     assert curve.at(10, 1, 0) == pytest.approx(10.0)
-    assert curve.over_rows(10, 1, 0)[10] == pytest.approx(10.0)
+    assert curve.over_rows(curve.base_ms(10), 1, 0)[10] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
