@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer
+from faser_trtllm.guided.grammar import MAX_GROWTH_BYTES, Grammar, compile_source, open_tokenizer
 from faser_trtllm.guided.probe import MAX_MEMORY_BYTES, Probe, Probed
 from faser_trtllm.guided.spec import GUIDE_FIELD, GuideSpec
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -33,7 +33,8 @@ class _Opened:
 class GuideCompiler:
     """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily.
 
-    All guides that are cached or held by a request take at most MAX_COMPILED_BYTES, as measured by the probe.
+    All guides that are cached or held by a request take at most MAX_COMPILED_BYTES, as measured by the probe. A guide
+    grows by up to MAX_GROWTH_BYTES while it is used, which counts for those that are cached.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
@@ -51,8 +52,12 @@ class GuideCompiler:
         """Return the guide if it is cached; never block on a compilation."""
         with self._lock:
             guide = self._guides.get(spec)
-            if guide is not None:
-                self._guides.move_to_end(spec)
+            if guide is None:
+                return None
+            if guide.has_failed:
+                del self._guides[spec]
+                return None
+            self._guides.move_to_end(spec)
             return guide
 
     def compile(self, spec: GuideSpec) -> Guide:
@@ -69,6 +74,12 @@ class GuideCompiler:
     def compile_quickly(self, spec: GuideSpec, budget_s: float) -> Guide | None:
         """Compile as compile() does, but return None if it takes more than budget_s of CPU time."""
         return self.find(spec) or self._compile(spec, min(budget_s, self._timeout_s))
+
+    def release(self) -> None:
+        """Drop guides that have grown; for when no request runs, since the next one compiles its guide again."""
+        with self._lock:
+            for spec in [spec for spec, guide in self._guides.items() if guide.has_grown or guide.has_failed]:
+                del self._guides[spec]
 
     def close(self) -> None:
         """End the probe's processes; compile() starts them again."""
@@ -96,12 +107,16 @@ class GuideCompiler:
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop the least recently used guides until a new one fits. The caller holds the lock."""
-        while sum(self._num_bytes.values()) + num_bytes > MAX_COMPILED_BYTES:
+        while self._held_bytes() + num_bytes > MAX_COMPILED_BYTES:
             if not self._guides:
                 raise UnavailableError(
                     f"the guides of running requests take more than {MAX_COMPILED_BYTES >> 20} MiB; try again later"
                 )
             self._guides.popitem(last=False)
+
+    def _held_bytes(self) -> int:
+        num_grown = sum(guide.has_grown for guide in self._guides.values())
+        return sum(self._num_bytes.values()) + MAX_GROWTH_BYTES * num_grown
 
     def _open(self) -> _Opened:
         with self._opening:

@@ -24,23 +24,40 @@ _ANY_JSON = '{"type": ["object", "array"]}'
 # token.
 WHITE_SPACE = r"[ \t\r\n]{1,32}"
 _MAX_REASON_CHARS = 200
+_FEW_MASKS = 50  # of an exploding regex, whose lexer grows by 1 MiB meanwhile
+_MAX_LEXER_STATES = 20_000
+MAX_GROWTH_BYTES = 16 << 20  # of a lexer with _MAX_LEXER_STATES
 
 
 class Grammar:
-    """A compiled grammar for one tokenizer (core/guide.py's Guide)."""
+    """A compiled grammar for one tokenizer (core/guide.py's Guide).
+
+    All its states share one lexer, whose automaton grows with the texts that it has met. A lexer that is full, or that
+    ran out of fuel once, fails all of them from then on.
+
+    has_failed: a state failed, maybe because of the lexer.
+    """
 
     def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
+        self.has_failed = False
+        self.num_masks = 0
         self._matcher = matcher
         self._eos_tokens = tuple(eos_tokens)
 
     def start(self, end_ids: Sequence[int]) -> GrammarState:
-        return GrammarState(self._matcher.deep_copy(), self._eos_tokens, end_ids)
+        return GrammarState(self, self._matcher.deep_copy(), self._eos_tokens, end_ids)
+
+    @property
+    def has_grown(self) -> bool:
+        """The lexer may have grown by more than 1 MiB, up to MAX_GROWTH_BYTES."""
+        return self.num_masks > _FEW_MASKS
 
 
 class GrammarState:
     """A GuideState with its own matcher. End ids are the request's, not the tokenizer's."""
 
-    def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int], end_ids: Sequence[int]) -> None:
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, eos_tokens: Sequence[int], end_ids: Sequence[int]) -> None:
+        self._grammar = grammar
         self._matcher = matcher
         self._never = sorted({*eos_tokens, *end_ids})
         self._end_ids = end_ids
@@ -55,6 +72,7 @@ class GrammarState:
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
         matcher = self._matcher
+        self._grammar.num_masks += 1
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise self._error()
@@ -69,6 +87,7 @@ class GrammarState:
         return bool(self._matcher.is_accepting())
 
     def _error(self) -> GuideError:
+        self._grammar.has_failed = True
         reason = _reason(self._matcher)
         return GuideError(f"guided_decoding_guide cannot be followed further ({reason}); simplify it")
 
@@ -142,7 +161,7 @@ def _limits() -> LLParserLimits:
         initial_lexer_fuel=200_000,
         step_lexer_fuel=20_000,
         step_max_items=10_000,
-        max_lexer_states=20_000,
+        max_lexer_states=_MAX_LEXER_STATES,
         max_grammar_size=16_000,
         verbose_errors=False,
     )

@@ -259,12 +259,13 @@ class EngineServer:
 
     def _pong(self) -> None:
         executor = self._executor
-        if executor is None:
+        if executor is None or self._generator is None:
             return
+        if not self._requests:
+            self._generator.release_guides()
         self._memory.trim()
-        progress = executor.progress()
-        stalled_s = self._pauses.without(progress.stalled_s)
-        self._connection.send(ToBackend.PONG, _PONG.pack(stalled_s, progress.slow_step_s))
+        progress, pauses = executor.progress(), self._pauses
+        self._connection.send(ToBackend.PONG, _PONG.pack(pauses.without(progress.stalled_s), progress.slow_step_s))
         self._publish(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _publish(self, stats: Mapping[str, float] | None = None) -> None:
@@ -297,8 +298,7 @@ class EngineServer:
             self._fail_open(frame, error.code, str(error))
         except Exception as error:
             log.exception("the engines could not be opened")
-            message = f"the engines could not be opened: {type(error).__name__}: {error}"
-            self._fail_open(frame, "INTERNAL", message)
+            self._fail_open(frame, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}")
 
     def _open_model(self, frame: OpenFrame) -> ServedModel | Preprocessor | Postprocessor:
         assert self._executor is not None

@@ -149,6 +149,10 @@ class TextGenerator:
 
         self.start(request_id, stream.prepared, sink, fail)
 
+    def release_guides(self) -> None:
+        """Give back memory of guides; call it while no request is open."""
+        self._compiler.release()
+
     def compile_guide(self, request: TextRequest) -> None:
         """Compile the request's guide, if any, so that submit() need not wait; raise InvalidArgumentError."""
         spec = request.guide()
