@@ -17,6 +17,7 @@ from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.admission import check_request
 from faser_trtllm.executor.stats import Progress
+from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process.main import main
 
@@ -26,6 +27,8 @@ HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
 STEP_S = float(os.environ.get("FASER_FAKE_STEP_S", "0.01"))  # between two steps
 TOKENS_PER_STEP = 2
 MAX_REQUESTS = int(os.environ.get("FASER_FAKE_MAX_REQUESTS", "1000000"))
+RELEASED = Path(os.environ["FASER_FAKE_RELEASED"]) if "FASER_FAKE_RELEASED" in os.environ else None
+"""A file that the process makes when it releases guides, in place of releasing them."""
 
 
 class EchoExecutor:
@@ -133,4 +136,6 @@ def open_echo(engine_dir: Path, config):
 
 
 if __name__ == "__main__":
+    if RELEASED:
+        GuideCompiler.release = lambda compiler: RELEASED.touch()  # type: ignore[method-assign]
     main(opener=open_echo)

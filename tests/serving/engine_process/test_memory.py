@@ -125,3 +125,20 @@ def test_memory_is_given_back_after_a_burst(fake_engine_dir, num_others):
         backend.send(FromBackend.PING)
         backend.receive(ToBackend.PONG)
         assert resident_bytes(backend.process) <= 1.1 * before + (32 << 20)
+
+
+def test_guides_are_released_while_no_request_is_open(fake_engine_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASER_FAKE_RELEASED", str(tmp_path / "released"))
+    with Backend(fake_engine_dir) as backend:
+        backend.hello()
+        backend.open(0)
+        assert backend.opened()[1] is OpenStatus.OPENED
+        backend.ask(0, 0, text_input=b"abc", max_tokens=ints(ENDLESS))
+        backend.send(FromBackend.PING)
+        backend.receive(ToBackend.PONG)
+        assert not (tmp_path / "released").exists()
+        cancel(backend, 0)
+        backend.answers(1)
+        backend.send(FromBackend.PING)
+        backend.receive(ToBackend.PONG)
+        assert (tmp_path / "released").exists()
