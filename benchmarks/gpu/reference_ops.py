@@ -14,21 +14,24 @@ from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED, Stages
-from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope, append_kv_reference
-from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows_reference
-from faser_trtllm.ops.cuda.copy_kv import copy_kv_reference
-from faser_trtllm.ops.cuda.early_exit import early_exit_reference
-from faser_trtllm.ops.cuda.experts.combine_rows import combine_rows_reference
-from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes, route_rows_reference
-from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
+from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
-from faser_trtllm.ops.cuda.sample import advance_reference, sample_reference
-from faser_trtllm.ops.cuda.take_step import take_step_reference
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.cuda.verify_attention import verify_attention_reference
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 from faser_trtllm.ops.transfer.pack_sampling import has_edits
+from lab.reference.cuda.append_kv import append_kv_reference
+from lab.reference.cuda.compact_rows import compact_rows_reference
+from lab.reference.cuda.copy_kv import copy_kv_reference
+from lab.reference.cuda.early_exit import early_exit_reference
+from lab.reference.cuda.experts.combine_rows import combine_rows_reference
+from lab.reference.cuda.experts.route_rows import route_rows_reference
+from lab.reference.cuda.gated_silu import gated_silu_reference
+from lab.reference.cuda.sample import advance_reference, sample_reference
+from lab.reference.cuda.take_step import take_step_reference
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.arrays import int32_at
-from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.prune_rows import HostPruning
+from lab.reference.draft_stop import next_worth
 
 if TYPE_CHECKING:
     from typing_extensions import Self

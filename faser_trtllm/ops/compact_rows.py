@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.arrays import Float32Array, Int32Array
-
-
-def compact_rows_reference(hidden: Float32Array, rows: Int32Array) -> Float32Array:
-    """Return the listed hidden rows [rows.size, hidden_size]; raises as check_listed."""
-    check_listed(rows, hidden.shape[0])
-    kept: Float32Array = hidden[rows].copy()
-    return kept
+from faser_trtllm.ops.arrays import Int32Array
 
 
 def check_listed(rows: Int32Array, num_hidden: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
-from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
+from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, sampling_address
 
 NUM_CELL_SUMS = 7
@@ -51,25 +51,3 @@ class TestedSums:
             *columns,
         )
         native.check(status, "counting tested drafts")
-
-    def add_reference(
-        self,
-        sampling: SamplingArray,
-        slots: Int32Array,
-        num_tokens: Int32Array,
-        num_accepted: Int32Array,
-        outcome: Int32Array,
-    ) -> None:
-        """add in plain loops."""
-        columns = (column.tolist() for column in (slots, num_tokens, num_accepted, outcome))
-        for slot, tokens, accepted, how in zip(*columns, strict=True):
-            num_tested = accepted + (how == native.RECOVERED)
-            mode = int(sampling[slot]["mode"])
-            for place, m in enumerate(pending_margins(sampling, slot, tokens, num_tested)):
-                if is_certain(sampling[slot], tokens + place):
-                    continue  # its drafter learns from committed tokens
-                p = self._model.at(mode, place, m)
-                y = float(place < accepted)
-                error, w = y - p, p * (1.0 - p)
-                self.cells[mode, place] += (1.0, y, error * m, error, w * m * m, w * m, w)
-                self.bins[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += (1.0, p, y)

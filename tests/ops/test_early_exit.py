@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.ops.prune_rows import rank_and_gap
+from lab.reference.early_exit import early_exit_reference
 from tests.engine.conftest import open_harness  # noqa: F401
 from tests.support.tiny_model import TinyConfig, TinyModel
 

@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from faser_trtllm.ops.accept import Outcome, accept_reference
-from faser_trtllm.ops.sample import sample_draft_reference
+from faser_trtllm.ops.accept import Outcome
+from lab.reference.accept import accept_reference
+from lab.reference.sample import sample_draft_reference
 from tests.support.enumeration import observe
 from tests.support.sampling_slots import Slots
 from tests.support.toy_models import VOCAB_SIZE, total_variation

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from faser_trtllm.ops.philox import Stream, gumbel_uniforms, philox4x32, uniform
+from faser_trtllm.ops.philox import Stream, philox4x32
+from lab.reference.philox import gumbel_uniforms, uniform
 from tests.ops.philox_answers import KNOWN_ANSWERS
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 
 from faser_trtllm import native
-from faser_trtllm.ops.probs import RowStatus, exp_non_positive, next_token_probs, next_token_probs_reference
+from faser_trtllm.ops.probs import RowStatus, next_token_probs
+from lab.reference.probs import exp_non_positive, next_token_probs_reference
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
 

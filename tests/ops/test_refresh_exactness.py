@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from faser_trtllm.ops.accept import Outcome, accept_reference
-from faser_trtllm.ops.sample import draft_probs_row, sample_draft_reference
+from faser_trtllm.ops.accept import Outcome
+from lab.reference.accept import accept_reference
+from lab.reference.sample import draft_probs_row, sample_draft_reference
 from tests.support.effort import pick
 from tests.support.enumeration import enumerate_uniforms
 from tests.support.sampling_slots import Slots

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import FaserError, InvalidArgumentError
-from faser_trtllm.ops.suffix import SuffixAutomata, SuffixReference, longest_match
+from faser_trtllm.ops.suffix import SuffixAutomata
+from lab.reference.suffix import SuffixReference, longest_match
 from tests.support.columns import columns
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots

@@ -9,6 +9,7 @@ from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.tested import NUM_BINS, TestedSums
+from lab.reference.tested import add_reference
 from tests.ops.acceptance_models import model_and_slots
 from tests.support.columns import columns
 
@@ -27,7 +28,7 @@ def test_native_is_the_reference(n, k, seed, num_steps):
         accepted = np.array([rng.integers(0, k + (how != native.RECOVERED)) for how in outcome], np.int32)
         step = *columns(rng.permutation(n), rng.integers(0, 16 - k, n)), accepted, outcome
         sums.add(slots.array, *step)
-        expected.add_reference(slots.array, *step)
+        add_reference(expected, model, slots.array, *step)
         for slot, first, passed, how in zip(*step, strict=True):
             last = first + passed + (how == native.RECOVERED)
             num_tested += int((slots.draft_sources[slot, first:last] == native.BY_MODEL).sum())

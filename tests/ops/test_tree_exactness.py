@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from faser_trtllm.ops.accept import Outcome, accept_reference
+from faser_trtllm.ops.accept import Outcome
+from lab.reference.accept import accept_reference
 from tests.support.effort import pick
 from tests.support.enumeration import LENGTH, MAX_DRAFT_LEN, PROMPT, Enumeration
 from tests.support.toy_models import VOCAB_SIZE, target_probs, total_variation

@@ -10,9 +10,9 @@ from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingMode, SamplingParams
-from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.policy.base import Mode, PlanStats, StepView
 from faser_trtllm.sampling.table import SamplingTable
+from lab.reference.draft_stop import next_worth
 from tests.support.columns import columns
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)

@@ -11,8 +11,8 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.sample import sample_draft_reference
 from faser_trtllm.sampling.table import SamplingTable
+from lab.reference.sample import sample_draft_reference
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 4, 5
 

@@ -11,9 +11,9 @@ from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.draft_stop import goes_on, pending_margins, pending_sources
-from faser_trtllm.ops.draw import gumbel_lead
 from faser_trtllm.sampling.table import SamplingTable
+from lab.reference.draft_stop import goes_on, pending_margins, pending_sources
+from lab.reference.draw import gumbel_lead
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 6, 5
 PARAMS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.3, "top_k": 20}, {}, {"temperature": 1.0}]

@@ -9,10 +9,11 @@ from unittest import mock
 import numpy as np
 
 from faser_trtllm import native
-from faser_trtllm.ops import accept
-from faser_trtllm.ops.accept import Outcome, accept_reference
-from faser_trtllm.ops.probs import next_token_probs_reference
-from faser_trtllm.ops.sample import sample_draft_reference
+from faser_trtllm.ops.accept import Outcome
+from lab.reference import accept
+from lab.reference.accept import accept_reference
+from lab.reference.probs import next_token_probs_reference
+from lab.reference.sample import sample_draft_reference
 from tests.support.sampling_slots import Slots
 from tests.support.toy_models import CELLS, VOCAB_SIZE, ToyModel
 

@@ -11,9 +11,10 @@ import dataclasses
 import numpy as np
 
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.ops import draft_stop, sample
+from faser_trtllm.ops import sample
 from faser_trtllm.ops.arrays import int32_at
 from faser_trtllm.ops.prune_rows import HostPruning
+from lab.reference import draft_stop
 
 CONTEXT = 3
 

@@ -16,6 +16,7 @@ from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import accept
+from lab.reference.accept import accept_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,7 @@ class AcceptCase:
 
     def reference(self) -> AcceptResult:
         slots, cu_rows, num_tokens, num_drafts = self.host_ints
-        return accept.accept_reference(
+        return accept_reference(
             self.host_table,
             slots,
             self.host_logits,

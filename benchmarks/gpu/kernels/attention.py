@@ -12,6 +12,7 @@ from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.machine import num_copies
 from faser_trtllm.ops.cuda import append_kv, verify_attention
 from faser_trtllm.ops.cuda.tensors import PagedKv
+from lab.reference.cuda.append_kv import append_kv_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,7 +231,7 @@ def _append_case(bench: Bench, case: AttentionCase, hidden_size: int) -> KernelC
     def check() -> float:
         wanted = [torch.empty_like(inputs.out), inputs.kv.k_cache.clone(), inputs.kv.v_cache.clone()]
         kv = inputs.kv._replace(k_cache=wanted[1], v_cache=wanted[2])
-        append_kv.append_kv_reference(qkvs[0], rope, kv, wanted[0], norm=norm)
+        append_kv_reference(qkvs[0], rope, kv, wanted[0], norm=norm)
         found = [inputs.out, inputs.kv.k_cache, inputs.kv.v_cache]
         if launcher is None:
             for to, of in zip(found, wanted, strict=True):

@@ -14,6 +14,9 @@ from benchmarks.gpu.kernels.op_case import Source, op_case
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import accept, copy_kv, sample, take_step
+from lab.reference.cuda.copy_kv import copy_kv_reference
+from lab.reference.cuda.sample import advance_reference, sample_reference
+from lab.reference.cuda.take_step import take_step_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +72,7 @@ def _sample_case(bench: Bench, num_requests: int, vocab_size: int, label: str) -
     def reference(history: Tensor, draws: sample.Draws, logits: Tensor, tokens: Tensor) -> None:
         table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)
         table["tokens"] = _rows_of(history.data_ptr(), num_requests)
-        sample.sample_reference(draws, logits, num_requests)
+        sample_reference(draws, logits, num_requests)
         tokens.copy_(draws.tokens)
 
     issued = 0.0 if vocab_size <= accept.PART_ENTRIES else num_requests * issued_by_parts(MODES[label], vocab_size)
@@ -96,7 +99,7 @@ def _advance_case(bench: Bench, num_requests: int) -> KernelCase:
         sample.advance(launcher, draws, stop, num_requests)
 
     def reference(history: Tensor, draws: sample.Draws, stop: sample.StopTables) -> None:
-        sample.advance_reference(draws, stop, num_requests)
+        advance_reference(draws, stop, num_requests)
 
     shape = f"{num_requests} requests, advance"
     return op_case(bench, "sample", shape, "sample", (launch, reference), make, 2, 64.0 * num_requests)
@@ -111,7 +114,7 @@ def take_step_cases(bench: Bench) -> Iterator[KernelCase]:
             inputs = take_step.StepInputs(*(source.zeros(*size) for size in sizes))
             return (source.zeros(n), known, source.host(np.ones(n, np.int32)), source.zeros(n, 128), inputs)
 
-        functions = (take_step.take_step, take_step.take_step_reference)
+        functions = (take_step.take_step, take_step_reference)
         yield op_case(
             bench, "take_step", f"{num_requests} requests", "take_step", functions, make, 1, 1024.0 * num_requests
         )
@@ -127,5 +130,5 @@ def copy_kv_cases(bench: Bench) -> Iterator[KernelCase]:
 
     num_bytes = 4.0 * num_copies_made * tokens * planes * heads * head_dim
     shape = f"{num_copies_made} copies of {tokens} tokens, {planes // 2} layers, {heads} heads of {head_dim}"
-    functions = (copy_kv.copy_kv, copy_kv.copy_kv_reference)
+    functions = (copy_kv.copy_kv, copy_kv_reference)
     yield op_case(bench, "copy_kv", shape, "copy_kv", functions, make, 1, num_bytes, is_exact=True)

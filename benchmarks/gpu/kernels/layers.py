@@ -15,6 +15,9 @@ from benchmarks.gpu.kernels.op_case import Functions, Source, op_case
 from faser_trtllm.ops.cuda import gated_silu, quantize_rows
 from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
+from lab.reference.cuda.experts.combine_rows import combine_rows_reference
+from lab.reference.cuda.experts.route_rows import route_rows_reference
+from lab.reference.cuda.gated_silu import gated_silu_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,12 +53,12 @@ def _silu_case(bench: Bench, num_rows: int, inner: int, hidden_size: int, *, is_
 
     def scaled_reference(gate_up: Tensor, hidden: Tensor, bias: None, eps: float, out: Any) -> None:
         whole = hidden.new_empty((num_rows, inner))
-        gated_silu.gated_silu_reference(gate_up, hidden, bias, eps, whole)
+        gated_silu_reference(gate_up, hidden, bias, eps, whole)
         found = quantize_rows.quantize_rows(whole)
         out.values.copy_(found.values)
         out.scales.copy_(found.scales)
 
-    functions: Functions = (gated_silu.launch, gated_silu.gated_silu_reference)
+    functions: Functions = (gated_silu.launch, gated_silu_reference)
     if is_scaled:
         functions = (gated_silu.launch_scaled, scaled_reference)
     num_bytes = num_rows * ((5.0 if is_scaled else 6.0) * inner + 2.0 * hidden_size)
@@ -115,7 +118,7 @@ def route_cases(bench: Bench) -> Iterator[KernelCase]:
 
         num_bytes = 2.0 * width * (num_rows + num_experts) + 4.0 * num_rows * (2 * num_experts + 6 * top_k)
         shape = f"{num_rows} rows of {width}, {top_k} of {num_experts} experts"
-        functions = (route_rows.launch, route_rows.route_rows_reference)
+        functions = (route_rows.launch, route_rows_reference)
         yield op_case(bench, "route_rows", shape, "route_rows", functions, make, 1, num_bytes)
 
 
@@ -135,7 +138,7 @@ def combine_cases(bench: Bench) -> Iterator[KernelCase]:
             return (source.noise(n * top_k, width), routes, None, used, source.noise(n, width))
 
         shape = f"{num_rows} rows of {width}, {top_k} experts each"
-        functions = (combine_rows.launch, combine_rows.combine_rows_reference)
+        functions = (combine_rows.launch, combine_rows_reference)
         yield op_case(
             bench, "combine_rows", shape, "combine_rows", functions, make, 1, 2.0 * num_rows * width * (top_k + 2)
         )

@@ -16,6 +16,8 @@ from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.cuda import compact_rows, early_exit, prune_rows
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows
 from faser_trtllm.ops.prune_rows import prune_rows_reference as prune_reference
+from lab.reference.cuda.compact_rows import compact_rows_reference
+from lab.reference.cuda.early_exit import early_exit_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +52,7 @@ def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: 
     def reference(*arguments: Any) -> None:
         host = (each.float().numpy() if each.is_floating_point() else each.numpy() for each in arguments[:6])
         whole: Any = (*host, EPS)
-        arguments[8].numpy()[:] = early_exit.early_exit_reference(*whole)[0]
+        arguments[8].numpy()[:] = early_exit_reference(*whole)[0]
 
     shape = f"{num_rows} rows x {NUM_CANDIDATES} candidates, hidden {hidden_size}"
     num_bytes = 2.0 * num_rows * NUM_CANDIDATES * hidden_size
@@ -84,7 +86,7 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
 
     def reference(hidden: Tensor, *arguments: Tensor) -> None:
         whole: Any = (hidden.float().numpy(), *(each.numpy() for each in arguments[:4]), MAX_SEQ_LEN)
-        for found, array in zip(arguments[4:], compact_rows.compact_rows_reference(*whole), strict=True):
+        for found, array in zip(arguments[4:], compact_rows_reference(*whole), strict=True):
             found.copy_(found.new_tensor(array))
 
     shape = f"{num_rows} rows of {num_requests} requests to {listed.size} in {rows.size}, hidden {hidden_size}"

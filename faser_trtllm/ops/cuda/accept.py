@@ -16,7 +16,7 @@ from typing import Any
 
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.accept import AcceptResult, accept_reference
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
 from faser_trtllm.ops.cuda.driver import Argument, Launcher, PackedArguments
 from faser_trtllm.ops.cuda.tensors import Pointer, pointer, type_name
@@ -28,7 +28,6 @@ __all__ = [
     "STEM",
     "Stages",
     "accept",
-    "accept_reference",
     "launch_stages",
     "stages_of",
     "workspace_bytes",

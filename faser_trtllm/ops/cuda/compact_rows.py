@@ -8,10 +8,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from faser_trtllm.ops.arrays import Float32Array, Int32Array
-from faser_trtllm.ops.compact_rows import compact_rows_reference as hidden_reference
 from faser_trtllm.ops.cuda.driver import Launcher
 from faser_trtllm.ops.cuda.tensors import pointer, type_name
 
@@ -64,25 +60,3 @@ def compact_rows(
         pointer("kept.kv_lens", kept.kv_lens, "int32", (num_requests,)),
     )
     launcher.launch("compact_rows", (max(1, num_kept), 1, 1), (NUM_THREADS, 1, 1), arguments)
-
-
-def compact_rows_reference(
-    hidden: Float32Array,
-    positions: Int32Array,
-    rows: Int32Array,
-    cu_q_lens: Int32Array,
-    kv_lens: Int32Array,
-    max_seq_len: int,
-) -> CompactedRows:
-    """compact_rows in numpy; raises InvalidArgumentError unless the rows other than dummies exist and ascend."""
-    listed = rows[rows >= 0]
-    kept_hidden = np.zeros((rows.size, hidden.shape[1]), hidden.dtype)
-    kept_hidden[: listed.size] = hidden_reference(hidden, listed)
-    kept_positions = np.full(rows.size, max_seq_len, np.int32)
-    kept_positions[: listed.size] = positions[listed]
-    request_ids = np.full(rows.size, -1, np.int32)
-    request_ids[: listed.size] = np.searchsorted(cu_q_lens, listed, side="right") - 1
-    num_kept = np.array([np.count_nonzero(request_ids == b) for b in range(kv_lens.size)], np.int32)
-    kept_cu_q_lens = np.concatenate([[0], np.cumsum(num_kept)]).astype(np.int32)
-    kept_kv_lens = (kv_lens - (np.diff(cu_q_lens) - num_kept)).astype(np.int32)
-    return CompactedRows(kept_hidden, kept_positions, request_ids, kept_cu_q_lens, kept_kv_lens)

@@ -8,13 +8,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
-
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.arrays import Float32Array, Int32Array
 from faser_trtllm.ops.cuda.driver import Launcher
 from faser_trtllm.ops.cuda.tensors import bits_of, pointer, type_name
-from faser_trtllm.ops.early_exit import early_exit_reference as scores_reference
 
 STEM = "early_exit"
 NUM_THREADS = 256
@@ -65,30 +61,3 @@ def early_exit(
     )
     if num_rows:
         launcher.launch(f"early_exit_{dtype}", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments)
-
-
-def early_exit_reference(
-    hidden: Float32Array,
-    rows: Int32Array,
-    final_norm: Float32Array,
-    lm_head: Float32Array,
-    candidates: Int32Array,
-    drafted_place: Int32Array,
-    rms_norm_eps: float,
-) -> tuple[Float32Array, Int32Array, Float32Array]:
-    """early_exit in numpy; returns scores, rank, gap.
-
-    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0: the
-    best score minus the drafted one's, inf if the drafted one has no score, 0 if no candidate has one. An invalid
-    drafted_place counts as a candidate without a score.
-    """
-    exists = (rows >= 0) & (rows < hidden.shape[0])
-    known = np.where((candidates >= 0) & (candidates < lm_head.shape[0]) & exists[:, None], candidates, -1)
-    scores = scores_reference(hidden[np.where(exists, rows, 0)], final_norm, lm_head, known, rms_norm_eps)
-    has_place = (drafted_place >= 0) & (drafted_place < candidates.shape[1])
-    places = np.where(has_place, drafted_place, 0)
-    drafted = np.where(has_place, np.take_along_axis(scores, places[:, None], 1)[:, 0], -np.inf)
-    rank = (scores > drafted[:, None]).sum(1, dtype=np.int32)
-    with np.errstate(invalid="ignore"):
-        gap = np.where(rank > 0, scores.max(1) - drafted, 0).astype(np.float32)
-    return scores, rank, gap

@@ -6,7 +6,6 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.append_kv import inverse_rms
 from faser_trtllm.ops.cuda.driver import Argument, Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import bits_of, expect, pointer_to, type_name
@@ -78,17 +77,3 @@ def _arguments(
     arguments += [ctypes.c_int32(value) for value in (num_rows, inner, hidden_size, bits_of(eps))]
     arguments.append(pointer_to(out))
     return arguments
-
-
-def gated_silu_reference(gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
-    """Compute silu(gate) * up of gate_up / rms(hidden) + bias, in fp32 (fp64 for a gate_up of fp64).
-
-    gate_up [num_rows, 2 * inner]: the product of hidden [num_rows, hidden_size], which was not normalised; of out's
-    type, bf16 or fp16, but fp32 for fp16, whose range it may leave. bias [2 * inner] or None.
-    """
-    import torch
-
-    wide = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32))
-    wide = wide * inverse_rms(hidden.to(wide.dtype), eps)
-    gate, up = (wide if bias is None else wide + bias.to(wide.dtype)).chunk(2, -1)
-    out.copy_(gate / (1 + (-gate).exp()) * up)

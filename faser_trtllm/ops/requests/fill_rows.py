@@ -7,7 +7,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.plan import ScheduledRequests
-from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, int32_at, sampling_address
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, sampling_address
 from faser_trtllm.ops.requests.draft_rows import DraftRows
 
 
@@ -84,25 +84,3 @@ class RowFiller:
             self._logit_rows[: self._num_logit_rows_view[0]],
             self._block_table,
         )
-
-
-def fill_rows_reference(
-    sampling: SamplingArray,
-    slots: Int32Array,
-    first: Int32Array,
-    end: Int32Array,
-    num_logit_rows: Int32Array,
-    block_table: Int32Array,
-) -> RaggedBatch:
-    """RowFiller.fill in plain loops."""
-    cu_rows = [0]
-    token_ids: list[int] = []
-    positions: list[int] = []
-    logit_rows: list[int] = []
-    for slot, start, stop, num_logits in zip(*(c.tolist() for c in (slots, first, end, num_logit_rows)), strict=True):
-        token_ids += int32_at(int(sampling[slot]["tokens"]), stop)[start:].tolist()
-        positions += range(start, stop)
-        logit_rows += range(len(token_ids) - num_logits, len(token_ids))
-        cu_rows.append(len(token_ids))
-    lists = (list(slots), cu_rows, token_ids, positions, logit_rows)
-    return RaggedBatch(*[np.array(values, np.int32) for values in lists], block_table)  # type: ignore[call-arg]

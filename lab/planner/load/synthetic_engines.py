@@ -19,12 +19,12 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray
-from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 from lab.planner.load.acceptance import AcceptanceProcess
+from lab.reference.draft_stop import next_worth
 
 VOCAB_SIZE = 2
 MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # margin = log-odds + offset, clipped to 0 and maximum

@@ -11,7 +11,7 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.executor.stats import StepWatcher
-from faser_trtllm.ops import draft_stop
+from lab.reference import draft_stop
 from tests.support.executor_harness import toy_costs
 
 K = 4

@@ -13,9 +13,12 @@ import torch
 from faser_trtllm.builder import plugins
 from faser_trtllm.builder.plugins.descriptor import register_plugin
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
-from faser_trtllm.ops.cuda import append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.ops.cuda import append_kv, verify_attention
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
+from lab.reference.cuda.append_kv import append_kv_reference
+from lab.reference.cuda.compact_rows import compact_rows_reference
+from lab.reference.cuda.early_exit import early_exit_reference
 from tests.builder.plugins import stand_in
 from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.emulation import emulated
@@ -128,7 +131,7 @@ def test_append_kv(trt, dtype):
     expected = [torch.zeros(12, 8, 64, dtype=dtype), paged.k_cache.clone(), paged.v_cache.clone()]
     qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens = inputs[:7]
     kv = PagedKv(*expected[1:], block_table, cu_q_lens, kv_lens)
-    append_kv.append_kv_reference(qkv, append_kv.Rope(cos, sin, positions), kv, expected[0])
+    append_kv_reference(qkv, append_kv.Rope(cos, sin, positions), kv, expected[0])
     q_rotated = outputs_of(planned)[0]
     run(emulated("append_kv"), launch, inputs, [q_rotated, paged.k_cache, paged.v_cache])
     for found, wanted in zip((q_rotated, paged.k_cache, paged.v_cache), expected, strict=True):
@@ -200,7 +203,7 @@ def test_early_exit(trt, dtype):
     found = outputs_of(planned)
     run(emulated("early_exit"), planned.launches[0], inputs, found)
     arrays = [t.float().numpy() if t.is_floating_point() else t.numpy() for t in inputs]
-    for tensor, wanted in zip(found, early_exit.early_exit_reference(*arrays, EPS), strict=True):
+    for tensor, wanted in zip(found, early_exit_reference(*arrays, EPS), strict=True):
         np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -215,7 +218,7 @@ def test_compact_rows(trt, dtype):
     found = outputs_of(planned)
     run(emulated("compact_rows"), planned.launches[0], inputs, found)
     arrays = [t.float().numpy() if t.is_floating_point() else t.numpy() for t in inputs]
-    for tensor, wanted in zip(found, compact_rows.compact_rows_reference(*arrays, 512), strict=True):
+    for tensor, wanted in zip(found, compact_rows_reference(*arrays, 512), strict=True):
         np.testing.assert_array_equal(tensor.float().numpy(), wanted)
 
 

@@ -10,8 +10,8 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
-from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.sampling.table import SamplingTable
+from lab.reference.draft_loop import draft_loop
 from tests.engine.cuda.harness import MAX_BATCH_SIZE, random_tokens
 from tests.support.engine_harness import Harness
 

@@ -13,11 +13,11 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from benchmarks.gpu.reference_ops import ReferenceOps
-from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
-from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import E4M3_MAX
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
+from lab.reference.cuda.append_kv import branches_before, normed_qkv
+from lab.reference.cuda.gated_silu import gated_silu_reference
 
 
 def stored(values, cache):

@@ -31,9 +31,9 @@ from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.opening import OpenRequest, stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble, open_executor
-from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.policy.static import FixedPolicy
 from faser_trtllm.sampling.table import SamplingTable
+from lab.reference.probs import next_token_probs_reference
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, KernelAcceptGpu, generate, mixed_requests
 from tests.support.doubtful import doubtful_drafts

@@ -30,9 +30,9 @@ from faser_trtllm.engine.tensorrt.linear_batch import LinearBatch
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.reference import ReferenceModel
-from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.policy.static import OffPolicy
+from lab.reference.early_exit import early_exit_reference
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import HostGpu
 from tests.engine.tensorrt.files import BLOCK, SEGMENTS, WHOLE, make_networks, open_engine

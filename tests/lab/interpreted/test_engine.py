@@ -17,7 +17,6 @@ from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine import draft_loop
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.errors import InvalidArgumentError
@@ -26,10 +25,11 @@ from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
-from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.sampling.table import SamplingTable
 from lab.interpreted.engine import InterpretedEngine
+from lab.reference import draft_loop
+from lab.reference.early_exit import early_exit_reference
 from tests.support.checkpoints import make_pair
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector, ErraticPolicy

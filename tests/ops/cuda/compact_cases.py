@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows, compact_rows_reference
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows
+from lab.reference.cuda.compact_rows import compact_rows_reference
 
 MAX_SEQ_LEN = 512
 

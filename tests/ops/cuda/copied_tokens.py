@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from faser_trtllm.ops.cuda.copy_kv import copy_kv, copy_kv_reference
+from faser_trtllm.ops.cuda.copy_kv import copy_kv
 from faser_trtllm.ops.cuda.driver import Launcher
+from lab.reference.cuda.copy_kv import copy_kv_reference
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float8_e4m3fn]
 

@@ -12,8 +12,9 @@ from scipy.stats import chisquare
 
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.accept import Outcome, RowStatus, accept_reference
+from faser_trtllm.ops.accept import Outcome, RowStatus
 from faser_trtllm.ops.cuda.accept import PART_ENTRIES, ROW_REFUSED
+from lab.reference.accept import accept_reference
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SMALL_PART, SmallBlocks, int32, one_row, rounds, run
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import examples, pick

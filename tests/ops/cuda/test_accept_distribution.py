@@ -9,10 +9,11 @@ import torch
 from scipy.stats import chisquare
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import AcceptResult, accept_reference
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept, workspace_bytes
-from faser_trtllm.ops.sample import sample_draft_reference
+from lab.reference.accept import accept_reference
+from lab.reference.sample import sample_draft_reference
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, run
 from tests.support.effort import pick
 from tests.support.emission import KEY_STEP, check_toy_texts

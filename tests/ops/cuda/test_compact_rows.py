@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.compact_rows import compact_rows_reference
+from lab.reference.cuda.compact_rows import compact_rows_reference
 from tests.ops.cuda.compact_cases import (
     MAX_SEQ_LEN,
     assert_is_the_reference,

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.copy_kv import copy_kv, copy_kv_reference
+from faser_trtllm.ops.cuda.copy_kv import copy_kv
+from lab.reference.cuda.copy_kv import copy_kv_reference
 from tests.ops.cuda.copied_tokens import DTYPES, compare, random_cache
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import garbage

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser_trtllm.ops.draw import gumbel_lead, gumbel_max_token, gumbel_runner_up
-from faser_trtllm.ops.philox import gumbel_uniforms
+from lab.reference.draw import gumbel_lead, gumbel_max_token, gumbel_runner_up
+from lab.reference.philox import gumbel_uniforms
 from tests.ops.cuda.emulation import emulated
 
 THREADS = 64

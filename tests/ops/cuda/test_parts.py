@@ -9,9 +9,10 @@ import torch
 
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.accept import accept_reference
 from faser_trtllm.ops.cuda import accept as op
-from faser_trtllm.ops.philox import Stream, gumbel_uniforms, uniform
+from faser_trtllm.ops.philox import Stream
+from lab.reference.accept import accept_reference
+from lab.reference.philox import gumbel_uniforms, uniform
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SMALL_PART, SmallBlocks, int32, one_row, run
 from tests.ops.cuda.sample_cases import MAX_REQUESTS, SampleCase, assert_same
 from tests.support.effort import pick

@@ -13,8 +13,9 @@ import pytest
 from faser_trtllm.errors import FaserError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.compiler import include_dirs, source_dir
-from faser_trtllm.ops.philox import Stream, gumbel_uniforms, philox4x32, uniform
-from faser_trtllm.ops.probs import exp_non_positive
+from faser_trtllm.ops.philox import Stream, philox4x32
+from lab.reference.philox import gumbel_uniforms, uniform
+from lab.reference.probs import exp_non_positive
 from tests.ops.cuda.emulation import EMULATOR_DIR
 from tests.ops.philox_answers import KNOWN_ANSWERS
 

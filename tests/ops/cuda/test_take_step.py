@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.take_step import StepInputs, take_step, take_step_reference
+from faser_trtllm.ops.cuda.take_step import StepInputs, take_step
+from lab.reference.cuda.take_step import take_step_reference
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import examples
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import accept_reference
+from lab.reference.accept import accept_reference
 from tests.ops.cuda.accept_batches import FIELDS, run
 from tests.ops.cuda.emulation import emulated
 from tests.support.sampling_slots import Slots

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.ops.requests.check_drafts import check_drafts, check_drafts_reference
+from faser_trtllm.ops.requests.check_drafts import check_drafts
+from lab.reference.requests.check_drafts import check_drafts_reference
 from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 

@@ -19,9 +19,9 @@ from faser_trtllm.ops.requests.commit import (
     STOP,
     Committed,
     Committer,
-    commit_reference,
 )
 from faser_trtllm.ops.requests.table import RequestTable
+from lab.reference.requests.commit import commit_reference
 
 NUM_SLOTS, WIDTH, PROMPT_LEN, MAX_TOKENS = 5, 4, 6, 9
 

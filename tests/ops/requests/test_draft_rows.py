@@ -9,8 +9,9 @@ from faser_trtllm import native
 from faser_trtllm.core.plan import ScheduledRequest, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.ops.requests.draft_rows import draft_rows_reference
-from faser_trtllm.ops.requests.fill_rows import RowFiller, fill_rows_reference
+from faser_trtllm.ops.requests.fill_rows import RowFiller
+from lab.reference.requests.draft_rows import draft_rows_reference
+from lab.reference.requests.fill_rows import fill_rows_reference
 from tests.support.sampling_slots import Slots
 
 BOTH = tuple(native.SOURCES)

@@ -11,7 +11,9 @@ from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import MAX_LOG_ODDS, AcceptanceModel
-from faser_trtllm.ops.requests.exit_drafts import exit_drafts, exit_drafts_reference
+from faser_trtllm.ops.requests.exit_drafts import exit_drafts
+from lab.reference.acceptance import log_odds_reference
+from lab.reference.requests.exit_drafts import exit_drafts_reference
 from tests.support.columns import columns
 from tests.support.sampling_slots import Slots
 
@@ -53,7 +55,7 @@ def test_candidates_places_and_log_odds_are_the_references(drafted, seed) -> Non
     ):
         assert (found.dtype, found.shape, found.tolist()) == (np.int32, wanted.shape, wanted.tolist())
     odds = model.log_odds(slots.array, *drafted)
-    wanted_odds = model.log_odds_reference(slots.array, *drafted)
+    wanted_odds = log_odds_reference(model, slots.array, *drafted)
     assert (odds.dtype, odds.tolist()) == (np.float32, wanted_odds.tolist())
 
 

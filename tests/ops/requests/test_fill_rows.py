@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.requests.fill_rows import RowFiller, fill_rows_reference
+from faser_trtllm.ops.requests.fill_rows import RowFiller
+from lab.reference.requests.fill_rows import fill_rows_reference
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, MAX_ROWS = 4, 24, 32

@@ -8,12 +8,8 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import AcceptanceModel
-from faser_trtllm.ops.requests.pick_branches import (
-    PRIOR,
-    BranchPicker,
-    pick_branches_reference,
-    prior_acceptance,
-)
+from faser_trtllm.ops.requests.pick_branches import PRIOR, BranchPicker, prior_acceptance
+from lab.reference.requests.pick_branches import pick_branches_reference
 from tests.support.columns import columns
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots

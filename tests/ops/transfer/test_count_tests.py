@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import accept
-from faser_trtllm.ops.transfer.count_tests import count_tests, count_tests_reference
+from faser_trtllm.ops.transfer.count_tests import count_tests
+from lab.reference.transfer.count_tests import count_tests_reference
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, VOCAB_SIZE, MAX_DRAFT_LEN = 3, 16, 4, 4

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.transfer.fill_inputs import PassLimits, fill_inputs, fill_inputs_reference
+from faser_trtllm.ops.transfer.fill_inputs import PassLimits, fill_inputs
+from lab.reference.transfer.fill_inputs import fill_inputs_reference
 
 NUM_SLOTS, MAX_ROWS, TOKENS_PER_BLOCK, MAX_SEQ_LEN, NUM_BLOCKS, VOCAB_SIZE, MAX_BRANCHES = 5, 24, 4, 32, 50, 99, 3
 COLUMNS = MAX_SEQ_LEN // TOKENS_PER_BLOCK

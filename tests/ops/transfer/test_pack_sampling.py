@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int8_at, int32_at
-from faser_trtllm.ops.transfer.pack_sampling import (
-    ENTRY_INTS,
-    DraftProbsAddress,
-    SamplingPacker,
-    pack_sampling_reference,
-)
+from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, DraftProbsAddress, SamplingPacker
+from lab.reference.transfer.pack_sampling import pack_sampling_reference
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, VOCAB_SIZE, MAX_DRAFT_LEN, CAPACITY = 4, 70, 5, 24

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.transfer.store_drafts import DraftStore, store_drafts_reference
+from faser_trtllm.ops.transfer.store_drafts import DraftStore
+from lab.reference.transfer.store_drafts import store_drafts_reference
 from tests.support.sampling_slots import Slots
 
 NUM_SLOTS, CAPACITY, MAX_STEPS, STRIDE = 4, 20, 5, 6

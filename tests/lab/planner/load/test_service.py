@@ -8,7 +8,6 @@ import pytest
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.ops.draft_stop import goes_on
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import SHAPES
@@ -19,6 +18,7 @@ from lab.planner.load.arrivals import Lengths as Tokens
 from lab.planner.load.run import Objectives, run_arrivals, run_closed_loop
 from lab.planner.load.service import ServiceOptions, open_service
 from lab.planner.load.synthetic_engines import DoubtRates, stopped_drafts
+from lab.reference.draft_stop import goes_on
 from tests.support.effort import pick
 
 pytestmark = pytest.mark.slow

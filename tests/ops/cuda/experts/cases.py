@@ -9,6 +9,8 @@ import torch
 
 from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
+from lab.reference.cuda.experts.combine_rows import combine_rows_reference
+from lab.reference.cuda.experts.route_rows import route_rows_reference
 
 UNWRITTEN = 77
 
@@ -31,7 +33,7 @@ class RouteCase:
         used = torch.tensor([self.num_used], dtype=torch.int32, device=device)
         arguments = (self.x.to(device), self.router.to(device), used, self.choice, before is None, routes)
         if launcher is None:
-            route_rows.route_rows_reference(*arguments)
+            route_rows_reference(*arguments)
         else:
             route_rows.launch(launcher, *arguments)
         return Routes(*(getattr(routes, name).cpu() for name in routes.__slots__))
@@ -86,7 +88,7 @@ class CombineCase:
         shared = None if self.shared is None else self.shared.to(device)
         arguments = (self.outputs.to(device), routes, shared, used, hidden)
         if launcher is None:
-            combine_rows.combine_rows_reference(*arguments)
+            combine_rows_reference(*arguments)
         else:
             combine_rows.launch(launcher, *arguments)
         assert (around[-1] == 7).all()

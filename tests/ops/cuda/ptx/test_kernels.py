@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import accept_reference
 from faser_trtllm.ops.cuda import append_kv, copy_kv
 from faser_trtllm.ops.cuda.accept import PART_ENTRIES
 from faser_trtllm.ops.cuda.compiler import stems
 from faser_trtllm.ops.cuda.quantize_rows import launch_add, quantize_rows
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
-from faser_trtllm.ops.cuda.take_step import StepInputs, take_step, take_step_reference
+from faser_trtllm.ops.cuda.take_step import StepInputs, take_step
+from lab.reference.accept import accept_reference
+from lab.reference.cuda.append_kv import append_kv_reference
+from lab.reference.cuda.take_step import take_step_reference
 from tests.ops.cuda import (
     accept_batches,
     append_cases,
@@ -165,14 +167,14 @@ def test_append_kv(memory, arch, order, dtype, fp8):
     wanted = append_cases.append_case(generator, [2, 0, 1], [10, 4, 40], dummies=1, **sizes)
     found = wanted.copy()
     scales = {"k_scale": 0.25, "v_scale": 0.01} if fp8 else {}
-    append_kv.append_kv_reference(*wanted.arguments(), **scales)
+    append_kv_reference(*wanted.arguments(), **scales)
     append_kv.launch(module, *found.arguments(), **scales)
     append_cases.assert_same(found, wanted)
 
     wanted = append_cases.append_case(generator, [2, 1], [10, 40], **sizes)
     norm = append_cases.normed_case(wanted, 64, generator, has_bias=True, has_norms=True)
     found = wanted.copy()
-    append_kv.append_kv_reference(*wanted.arguments(), norm=norm)
+    append_kv_reference(*wanted.arguments(), norm=norm)
     append_kv.launch(module, *found.arguments(), norm=norm)
     append_cases.assert_near(found, wanted)
 
@@ -183,7 +185,7 @@ def test_append_kv_to_branches(memory, arch, order, fp8):
     case, norm, first_branch = append_cases.branch_case(3, fp8=fp8)
     module = InterpretedModule(program_of("append_kv", arch), memory, warps_apart=order)
     found = case.copy()
-    append_kv.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
+    append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
     append_kv.launch(module, *found.arguments(), norm=norm, first_branch=first_branch)
     append_cases.assert_near(found, case)
 

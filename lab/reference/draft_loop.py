@@ -10,7 +10,8 @@ import numpy.typing as npt
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops import draft_stop, sample
+from faser_trtllm.ops import sample
+from lab.reference import draft_stop
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -1,4 +1,4 @@
-"""Draw one token from a distribution: numpy references of plugins/cpu/sampling/draw.cpp."""
+"""Draw one token from a distribution: references of plugins/cpu/sampling/draw.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.ops.arrays import Float32Array
-from faser_trtllm.ops.philox import gumbel_uniforms
+from lab.reference.philox import gumbel_uniforms
 
 
 def draw_token(weights: Float32Array, u: float) -> int:

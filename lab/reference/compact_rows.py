@@ -1,0 +1,13 @@
+"""References of ops/compact_rows.py."""
+
+from __future__ import annotations
+
+from faser_trtllm.ops.arrays import Float32Array, Int32Array
+from faser_trtllm.ops.compact_rows import check_listed
+
+
+def compact_rows_reference(hidden: Float32Array, rows: Int32Array) -> Float32Array:
+    """Return the listed hidden rows [rows.size, hidden_size]; raises as check_listed."""
+    check_listed(rows, hidden.shape[0])
+    kept: Float32Array = hidden[rows].copy()
+    return kept
