@@ -47,9 +47,7 @@ def serve(
     num_branches: Annotated[int | None, typer.Option("--num_branches", help=BRANCHES)] = None,
     models: Annotated[
         str | None,
-        typer.Option(
-            "--models", help="models to load, which share one engine; default: all but preprocessing and postprocessing"
-        ),
+        typer.Option("--models", help="models to load, which share one engine; default: all"),
     ] = None,
     decoupled: Annotated[
         str,

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from faser_trtllm import __version__
 from faser_trtllm.config import ServiceConfig
@@ -54,10 +54,9 @@ from faser_trtllm.serving.engine_process.wire import (
 from faser_trtllm.serving.launch.process import REPLACE_DRAFT, die_with_parent
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
-from faser_trtllm.serving.triton.contract import TOKEN_MODELS, contract_of
+from faser_trtllm.serving.triton.contract import contract_of
 from faser_trtllm.serving.triton.reply import check_log_probs
 from faser_trtllm.serving.triton.request import check_request_id, is_stop
-from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor, open_token_model
 
 log = logging.getLogger("faser.engine")
 
@@ -81,9 +80,8 @@ class EngineServer:
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
         self._generator: TextGenerator | None = None
-        self._tokenizer: Any = None
         self._spans: SpanRecorder | None = None
-        self._models: dict[int, ServedModel | Preprocessor | Postprocessor] = {}
+        self._models: dict[int, ServedModel] = {}
         self._unopened: dict[int, str] = {}  # why models that Triton has loaded are not open here
         self._publisher: ServedModel | None = None  # publishes the executor's counts, even after it was unloaded
         self._requests: dict[int, list[OpenRequest]] = {}  # handle -> sequences
@@ -181,11 +179,7 @@ class EngineServer:
         try:
             check_request_id(frame.request_id)
             if model is not None:
-                tensors = frame.tensors(model.check_input)
-                if isinstance(model, ServedModel):
-                    self._submit(frame, model, tensors)
-                else:
-                    self._respond(frame, model.answer(tensors))
+                self._submit(frame, model, frame.tensors(model.check_input))
             else:  # the backend keeps the models of the previous engine process
                 why = self._unopened.get(frame.model, "it is not known here")
                 raise UnavailableError(
@@ -245,14 +239,9 @@ class EngineServer:
         answer = wire.final_flag(frame.handle) if model.is_decoupled else wire.response(frame.handle, (), True)
         self._connection.send(ToBackend.RESPONSES, answer)
 
-    def _respond(self, frame: RequestFrame, tensors: wire.Tensors) -> None:
-        wanted = wire.output_names(frame.outputs)
-        outputs = [wire.output_tensor(name, array) for name, array in tensors.items() if name in wanted]
-        self._connection.send(ToBackend.RESPONSES, wire.response(frame.handle, outputs, True))
-
-    def _refuse(self, frame: RequestFrame, model: Any, error: FaserError) -> None:
+    def _refuse(self, frame: RequestFrame, model: ServedModel | None, error: FaserError) -> None:
         names = {}
-        if isinstance(model, ServedModel):
+        if model is not None:
             names = model.contract.names
             model.metrics.ended(None, error)
         self._connection.send(ToBackend.RESPONSES, wire.error_response(frame.handle, error, names))
@@ -270,7 +259,7 @@ class EngineServer:
 
     def _publish(self, stats: Mapping[str, float] | None = None) -> None:
         """Publish the metrics of all models, and those of steps if the executor's stats are given."""
-        models = {model.number: model for model in self._models.values() if isinstance(model, ServedModel)}
+        models = {model.number: model for model in self._models.values()}
         if self._publisher is not None:
             models[self._publisher.number] = self._publisher
         for model in models.values():
@@ -300,12 +289,9 @@ class EngineServer:
             log.exception("the engines could not be opened")
             self._fail_open(frame, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}")
 
-    def _open_model(self, frame: OpenFrame) -> ServedModel | Preprocessor | Postprocessor:
-        assert self._executor is not None
+    def _open_model(self, frame: OpenFrame) -> ServedModel:
         assert self._generator is not None
         config = ModelConfig.of(frame)
-        if frame.name in TOKEN_MODELS:
-            return open_token_model(frame.name, config.flag, self._tokenizer, self._executor.max_seq_len)
         model = ServedModel(
             number=frame.model,
             contract=contract_of(frame.name),
@@ -330,7 +316,6 @@ class EngineServer:
         self._send_settings(config)
         self._spans = open_span_recorder(config.otlp_traces_endpoint)
         executor, tokenizer = self._opener(Path(config.engine_dir or ""), config)
-        self._tokenizer = tokenizer
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()

@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 from faser_trtllm.errors import InvalidArgumentError, reason_of
-from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 
 _DECOUPLED = re.compile(r"(decoupled\s*:\s*)true")
 
 
 def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the folders of the repository to load: `wanted`, or all but TOKEN_MODELS; raise InvalidArgumentError."""
+    """Return the folders of the repository to load: `wanted`, or all; raise InvalidArgumentError."""
     try:
         os.listdir(repository)
     except OSError as error:
@@ -26,7 +25,7 @@ def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str
             raise InvalidArgumentError(
                 f"models has {name!r}, the model repository has {', '.join(there) or 'none'}; name one of these"
             )
-    return wanted or tuple(name for name in there if name not in TOKEN_MODELS)
+    return wanted or there
 
 
 def link_unary(repository: Path, directory: Path) -> Path:

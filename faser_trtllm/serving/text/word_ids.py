@@ -20,11 +20,6 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     return tokenizer.encode(word, add_special_tokens=False, parse_special_tokens=parse)
 
 
-def stop_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[tuple[int, ...]]:
-    """Tokenize each word as TensorRT-LLM's preprocessing does."""
-    return [tuple(word_ids(tokenizer, word)) for word in words if word]
-
-
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[tuple[int, ...]]:
     """Tokenize each word at the start of a line and after a space; return each token sequence once.
 

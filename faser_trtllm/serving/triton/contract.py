@@ -127,24 +127,6 @@ MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
 """For inputs that are lists, the limits of one prompt: entries, and characters or numbers in all entries together."""
 
 
-def check_size(
-    name: str, shape: Sequence[int], num_bytes: int, is_text: bool, limits: tuple[int, int] | None = None
-) -> None:
-    """Raise InvalidArgumentError for an input that is too large for any batch, before any loop runs over it.
-
-    limits: those of a list, as in MAX_ENTRIES. The limits of each prompt are checked when it is read.
-    """
-    num_prompts = shape[0] if shape else 1
-    check_count(name, num_prompts, MAX_PROMPTS, "prompts")
-    if limits is not None:
-        max_entries, max_chars = limits
-        num_lists = min(num_prompts, MAX_LISTS)
-        check_count(name, math.prod(shape), num_lists * max_entries)
-        check_count(name, num_bytes, num_lists * 4 * (max_entries + max_chars), "bytes")  # UTF-8, and each size
-    elif is_text:
-        check_count(name, math.prod(shape), num_prompts)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelContract:
     """The rules of one model.
@@ -164,8 +146,19 @@ class ModelContract:
         return {ours: theirs for theirs, ours in self.renames.items()}
 
     def check_input(self, name: str, shape: Sequence[int], num_bytes: int, is_text: bool) -> None:
-        """Raise InvalidArgumentError for an input of this model that is too large to read."""
-        check_size(name, shape, num_bytes, is_text, MAX_ENTRIES.get(self._ours(name)))
+        """Raise InvalidArgumentError for an input that is too large for any batch, before any loop runs over it.
+
+        The limits of each prompt are checked when it is read.
+        """
+        num_prompts, limits = shape[0] if shape else 1, MAX_ENTRIES.get(self._ours(name))
+        check_count(name, num_prompts, MAX_PROMPTS, "prompts")
+        if limits is not None:
+            max_entries, max_chars = limits
+            num_lists = min(num_prompts, MAX_LISTS)
+            check_count(name, math.prod(shape), num_lists * max_entries)
+            check_count(name, num_bytes, num_lists * 4 * (max_entries + max_chars), "bytes")  # UTF-8, and each size
+        elif is_text:
+            check_count(name, math.prod(shape), num_prompts)
 
     def _ours(self, name: str) -> str:
         return self.renames.get(name) or ALIASES.get(name, name)
@@ -195,8 +188,6 @@ TENSORRT_LLM = ModelContract(
         **{row.trtllm: row.name for row in _ROWS if row.trtllm},
     },
 )
-TOKEN_MODELS = ("preprocessing", "postprocessing")
-"""Models of tokens.py, loaded only on request, since only TensorRT-LLM's end_to_end_test.py calls them."""
 
 MODELS: Mapping[str, ModelContract] = {model.name: model for model in (FASER, ENSEMBLE, BLS, TENSORRT_LLM)}
 

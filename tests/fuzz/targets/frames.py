@@ -24,7 +24,6 @@ from faser_trtllm.serving.engine_process.wire import Body, FromBackend, WireErro
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import INPUTS, MODELS
 from faser_trtllm.serving.triton.request import check_request_id, is_stop
-from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor
 from tests.fuzz.target import Codec, Target
 from tests.fuzz.targets.served import tokenizer
 from tests.support.backend_frames import packed, packed_text, request_body
@@ -207,31 +206,6 @@ def run_triton(data: bytes) -> None:
         prepared.request.guide()
 
 
-@functools.cache
-def _token_models() -> tuple[Preprocessor, Postprocessor]:
-    return Preprocessor(tokenizer(), 320, 512), Postprocessor(tokenizer())
-
-
-def run_tokens(data: bytes) -> None:
-    frame = wire.read_request(Body(memoryview(data)))
-    model = _token_models()[frame.model % 2]
-    _check_as_triton(("preprocessing", "postprocessing")[frame.model % 2], frame)
-    for name, array in model.answer(frame.tensors(model.check_input)).items():
-        wire.output_tensor(name, array)
-
-
-def tokens_seeds() -> list[bytes]:
-    before: dict[str, Any] = {"QUERY": _texts("hello"), "REQUEST_OUTPUT_LEN": np.array([[4]], np.int32)}
-    more = {"BAD_WORDS_DICT": _texts("a", "b"), "STOP_WORDS_DICT": _texts("c"), "EMBEDDING_BIAS_WORDS": _texts("d")}
-    more |= {"EMBEDDING_BIAS_WEIGHTS": np.ones((1, 1), np.float32), "END_ID": np.ones((1, 1), np.int32)}
-    after = {"TOKENS_BATCH": np.array([[[5, 6, 7]]], np.int32), "SEQUENCE_LENGTH": np.array([[3]], np.int32)}
-    two = {name: np.repeat(array, 2, 0) for name, array in (before | more).items()}
-    return [
-        *(request_body(0, 1, "", ["INPUT_ID"], list(inputs.items())) for inputs in (before, before | more, two)),
-        request_body(1, 1, "", ["OUTPUT"], list(after.items())),
-    ]
-
-
 _REQUESTS = Codec(_decode_request, _encode_request)
 _WORDS = (*INPUTS, "hello", "json", "json_schema", "regex", "ebnf_grammar")
 
@@ -254,5 +228,4 @@ TARGETS = (
         (FaserError, WireError),
         _WORDS,
     ),
-    Target("token_models", run_tokens, tokens_seeds, ("serving/triton/tokens.py",), _REQUESTS, (FaserError, WireError)),
 )

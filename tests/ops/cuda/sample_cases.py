@@ -10,6 +10,7 @@ from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import sample as op
 from faser_trtllm.ops.cuda.accept import PART_ENTRIES, workspace_bytes
+from lab.reference.cuda.sample import advance_reference, sample_reference
 from tests.ops.cuda.accept_batches import MODES
 from tests.support.sampling_slots import Slots
 
@@ -82,8 +83,8 @@ class SampleCase:
             logits = self.logits[step]
             scratch = torch.full((len(self.logits[0]), self.vocab_size), 55.0)
             if launcher is None:
-                op.sample_reference(self.draws, logits, self.n, scratch)
-                op.advance_reference(self.draws, self.stop, self.n, has_history=True)
+                sample_reference(self.draws, logits, self.n, scratch)
+                advance_reference(self.draws, self.stop, self.n, has_history=True)
             else:
                 op.sample(launcher, self.draws, logits, self.n, scratch, part_entries=self.part_entries)
                 op.advance(launcher, self.draws, self.stop, self.n, has_history=True)

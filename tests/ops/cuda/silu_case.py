@@ -6,6 +6,7 @@ import torch
 
 from faser_trtllm.ops.cuda import gated_silu as op
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from lab.reference.cuda.gated_silu import gated_silu_reference
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 
 EPS = 1e-5
@@ -35,7 +36,7 @@ class Case:
 
     def reference(self) -> torch.Tensor:
         out = torch.empty((len(self.hidden), self.inner), dtype=self.hidden.dtype)
-        op.gated_silu_reference(self.gate_up, self.hidden, self.bias, EPS, out)
+        gated_silu_reference(self.gate_up, self.hidden, self.bias, EPS, out)
         return out
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv as op
+from lab.reference.cuda.append_kv import append_kv_reference, normed_qkv
 from tests.ops.cuda.append_cases import (
     MAX_SEQ_LEN,
     AppendCase,
@@ -38,7 +39,7 @@ def test_the_reference_is_hugging_face_s_rope():
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     case = append_case(torch.Generator().manual_seed(0), [3, 0, 2], [10, 4, 40])
-    op.append_kv_reference(*case.arguments())
+    append_kv_reference(*case.arguments())
     q, k, v = case.qkv.float().view(5, 8, 64).split([4, 2, 2], 1)
     cos, sin = (table[case.positions.long()].repeat(1, 2)[None] for table in (case.cos, case.sin))
     q, k = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
@@ -79,7 +80,7 @@ def test_any_batch_on_the_cpu(batch, seed, heads, head_dim, tokens_per_block, dt
     )
     found = wanted.copy()
     scales = {"k_scale": 0.25, "v_scale": 0.01} if fp8 else {}
-    op.append_kv_reference(*wanted.arguments(), **scales)
+    append_kv_reference(*wanted.arguments(), **scales)
     op.launch(emulated("append_kv"), *found.arguments(), **scales)
     assert_same(found, wanted)
 
@@ -103,7 +104,7 @@ def test_rows_that_were_not_normalised_on_the_cpu(
     wanted = append_case(generator, *batch, heads=heads, head_dim=head_dim, dtype=dtype, fp8=fp8)
     norm = normed_case(wanted, hidden_size, generator, has_bias=has_bias, has_norms=has_norms)
     found = wanted.copy()
-    op.append_kv_reference(*wanted.arguments(), norm=norm)
+    append_kv_reference(*wanted.arguments(), norm=norm)
     op.launch(emulated("append_kv"), *found.arguments(), norm=norm)
     assert_near(found, wanted)
 
@@ -113,7 +114,7 @@ def test_rows_that_were_not_normalised_on_the_cpu(
 def test_rows_before_a_branch_are_in_its_block_too(seed, fp8):
     case, norm, first_branch = branch_case(seed, fp8=fp8)
     found, chain = case.copy(), case.copy()
-    op.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
+    append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
     op.launch(emulated("append_kv"), *found.arguments(), norm=norm, first_branch=first_branch)
     op.launch(emulated("append_kv"), *chain.arguments(), norm=norm)
     assert_near(found, case)
@@ -146,7 +147,7 @@ def test_the_reference_norms_as_torch_does():
     normed = rms_norm(norm.hidden.double(), (48,), None, norm.eps) @ weight.t() + norm.bias.double()
     q, k, v = normed.view(3, 8, 64).split([4, 2, 2], 1)
     q, k = (rms_norm(x, (64,), w.double(), norm.eps) for x, w in ((q, norm.q_norm), (k, norm.k_norm)))
-    found = op.normed_qkv(norm.hidden.double() @ weight.t(), 4, 2, norm)
+    found = normed_qkv(norm.hidden.double() @ weight.t(), 4, 2, norm)
     torch.testing.assert_close(found, torch.cat((q, k, v), 1).view(3, 512))
 
 
@@ -174,7 +175,7 @@ def test_what_is_out_of_range_is_not_written():
     case.block_table[1] = torch.tensor([-1, 2**31 - 1, case.k_cache.shape[0]])
     case.positions[6:] = torch.tensor([0, 8, 8])
     reference = case.copy()
-    op.append_kv_reference(*reference.arguments())
+    append_kv_reference(*reference.arguments())
     op.launch(emulated("append_kv"), *case.arguments())
     assert torch.equal(case.k_cache, before[0])
     assert torch.equal(case.v_cache, before[1])
@@ -202,7 +203,7 @@ def test_arbitrary_data_stays_within_the_caches(seed):
     assert all((edge == 7.0).all() for edge in edges)
     # Two rows that write one place have no order; where none do, the reference says what is written.
     if not writes_twice(case):
-        op.append_kv_reference(*wanted.arguments())
+        append_kv_reference(*wanted.arguments())
         assert_same(case, wanted)
 
 
@@ -289,7 +290,7 @@ def test_on_a_gpu(on_gpu, head_dim, dtype, fp8):
                 case.positions = garbage(generator, case.positions)
                 case.block_table = garbage(generator, case.block_table)
             wanted = case.copy()
-            op.append_kv_reference(*wanted.arguments())
+            append_kv_reference(*wanted.arguments())
             found = case.copy("cuda")
             op.launch(module, *found.arguments())
             torch.cuda.synchronize()
@@ -304,7 +305,7 @@ def test_branches_on_a_gpu(on_gpu, fp8):
     case, norm, first_branch = branch_case(1, fp8=fp8)
     found = case.copy("cuda")
     moved = {name: getattr(norm, name).cuda() for name in ("hidden", "bias", "q_norm", "k_norm")}
-    op.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
+    append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
     module = on_gpu("append_kv")
     op.launch(module, *found.arguments(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
     assert_near(found.copy(), case)

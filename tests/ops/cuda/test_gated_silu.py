@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import gated_silu as op
 from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
+from lab.reference.cuda.gated_silu import gated_silu_reference
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.silu_case import EPS, Case, assert_near, assert_same, run_scaled
 from tests.support.effort import examples
@@ -24,7 +25,7 @@ def test_the_reference_is_a_norm_and_an_activation() -> None:
     assert product[1].abs().max() > 65504
     normed = torch.nn.functional.rms_norm(hidden.double(), (64,), None, EPS) @ weight.double().t()
     out = torch.empty((5, 48), dtype=torch.float16)
-    op.gated_silu_reference(product.float(), hidden, None, EPS, out)
+    gated_silu_reference(product.float(), hidden, None, EPS, out)
     gate, up = normed.chunk(2, -1)
     assert_near(out, (torch.nn.functional.silu(gate) * up).half())
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import sample as op
+from lab.reference.cuda.sample import advance_reference
 from tests.ops.cuda.accept_batches import SmallBlocks, parameters
 from tests.ops.cuda.sample_cases import FIELDS, MAX_REQUESTS, SampleCase, assert_same
 from tests.support.effort import examples
@@ -44,7 +45,7 @@ def test_a_step_must_be_worth_its_price(row_price: float, worth: float, by_kerne
         if by_kernel:
             op.advance(SmallBlocks(stem="sample"), case.draws, case.stop, 1)
         else:
-            op.advance_reference(case.draws, case.stop, 1)
+            advance_reference(case.draws, case.stop, 1)
         assert case.stop.num_going.tolist() == [num_going]
 
 

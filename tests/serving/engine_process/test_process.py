@@ -218,30 +218,6 @@ def test_a_ping_is_answered_with_progress(backend):
     assert (stalled_s, slow_step_s) == (0.0, 0.0)
 
 
-def test_text_and_tokens_are_models_of_their_own(fake_engine_dir):
-    """Alone as well: an engine process that says nothing would count as hung."""
-    with Backend(fake_engine_dir) as backend:
-        backend.hello()
-        backend.open(0, "preprocessing")
-        backend.open(1, "postprocessing")
-        assert [backend.opened()[:2] for _ in range(2)] == [(0, OpenStatus.OPENED), (1, OpenStatus.OPENED)]
-        backend.send(FromBackend.PING)
-        backend.receive(ToBackend.PONG)
-        backend.ask(0, 1, outputs=("INPUT_ID", "EMBEDDING_BIAS"), QUERY=b"abc", REQUEST_OUTPUT_LEN=ints(5))
-        (outputs,) = backend.answers(1)[1]
-        assert outputs["EMBEDDING_BIAS"][1:] == ((1, 0), b"")
-        _, (_, length), ids = outputs["INPUT_ID"]
-        ids = np.frombuffer(ids, np.int32).reshape(1, 1, length)
-        backend.ask(1, 2, outputs=("OUTPUT",), TOKENS_BATCH=ids, SEQUENCE_LENGTH=ints(length))
-        ((outputs,),) = backend.answers(1).values()
-        assert outputs["OUTPUT"][2][4:] == b"abc"
-        backend.ask(0, 3, REQUEST_OUTPUT_LEN=ints(5))
-        assert backend.answers(1)[3] == [Refusal(wire.ERROR_CODES["INVALID_ARG"], "QUERY is missing; send it", "QUERY")]
-        backend.send(FromBackend.CLOSE, struct.pack("<I", 0))
-        backend.send(FromBackend.PING)
-        backend.receive(ToBackend.PONG)
-
-
 def test_an_engine_that_cannot_be_opened_says_why_and_ends(tmp_path):
     with Backend(tmp_path / "gone", run_dir=tmp_path) as backend:
         backend.hello()

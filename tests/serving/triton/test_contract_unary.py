@@ -2,14 +2,12 @@
 
 import queue
 
-import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from tests.serving.triton.contract_clients import STOP, end_to_end_inputs, inputs_of, llm_client_inputs, stacked
 from tests.support.checkpoints import make_pair
 from tests.support.triton_server import Server
@@ -27,7 +25,7 @@ def server(tmp_path_factory):
     target, draft = make_pair(directory, 320, max_position_embeddings=1024)
     sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
     build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    models = ("ensemble", "tensorrt_llm", *TOKEN_MODELS)
+    models = ("ensemble", "tensorrt_llm")
     config = directory / "faser.yaml"
     config.write_text("stop_by_id: true\n")  # TensorRT-LLM's rule
     with Server(
@@ -92,36 +90,3 @@ def test_what_needs_more_than_one_response_is_refused(server, tensors, message):
         pytest.raises(InferenceServerException, match=message),
     ):
         client.infer("ensemble", inputs_of(tensors))
-
-
-def test_models_one_by_one_give_what_the_ensemble_gives(server):
-    """As tools/inflight_batcher_llm/end_to_end_test.py asks."""
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-
-        def infer(model, tensors):
-            return client.infer(model, inputs_of(tensors)).as_numpy
-
-        for prompt in ("hello world", "naïve 😀"):
-            query, length = np.array([[prompt]], object), np.array([[12]], np.int32)
-            no_words = np.array([[""]], object)
-            get = infer(
-                "preprocessing",
-                {"QUERY": query, "REQUEST_OUTPUT_LEN": length, "BAD_WORDS_DICT": no_words, "STOP_WORDS_DICT": no_words},
-            )
-            tokens = {
-                "input_ids": get("INPUT_ID"),
-                "decoder_input_ids": get("DECODER_INPUT_ID"),
-                "input_lengths": get("REQUEST_INPUT_LEN"),
-                "request_output_len": get("REQUEST_OUTPUT_LEN"),
-                "end_id": get("OUT_END_ID"),
-                "pad_id": get("OUT_PAD_ID"),
-            }
-            words = {"bad_words_list": get("BAD_WORDS_IDS"), "stop_words_list": get("STOP_WORDS_IDS")}
-            get = infer("tensorrt_llm", tokens | words)
-            ids = {"TOKENS_BATCH": get("output_ids"), "SEQUENCE_LENGTH": get("sequence_length")}
-            get = infer("postprocessing", ids)
-            whole = infer("ensemble", {"text_input": query, "max_tokens": length})
-            assert get("OUTPUT") == whole("text_output")
-            assert get("OUTPUT")[0].decode().startswith(prompt)
-        with pytest.raises(InferenceServerException, match="IMAGES was sent, but only text is supported"):
-            infer("preprocessing", {"QUERY": query, "REQUEST_OUTPUT_LEN": length, "IMAGES": no_words})

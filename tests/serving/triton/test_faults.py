@@ -130,7 +130,7 @@ def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(fake_engine
 def test_a_model_that_is_not_there_is_named(fake_engine_dir, tmp_path):
     with Server(fake_engine_dir, is_fake=True, models=("faser", "fast"), log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
-        there = "ensemble, faser, postprocessing, preprocessing, tensorrt_llm, tensorrt_llm_bls"
+        there = "ensemble, faser, tensorrt_llm, tensorrt_llm_bls"
         assert f"models has 'fast', the model repository has {there}; name one of these" in server.output()
 
 

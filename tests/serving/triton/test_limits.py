@@ -11,7 +11,6 @@ from faser_trtllm.serving.engine_process.wire import BYTES, InputTensor, Request
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import BLS, FASER, TENSORRT_LLM
 from faser_trtllm.serving.triton.request import parse_request
-from faser_trtllm.serving.triton.tokens import MAX_TOKENS, Postprocessor, Preprocessor
 from tests.serving.engine_process.outbox_world import floats, ints, text
 from tests.support.fake_engine import EchoExecutor
 
@@ -50,12 +49,6 @@ def test_what_fits_is_read_and_what_does_not_fit_its_shape_is_refused():
     assert found["stop_words"].tolist() == [[b"x"] * 64]
     with pytest.raises(InvalidArgumentError, match="do not fit its shape"):
         frame("stop_words", BYTES, (1, 63), words).tensors(FASER.check_input)
-
-
-def test_token_models_read_no_lists_that_are_too_long(tokenizer):
-    model = Preprocessor(tokenizer, 320, 512)
-    with pytest.raises(InvalidArgumentError, match="STOP_WORDS_DICT has 65 entries"):
-        frame("STOP_WORDS_DICT", BYTES, (1, 65), b"\xff").tensors(model.check_input)
 
 
 def word_list(num_words, length):
@@ -132,33 +125,6 @@ def test_bias_words_of_too_many_tokens_are_refused(tokenizer, monkeypatch):
     )
     with pytest.raises(InvalidArgumentError, match=r"logit_bias has . entries, allowed are at most 3"):
         TextGenerator(EchoExecutor(), tokenizer).prepare(part.request)
-
-
-def test_text_of_too_many_tokens_is_refused_before_it_is_made(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "decode", lambda *arguments, **options: pytest.fail("a text was made"))
-    ids, lengths = np.zeros((2, MAX_TOKENS // 2 + 1), np.int32), np.full((2, 1), MAX_TOKENS // 2 + 1, np.int32)
-    with pytest.raises(InvalidArgumentError, match=f"TOKENS_BATCH has {MAX_TOKENS + 2} tokens, allowed are at most"):
-        Postprocessor(tokenizer).answer({"TOKENS_BATCH": ids, "SEQUENCE_LENGTH": lengths})
-
-
-def test_answers_of_token_models_are_bounded_in_bytes(tokenizer, monkeypatch):
-    monkeypatch.setattr("faser_trtllm.serving.triton.tokens.MAX_ANSWER_BYTES", 1000)
-    queries = np.array([[b"a" * 200], [b"a"]], object)
-    asked = {"QUERY": queries, "REQUEST_OUTPUT_LEN": ints(5, 5).reshape(2, 1)}
-    with pytest.raises(InvalidArgumentError, match=r"QUERY makes an output of .* bytes, allowed are at most 1000; "):
-        Preprocessor(tokenizer, 320, 512).answer(asked)
-    short = {"QUERY": queries[1:], "REQUEST_OUTPUT_LEN": ints(5)}
-    weights = {"EMBEDDING_BIAS_WORDS": text("a"), "EMBEDDING_BIAS_WEIGHTS": floats(1)}
-    with pytest.raises(InvalidArgumentError, match="EMBEDDING_BIAS_WORDS makes an output of 1280 bytes"):
-        Preprocessor(tokenizer, 320, 512).answer(short | weights)
-    ids = np.array([tokenizer.encode("a" * 1500)], np.int32)
-    with pytest.raises(InvalidArgumentError, match="OUTPUT has 1500 bytes, allowed are at most 1000"):
-        Postprocessor(tokenizer).answer({"TOKENS_BATCH": ids, "SEQUENCE_LENGTH": ints(ids.size)})
-
-
-def test_queries_are_no_longer_than_the_engine_takes(tokenizer):
-    with pytest.raises(InvalidArgumentError, match=r"QUERY has .* tokens, allowed are at most 511"):
-        Preprocessor(tokenizer, 320, 512).answer({"QUERY": text("ab" * 600), "REQUEST_OUTPUT_LEN": ints(5)})
 
 
 def test_a_response_that_no_frame_can_hold_is_refused(monkeypatch):
