@@ -1,4 +1,4 @@
-"""The native library (faser_cpu.h), loaded once through ctypes, with its structures and signatures."""
+"""The native library (faser_cpu.h), loaded once through ctypes; its structures are in structures.py."""
 
 from __future__ import annotations
 
@@ -10,45 +10,6 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 from faser_trtllm.native.signatures import SIGNATURES
-from faser_trtllm.native.structures import (
-    NUM_SOURCES,
-    FaserAcceptance,
-    FaserBatch,
-    FaserBlock,
-    FaserConv,
-    FaserDraftStop,
-    FaserExperts,
-    FaserHead,
-    FaserLayer,
-    FaserMedusa,
-    FaserModel,
-    FaserPassLimits,
-    FaserSampling,
-    FaserSlotCosts,
-    FaserTestSums,
-    FaserTexts,
-    FillMasks,
-)
-
-__all__ = [
-    "NUM_SOURCES",
-    "FaserAcceptance",
-    "FaserBatch",
-    "FaserBlock",
-    "FaserConv",
-    "FaserDraftStop",
-    "FaserExperts",
-    "FaserHead",
-    "FaserLayer",
-    "FaserMedusa",
-    "FaserModel",
-    "FaserPassLimits",
-    "FaserSampling",
-    "FaserSlotCosts",
-    "FaserTestSums",
-    "FaserTexts",
-    "FillMasks",
-]  # of the structures; the names defined below are public too
 
 ABI_VERSION = 24
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.native.structures import FaserAcceptance
 from faser_trtllm.ops.arrays import (
     Float32Array,
     Int32Array,
@@ -32,7 +33,7 @@ class AcceptanceModel:
     def __init__(self, max_draft_len: int) -> None:
         self.slope: Float32Array = np.zeros((NUM_MODES, max_draft_len), np.float32)
         self.intercept: Float32Array = np.zeros((NUM_MODES, max_draft_len), np.float32)
-        self._struct = native.FaserAcceptance(
+        self._struct = FaserAcceptance(
             address_of(self.slope, np.float32),
             address_of(self.intercept, np.float32),
             MAX_MARGIN,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.native.structures import FaserSampling
 
 Int8Array = npt.NDArray[np.int8]
 Int32Array = npt.NDArray[np.int32]
@@ -19,7 +20,7 @@ Float64Array = npt.NDArray[np.float64]
 SamplingArray = npt.NDArray[np.void]
 
 # One element per slot: struct faser_sampling, field by field.
-SAMPLING_DTYPE = np.dtype(native.FaserSampling)
+SAMPLING_DTYPE = np.dtype(FaserSampling)
 
 _INT32 = np.dtype(np.int32)
 _address, _buffer = ctypes.addressof, ctypes.c_char.from_buffer

@@ -17,6 +17,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.value import value
+from faser_trtllm.native.structures import FaserSlotCosts
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.arrays import (
     Float64Array,
@@ -52,7 +53,7 @@ class SlotCosts:
         self.verify_ms, self.draft_ms = verify_ms, draft_ms
         self.fixed_ms, self.base_tokens, self.price, self.multiple = fixed_ms, base_tokens, price, multiple
         first, step = (None, None) if draft_ms is None else (address_of(ms, np.float64) for ms in draft_ms)
-        self._struct = native.FaserSlotCosts(
+        self._struct = FaserSlotCosts(
             address_of(verify_ms, np.float64), first, step, fixed_ms, base_tokens, price, verify_ms.size, multiple
         )
         self.address = ctypes.addressof(self._struct)

@@ -10,6 +10,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.native.structures import FaserDraftStop
 from faser_trtllm.ops.arrays import (
     Float64Array,
     Int32Array,
@@ -24,7 +25,7 @@ class NativeStop:
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
         self._stop: DraftStop | None = None
-        self._struct = native.FaserDraftStop()
+        self._struct = FaserDraftStop()
 
     def address(self, stop: DraftStop, max_draft_len: int) -> int:
         """Return the structure's address, valid until the next call; ValueError for arrays too small or not float32."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.native.structures import FaserTestSums
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, sampling_address
 
@@ -30,7 +31,7 @@ class TestedSums:
         self.cells = np.zeros((NUM_MODES, model.max_draft_len, NUM_CELL_SUMS))
         self.bins = np.zeros((3, NUM_BINS))
         addresses = (address_of(array, np.float64) for array in (self.cells, self.bins))
-        self._struct = native.FaserTestSums(*addresses, NUM_BINS)
+        self._struct = FaserTestSums(*addresses, NUM_BINS)
 
     def add(
         self,

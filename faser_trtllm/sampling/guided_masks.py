@@ -15,6 +15,7 @@ from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.guide import Guide, GuideError, GuideState
 from faser_trtllm.core.request import Request
+from faser_trtllm.native.structures import FillMasks
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class GuidedMasks:
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
         self._allowed: list[UInt32Array | None] = [None] * max_batch_size  # of slots without a guide
         self._swallowed: BaseException | None = None
-        self._callback = native.FillMasks(self._fill_masks)
+        self._callback = FillMasks(self._fill_masks)
         self._callback_address = native.address_of_function(self._callback)
 
     def bind(self, slot: int, request: Request) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.native.structures import NUM_SOURCES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, float32_at, int32_at
 from faser_trtllm.ops.probs import next_token_probs
 from faser_trtllm.sampling.draft_probs import HostDraftProbs
@@ -31,7 +32,7 @@ def header_fields(struct):
             for name in names.split(","):
                 name, _, length = name.strip().partition("[")
                 found = ctypes.c_void_p if pointer else C_TYPES[kind]
-                yield name, found * native.NUM_SOURCES if length == "FASER_NUM_SOURCES]" else found
+                yield name, found * NUM_SOURCES if length == "FASER_NUM_SOURCES]" else found
 
 
 def test_the_dtype_is_the_header_s_structure():

@@ -17,6 +17,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.cpu.native_model import native_model
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
+from faser_trtllm.native.structures import FaserBatch
 from faser_trtllm.ops.arrays import sampling_address
 from faser_trtllm.ops.draft_stop import NativeStop
 from faser_trtllm.ops.prune_rows import HostPruning
@@ -44,7 +45,7 @@ class CpuEngine(HostPruning, Closing):
         self._logits_address = self._logits.ctypes.data
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
         self._num_new_address = native.address_of_buffer(self._num_new)
-        self._batch = native.FaserBatch()
+        self._batch = FaserBatch()
         self._batch_address = ctypes.addressof(self._batch)
         self._stop = NativeStop(spec.max_batch_size)
         self._block_table: npt.NDArray[np.int32] | None = None

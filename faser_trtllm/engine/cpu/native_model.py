@@ -5,12 +5,20 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.errors import EngineFileError
 from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.experts import CLAMPED, SILU, SOFTMAX, TOP_K_SOFTMAX
 from faser_trtllm.models.quantized_weight import Scheme, scheme_of
+from faser_trtllm.native.structures import (
+    FaserBlock,
+    FaserConv,
+    FaserExperts,
+    FaserHead,
+    FaserLayer,
+    FaserMedusa,
+    FaserModel,
+)
 
 _MODEL_SIZES = (
     "num_layers",
@@ -23,7 +31,7 @@ _MODEL_SIZES = (
     "rms_norm_eps",
     "rope_attention_factor",
 )
-_LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
+_LAYER_TENSORS = tuple(field[0] for field in FaserLayer._fields_)
 _OPTIONAL_LAYER_TENSORS = frozenset(
     {"qkv_bias", "q_norm", "k_norm", "o_bias", "sinks", "gate_up_bias", "down_bias"}
     | {name for name in _LAYER_TENSORS if name.endswith("_scales") or name.startswith(("router", "shared_"))},
@@ -44,10 +52,10 @@ _HEAD_SIZES = (
 )
 
 
-def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
+def native_model(file: EngineFile, max_seq_len: int) -> FaserModel:
     """Return a struct faser_model that points into the file's mapping; raise EngineFileError if a tensor is missing."""
     sizes: dict[str, Any] = file.header["model"]
-    layers = (native.FaserLayer * sizes["num_layers"])()
+    layers = (FaserLayer * sizes["num_layers"])()
     for index, layer in enumerate([] if "medusa" in sizes else layers):
         for name in _LAYER_TENSORS:
             prefix = "expert_" if "experts" in sizes and name in _EXPERTS_TENSORS else ""
@@ -57,7 +65,7 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
                     f"{file.path.name} lacks the tensor layers.{index}.{prefix}{name}, rebuild it with faser build"
                 )
             setattr(layer, name, address)
-    model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
+    model = FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
     model.max_seq_len = max_seq_len
     scheme = scheme_of(sizes) or _BF16
     is_mxfp4 = scheme.is_mxfp4
@@ -73,13 +81,13 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     windows = sizes["block"]["windows"] if "block" in sizes else layer_windows(sizes)
     model.windows = (ctypes.c_int32 * len(layers))(*windows)
     if "head" in sizes:
-        head = native.FaserHead(
+        head = FaserHead(
             **{name: file.address(f"head.{name}") for name in _HEAD_TENSORS},
             **{name: sizes["head"].get(name, 0) for name in _HEAD_SIZES},
         )
         model.head = ctypes.pointer(head)
     if "medusa" in sizes:
-        medusa = native.FaserMedusa(
+        medusa = FaserMedusa(
             **{name: file.address(f"medusa.{name}") for name in ("residual", "residual_bias")},
             **{name: sizes["medusa"][name] for name in ("num_heads", "num_layers")},
         )
@@ -89,11 +97,11 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
         convs = {}
         for part in ("attention_conv", "mlp_conv") if block_sizes["conv_taps"] else ():
             found = [
-                native.FaserConv(*(file.address(f"layers.{i}.{part}_{name}") for name in ("base", "delta")))
+                FaserConv(*(file.address(f"layers.{i}.{part}_{name}") for name in ("base", "delta")))
                 for i in range(len(layers))
             ]
-            convs[f"{part}s"] = (native.FaserConv * len(layers))(*found)
-        block = native.FaserBlock(
+            convs[f"{part}s"] = (FaserConv * len(layers))(*found)
+        block = FaserBlock(
             **{name: file.address(f"block.{name}") for name in _BLOCK_TENSORS},
             **{name: block_sizes[name] for name in _BLOCK_SIZES + _CHAIN_SIZES + _BLOCK_FACTORS},
             causal=(ctypes.c_int32 * len(layers))(*block_sizes["causal"]),
@@ -103,8 +111,8 @@ def native_model(file: EngineFile, max_seq_len: int) -> native.FaserModel:
     return model
 
 
-def _experts(experts: dict[str, Any], is_mxfp4: bool) -> native.FaserExperts:
-    return native.FaserExperts(
+def _experts(experts: dict[str, Any], is_mxfp4: bool) -> FaserExperts:
+    return FaserExperts(
         **{name: experts[name] for name in ("num_experts", "top_k", "norm_topk", "shared_size")},
         scoring=_SCORINGS.index(experts["scoring"]),
         activation=_ACTIVATIONS.index(experts["activation"]),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from faser_trtllm import native
 from faser_trtllm.core.counts import NUM_COUNTS
 from faser_trtllm.core.request import Request, new_counts
+from faser_trtllm.native.structures import FaserTexts
 from faser_trtllm.ops.arrays import Float64Array, Int32Array, SamplingArray, address_of
 
-TEXTS_DTYPE = np.dtype(native.FaserTexts)
+TEXTS_DTYPE = np.dtype(FaserTexts)
 
 
 class RequestTable:

@@ -10,12 +10,13 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.native.structures import FaserPassLimits
 from faser_trtllm.ops.arrays import address_of
 
 SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "first_branch", "block_table")
 
 
-class PassLimits(native.FaserPassLimits):
+class PassLimits(FaserPassLimits):
     """The limits of a batch, and the offsets of its sections: starts [7] of SECTIONS, with -1 for first_branch in an
     engine without branches. max_num_requests and num_blocks include branches."""
 

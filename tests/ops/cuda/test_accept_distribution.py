@@ -9,6 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from faser_trtllm import native
+from faser_trtllm.native.structures import NUM_SOURCES
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept, workspace_bytes
@@ -85,7 +86,7 @@ def check_fresh_rows(device, launcher, vocab_size, dtype):
     slots = Slots(n, vocab_size, max_draft_len)
     slots.draft_probs[:] = rng.dirichlet(np.full(vocab_size, 0.5), (n, max_draft_len))
     slot_ids = rng.permutation(n).astype(np.int32)
-    slots.draft_sources[:] = rng.integers(0, native.NUM_SOURCES, slots.draft_sources.shape)
+    slots.draft_sources[:] = rng.integers(0, NUM_SOURCES, slots.draft_sources.shape)
     num_drafts = rng.integers(0, max_draft_len + 1, n).astype(np.int32)
     num_tokens = rng.integers(1, 30, n).astype(np.int32)
     for slot, known, drafts in zip(slot_ids.tolist(), num_tokens, num_drafts, strict=True):
