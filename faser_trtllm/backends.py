@@ -30,7 +30,6 @@ class Backend:
     has_ranks: bool = False  # can split a target over several GPUs
     has_branches: bool = False  # token trees
     has_vocabulary_maps: bool = False  # a draft model may have another tokenizer than its target
-    can_interpret: bool = False  # can also run its networks on the CPU, from the checkpoints
 
 
 BACKENDS = (
@@ -66,7 +65,6 @@ BACKENDS = (
         note="any machine, for RTX GPUs",
         builds_fp8=True,
         builds_for_other_gpus=True,
-        can_interpret=True,
     ),
     Backend(
         "tensorrt",

@@ -9,9 +9,9 @@ import pytest
 
 from faser_trtllm.backends import BACKENDS, find_backend
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.engine.opening import Interpretation
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
+from lab.interpreted.open import Interpretation
 from tests.support.engine_dirs import make_engine_dir
 
 
@@ -43,7 +43,7 @@ def test_a_directory_of_an_unknown_backend_is_refused(engine_dir: Path) -> None:
 
 def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend is cpu in .*, only engines of tensorrt_rtx can be interpreted"):
-        open_executor(engine_dir, ExecutorConfig(), interpretation=Interpretation(engine_dir))
+        open_executor(engine_dir, ExecutorConfig(), opener=Interpretation(engine_dir))
     with pytest.raises(ConfigError, match=r"holds cpu engines, .* build with --backend cuda"):
         open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
     with pytest.raises(

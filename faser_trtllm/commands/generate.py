@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from faser_trtllm.checkout import import_from_checkout
 from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.core.request_field import Row, rows
@@ -20,7 +21,7 @@ from faser_trtllm.core.sampling_params import SamplingFields
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 
 if TYPE_CHECKING:
-    from faser_trtllm.engine.opening import Interpretation
+    from faser_trtllm.engine.opening import Opener
 
 DEFAULT_MAX_TOKENS = 64
 _MAX_PATH_CHARS = 4096
@@ -123,9 +124,9 @@ def generate(
     sampling = {name: tuple(v) or None if isinstance(v, list | tuple) else v for name, v in sampling.items()}
     fields = {**sampling, "stop_words": words, **read_guide(guided_json, guided_regex)}
     names = {GUIDE_FIELD: "guided_json" if guided_json is not None else "guided_regex"}
-    interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
+    opener = _opener(interpret, checkpoint_dir, draft_checkpoint_dir)
     ensure_profile(engine_dir, config)
-    with open_executor(engine_dir, config, interpretation=interpretation) as executor:
+    with open_executor(engine_dir, config, opener=opener) as executor:
         try:
             for completion in generate_all(executor, engine_dir, prompts, fields):
                 print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
@@ -133,22 +134,24 @@ def generate(
             raise InvalidArgumentError(error.sentence(names)) from error
 
 
-def _interpretation(
-    interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: Path | None
-) -> Interpretation | None:
-    from faser_trtllm.engine.opening import Interpretation
+def _opener(interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: Path | None) -> Opener:
+    """Return what opens the engines."""
+    from faser_trtllm.engine.opening import open_engines
 
     if not interpret:
         if checkpoint_dir is not None or draft_checkpoint_dir is not None:
             raise InvalidArgumentError("checkpoint_dir needs --interpret; add --interpret or leave checkpoint_dir out")
-        return None
+        return open_engines
     if checkpoint_dir is None:
         raise InvalidArgumentError("checkpoint_dir is missing, --interpret needs what the target was built from")
     print(
         "faser: interpreting the TensorRT networks on the CPU, which is slow and only good for checking them",
         file=sys.stderr,
     )
-    return Interpretation(checkpoint_dir, draft_checkpoint_dir)
+    opener: Opener = import_from_checkout("lab.interpreted.open", "--interpret").Interpretation(
+        checkpoint_dir, draft_checkpoint_dir
+    )
+    return opener
 
 
 def _check_text(name: str, texts: Iterable[str]) -> None:

@@ -24,14 +24,6 @@ from faser_trtllm.sampling.rejection import CpuRejectionSampler, RejectionSample
 
 
 @dataclass(frozen=True, slots=True)
-class Interpretation:
-    """The checkpoints that an engine directory was built from, to run its networks on the CPU."""
-
-    checkpoint_dir: Path
-    draft_checkpoint_dir: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OpenRequest:
     """The arguments of an opener."""
 
@@ -40,7 +32,6 @@ class OpenRequest:
     num_blocks: int  # KV blocks of each engine, if its cache is paged
     drafting: bool  # whether to open the draft too
     core_set: CoreSet | None = None  # for backends that run on cores
-    interpretation: Interpretation | None = None
     quantization: Quantization = Quantization.NONE  # of both models
     ordinal: int = 0  # the GPU of a draft alone (open_draft); our own targets run on the first
     # On a GPU, use fewer blocks if num_blocks does not fit this share of the memory left by weights and buffers; None:
@@ -96,6 +87,9 @@ def stay(mode: Mode) -> None:
     """Do nothing: the enter_mode of engines that can run concurrently where they are."""
 
 
+Opener = Callable[[OpenRequest, ExitStack], OpenedEngines]
+
+
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     """Open the target and, if drafting, the draft of a directory; the stack closes them.
 
@@ -129,11 +123,6 @@ def check_request(request: OpenRequest) -> Backend:
         raise ConfigError(
             f"gpu_partitions is {request.gpu_partitions.value}, {path} holds {backend.name} engines, which run on "
             f"cores; leave it out or build with --backend {names_with(lambda b: not b.on_cpu)}"
-        )
-    if request.interpretation is not None and not backend.can_interpret:
-        raise ConfigError(
-            f"backend is {backend.name} in {path}, only engines of {names_with(lambda b: b.can_interpret)} can be "
-            "interpreted; leave --interpret out"
         )
     return backend
 

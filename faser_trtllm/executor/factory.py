@@ -18,7 +18,7 @@ from faser_trtllm.drafters.cascade import Cascade
 from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.opening import Interpretation, OpenRequest, open_engines, stay
+from faser_trtllm.engine.opening import Opener, OpenRequest, open_engines, stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.admission import Admission
 from faser_trtllm.executor.batching import make_batching
@@ -74,7 +74,7 @@ def open_executor(
     clock: Clock | None = None,
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
     simulation: Simulation | None = None,
-    interpretation: Interpretation | None = None,
+    opener: Opener = open_engines,
     wrap_engine: EngineWrapper = lambda engine, role: engine,
     draft_timeout_ms: float | None = None,
 ) -> Executor:
@@ -82,7 +82,7 @@ def open_executor(
 
     wrap_policy: wraps the policy, to watch its decisions and outcomes.
     simulation: take times from a cost table.
-    interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
+    opener: opens the engines.
     wrap_engine: wraps both engines, unless there is a simulation, which has its own.
     draft_timeout_ms: go on without drafts if drafting fails or takes longer (executor/guard.py); None: raise.
 
@@ -109,14 +109,13 @@ def open_executor(
         max_draft_len = max_draft_len if drafting else 0
         policy = wrap_policy(policy)
 
-        opened = open_engines(
+        opened = opener(
             OpenRequest(
                 engines,
                 replace(limits, max_draft_len=max_draft_len),
                 num_blocks,
                 drafting=drafting and DrafterName.MODEL in (config.drafters or ()),
                 core_set=core_set,
-                interpretation=interpretation,
                 quantization=config.quantization,
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
                 kv_dtype=config.kv_cache_config.dtype,

@@ -10,13 +10,14 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig, SchedulerConfig
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.opening import Interpretation, OpenRequest, open_draft
+from faser_trtllm.engine.opening import OpenRequest, open_draft
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_drafters, open_executor
 from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
 from faser_trtllm.profiling.ensure import measure_once
+from lab.interpreted.open import Interpretation
 from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head, make_speculators_head
@@ -190,14 +191,14 @@ def test_a_target_of_plans_is_interpreted_without_its_head(tmp_path):
     )
     assert engines.read_layers == (0, 2, 3)
     interpretation = Interpretation(target, head)
-    with open_executor(engines.path, ExecutorConfig(speculation="off"), interpretation=interpretation) as executor:
+    with open_executor(engines.path, ExecutorConfig(speculation="off"), opener=interpretation) as executor:
         collector = Collector()
         executor.submit("a", PROMPTS[0], SamplingParams(max_tokens=5, end_ids=()), collector.sink("a"))
         while executor.step():
             pass
         assert len(collector.tokens["a"]) == 5
     with pytest.raises(ConfigError, match="has a draft head, which runs on a GPU only; interpret it with"):
-        open_executor(engines.path, ExecutorConfig(speculation="fixed:2"), interpretation=interpretation)
+        open_executor(engines.path, ExecutorConfig(speculation="fixed:2"), opener=interpretation)
 
 
 def test_other_layers_are_another_build(tmp_path):

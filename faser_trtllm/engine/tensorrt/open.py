@@ -1,4 +1,4 @@
-"""Open the engines of a TensorRT engine directory: on a GPU, or interpreted on the CPU."""
+"""Open the engines of a TensorRT engine directory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.builder.network.fp8 import CheckpointLayers
-from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe, recorded_scales
-from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.vendor import load_tensorrt, rtx_refusal
-from faser_trtllm.builder.plan_file import PlanFile, arch_capability
-from faser_trtllm.builder.source import Source, open_sources
-from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
-from faser_trtllm.checkout import import_from_checkout
+from faser_trtllm.builder.plan_file import arch_capability
 from faser_trtllm.engine.cuda.open import head_buffers, open_cuda_draft_file, open_hidden_rows
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
-from faser_trtllm.engine.opening import Interpretation, OpenedEngines, OpenRequest, cpu_sampler, stay
+from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
 from faser_trtllm.errors import ConfigError, EngineFileError
 
 if TYPE_CHECKING:
@@ -33,20 +27,14 @@ if TYPE_CHECKING:
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """See engine.opening.open_engines. Interprets on the CPU if the request has checkpoints for that."""
-    if request.interpretation is not None:
-        return _interpreted(request, request.interpretation, stack)
-    return _on_gpu(request, stack)
+    """See engine.opening.open_engines."""
+    trt, gpu = _gpu(request.engines, stack, plain_streams=request.plain_streams)
+    return open_plans(request, trt, gpu, stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
     trt, gpu = _gpu(request.engines, stack, request.ordinal)
     return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack, None))
-
-
-def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    trt, gpu = _gpu(request.engines, stack, plain_streams=request.plain_streams)
-    return open_plans(request, trt, gpu, stack)
 
 
 def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
@@ -120,75 +108,6 @@ def _open(
         hidden_rows=hidden_rows,
     )
     return stack.enter_context(engine), ops
-
-
-def _interpreted(request: OpenRequest, interpretation: Interpretation, stack: ExitStack) -> OpenedEngines:
-    engines, drafting = request.engines, request.drafting
-    if drafting and engines.draft_head is not None:
-        raise ConfigError(
-            f"{engines.path} has a draft head, which runs on a GPU only; interpret it with --speculation off"
-        )
-    trt = load_tensorrt(engines.backend)
-    with ExitStack() as checkpoints:
-        sources = _same_sources(engines, interpretation, drafting, checkpoints)
-        _check_networks(engines, sources)
-        opened = [stack.enter_context(_interpreted_engine(trt, engines, source)) for source in sources]
-    return OpenedEngines(opened[0], opened[1] if drafting else None, stay, cpu_sampler(request))
-
-
-def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:
-    opener = import_from_checkout("lab.interpreted.engine", "--interpret")
-    options = _network_options(engines, source.role)
-    config = engines.target_config if source.role == "target" else engines.draft_config
-    scales = None if config is None else recorded_scales(config)
-    fp8 = None if scales is None else CheckpointLayers(source.weights, scales)
-    return opener.InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1], fp8)
-
-
-def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: bool, stack: ExitStack) -> list[Source]:
-    """Return the checkpoints if they are those of the manifest; raise ConfigError otherwise."""
-    draft_dir = interpretation.draft_checkpoint_dir
-    if drafting and draft_dir is None:
-        raise ConfigError(
-            f"draft_checkpoint_dir is missing, {engines.path} has a draft engine; give the draft's checkpoint or "
-            "--speculation off"
-        )
-    manifest = engines.manifest
-    sources = open_sources(
-        interpretation.checkpoint_dir,
-        draft_dir if drafting else None,
-        int(manifest["expand"]),
-        [int(layer) for layer in manifest["segments"][1:-1]],
-        stack,
-    )
-    for source in sources:
-        different = source.first_difference(manifest["checkpoints"][source.role])
-        if different is not None:
-            raise ConfigError(
-                f"{different} of the {source.role} checkpoint {source.checkpoint.path} is not the one that "
-                f"{engines.path} was built from; give that checkpoint, or rebuild with faser build"
-            )
-    return sources
-
-
-def _check_networks(engines: EngineDir, sources: list[Source]) -> None:
-    recipe = Fp8Recipe(frozenset(engines.manifest.get("quantization", {})))
-    backend = TensorRTBackend.load(engines.backend, str(engines.manifest["dtype"]), (), recipe)
-    # A target that is opened without its head does not know which layers the head reads.
-    sources = [replace(sources[0], read_layers=engines.read_layers), *sources[1:]]
-    made = backend.identity(sources, engines.build_config)["specifications"]
-    for role, specifications in made.items():
-        if specifications != engines.manifest["specifications"][role]:
-            raise EngineFileError(
-                f"the {role} of {engines.path} was built from other networks than this faser makes; rebuild it with "
-                "faser build"
-            )
-
-
-def _network_options(engines: EngineDir, role: str) -> NetworkOptions:
-    path = engines.target_path if role == "target" else engines.draft_path
-    with PlanFile.open(path) as file:
-        return file.network
 
 
 def _cache_dir() -> Path:

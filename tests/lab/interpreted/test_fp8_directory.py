@@ -12,9 +12,9 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.opening import Interpretation
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models import calibration
+from lab.interpreted.open import Interpretation
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector
 from tests.support.networks import load_trt
@@ -50,7 +50,7 @@ def build(pair: tuple[Path, Path], output: Path, **changes: str) -> EngineDir:
 def tokens_of(engines: EngineDir, pair: tuple[Path, Path], speculation: str) -> list[list[int]]:
     collector = Collector()
     config = ExecutorConfig(speculation=speculation)
-    with open_executor(engines.path, config, interpretation=Interpretation(*pair)) as executor:
+    with open_executor(engines.path, config, opener=Interpretation(*pair)) as executor:
         for index, prompt in enumerate(PROMPTS):
             params = SamplingParams(max_tokens=8, temperature=0.7 * (index % 2), seed=index, end_ids=())
             executor.submit(str(index), prompt, params, collector.sink(str(index)))
