@@ -41,7 +41,7 @@ ORDER = (
     "cli",
 )
 """The package from the ground up: a part imports those before it only."""
-LAB_ORDER = ("reference", "costmodel", "simulation", "interpreted", "trtllm_check", "planner")
+LAB_ORDER = ("clock", "reference", "costmodel", "simulation", "interpreted", "trtllm_check", "planner")
 
 
 @pytest.fixture(scope="module")

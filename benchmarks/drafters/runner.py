@@ -19,7 +19,6 @@ from benchmarks.drafters.workload import Job, completions, edits
 from benchmarks.policies.simulation import open_simulation
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import Engine
@@ -30,6 +29,7 @@ from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.ensure import ensure_profile
+from lab.clock import ManualClock
 
 OFF = "off"
 TEMPERATURE = 0.8

@@ -17,7 +17,6 @@ from benchmarks.host.options import GPU, NULL, split_system
 from faser_trtllm import native
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
@@ -33,6 +32,7 @@ from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
+from lab.clock import ManualClock
 from lab.simulation.priced_engine import PricedEngine
 
 PARTS = {

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.model.steps import step_ms
-from faser_trtllm.core.traffic import Work
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import ModelShape
+from lab.costmodel.traffic import Work
 
 TARGET = ModelShape("demo target at 8B", 32, 4096, 14336, 32, 8, 128, 4096)
 DRAFT = ModelShape("demo draft at 0.3B", 20, 1024, 4096, 16, 4, 64, 4096)

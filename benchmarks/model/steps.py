@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from faser_trtllm.core.traffic import Work, side_by_side
 from lab.costmodel.pair import Pair
+from lab.costmodel.traffic import Work, side_by_side
 
 
 def step_ms(pair: Pair, length: int, num_requests: float, context_len: float) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.environment import CpuMeter, describe_environment, portable
+from benchmarks.common.profile_lines import profile_lines
 from benchmarks.moe.model import TOKENIZER, VOCAB_SIZE, write_moe_checkpoint
 from benchmarks.moe.options import BY_ROWS, MAX_DRAFT_LEN, PRICE, MoeBenchOptions
 from benchmarks.moe.report import Cell, Count, MoeModel, MoeReport
@@ -160,14 +161,13 @@ def _profile(options: MoeBenchOptions, engine_dir: Path, say: Progress) -> CostT
                 quick=options.quick_profile,
                 cores=options.cores,
                 num_threads=options.num_threads,
-                plot=False,
                 time_budget_s=options.profile_s,
                 prompt_len=options.prompt_len,
                 max_tokens=min(32, options.max_tokens),
                 num_prompts=4,
             )
         )
-        for line in profile.lines():
+        for line in profile_lines(profile):
             say(line)
     return CostTable.read(path)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
+from lab.clock import ManualClock
 from lab.costmodel.gpu import find_gpu
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import ModelShape, find_shape

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.agreement import first_difference
 from benchmarks.common.environment import CpuMeter, describe_environment, portable
+from benchmarks.common.profile_lines import profile_lines
 from benchmarks.policies.bound import adaptivity_bound
 from benchmarks.policies.drive import DriveResult
 from benchmarks.policies.markdown import render_markdown
@@ -178,9 +179,9 @@ class FormRun:
             self._say(f"x{self.expand}: costs of {table.fingerprint.cpu_model} from {options.cost_table.name}")
             return table
         profile = profile_engine_dir(
-            ProfileOptions(self._engine_dir, cores=options.cores, num_threads=options.num_threads, plot=False)
+            ProfileOptions(self._engine_dir, cores=options.cores, num_threads=options.num_threads)
         )
-        for line in profile.lines():
+        for line in profile_lines(profile):
             self._say(f"x{self.expand}: {line}")
         self.cost_error = dict(profile.table.held_out_errors)
         return profile.table

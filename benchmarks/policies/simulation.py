@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
@@ -15,6 +14,7 @@ from faser_trtllm.executor.draft_worker import DraftStage, DraftWorker
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
 from faser_trtllm.policy.base import Policy
+from lab.clock import ManualClock
 from lab.simulation.draft_worker import SimulatedDraftWorker
 from lab.simulation.priced_engine import PricedEngine
 

@@ -20,11 +20,11 @@ from benchmarks.policies.varying_clock import ChangingClock
 from benchmarks.policies.watch import Counts, StepWitness, TimelinePoint
 from benchmarks.policies.workload import Workload
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
+from lab.clock import ManualClock
 
 SETTLE_S = 0.001  # until the thread pool of the last system stops spinning
 TIMELINE_BINS = 120

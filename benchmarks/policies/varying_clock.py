@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from faser_trtllm.core.clock import ManualClock
+from lab.clock import ManualClock
 
 STRETCHES_S = (0.2, 0.5, 1.0, 3.0)  # durations of a constant speed
 NOISE = 0.06  # standard deviation of the log of one advance

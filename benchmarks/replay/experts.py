@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, Recording
 from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_closed_loop
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_curve import CostCurve, CostSample
 from faser_trtllm.core.cost_table import ALL, MODELLED, CostTable, Fingerprint
@@ -26,6 +25,7 @@ from faser_trtllm.profiling.grid import Limits, Point
 from faser_trtllm.profiling.measure import sample_of
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import grid
+from lab.clock import ManualClock
 from lab.simulation.router import SyntheticRouter
 
 MAX_DRAFT_LEN = 8

@@ -17,10 +17,10 @@ import numpy as np
 from benchmarks.replay.first_seen import FirstSeenGpu
 from benchmarks.replay.recording import Recording
 from benchmarks.replay.simulate import Job, Machine, open_replay, run_closed_loop
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.executor.stats import StepWatcher
+from lab.clock import ManualClock
 from lab.costmodel.measured import MeasuredGpu
 
 CLAIM = 0.10  # largest error of a claimed figure

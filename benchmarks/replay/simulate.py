@@ -11,7 +11,6 @@ from benchmarks.policies.varying_clock import ChangingClock
 from benchmarks.replay.engines import VOCAB_SIZE, ReplayedDraft, ReplayedTarget, prompt_of
 from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, TEMPERATURE, Recording
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -20,6 +19,7 @@ from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
+from lab.clock import ManualClock
 from lab.costmodel.measured import MeasuredGpu
 from lab.simulation.draft_worker import SimulatedDraftWorker
 from lab.simulation.priced_engine import PassTimes, PricedEngine

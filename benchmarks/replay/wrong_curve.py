@@ -14,9 +14,9 @@ from dataclasses import replace
 from benchmarks.replay.__main__ import parse_outputs
 from benchmarks.replay.recording import NUM_OUTPUT, Recording, add_options, open_recording
 from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_closed_loop
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_curve import CostCurve
 from faser_trtllm.core.cost_table import CostTable
+from lab.clock import ManualClock
 from lab.costmodel.measured import MeasuredGpu
 from lab.simulation.synthetic_profile import synthetic_profile
 

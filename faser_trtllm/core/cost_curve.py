@@ -31,7 +31,10 @@ LATENCY_REACH = 2.0  # estimate: attention splits contexts over blocks from this
 CONTEXTS_DIFFER = 1.5  # minimum ratio of the longest to the shortest context for fitting slopes over context
 MAX_SAMPLES = 512  # of a file; a full profile has some 170
 _MAX_NUMBER = 10**9  # of rows, tokens and ms
-_NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit", "per_expert_ms")
+_SLOPES = (
+    *("per_request_ms", "per_row_context_ms", "per_request_context_ms", "per_context_ms"),
+    *("context_limit", "per_expert_ms"),
+)
 Number = TypeVar("Number", int, float)
 ALL = "all"  # the partition of every core; the streams of an overlapped step run on "verify" and "draft"
 
@@ -82,13 +85,12 @@ def read_samples(items: Sequence[Mapping[str, Any]]) -> list[CostSample]:
 
 
 def read_curve(item: Mapping[str, Any]) -> CostCurve:
-    """Parse a curve from JSON; raise KeyError, TypeError or ValueError if invalid. Old files lack the newer slopes."""
+    """Parse a curve from JSON; raise KeyError, TypeError or ValueError if invalid."""
     rows, sizes = ([_checked("rows", int(n)) for n in item.get(name, ())] for name in ("rows", "sizes"))
     ms = [_checked("ms", float(t)) for t in item["ms"]]
     if not rows or len(rows) != len(ms) or any(a >= b for each in (rows, sizes) for a, b in pairwise(each)):
         raise ValueError(f"a curve of {len(ms)} times for {len(rows)} row counts, which must rise")
-    slopes = {name: _checked(name, float(item[name])) for name in ("per_request_ms", "per_row_context_ms")}
-    slopes |= {name: _checked(name, float(item.get(name, 0.0))) for name in _NEWER_SLOPES}
+    slopes = {name: _checked(name, float(item[name])) for name in _SLOPES}
     return CostCurve(tuple(rows), tuple(ms), **slopes, sizes=tuple(sizes))
 
 

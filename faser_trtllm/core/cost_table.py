@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost.parts import ExitModel, Fingerprint, Interference
-from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_curve, read_samples
-from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leave_out
+from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_curve
+from faser_trtllm.core.curve_error import CurveError, describe, fit_curves
 from faser_trtllm.core.nnls import FloatArray
-from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import ConfigError, reason_of
 from faser_trtllm.json_text import parse_json, write_json
 
@@ -55,7 +54,7 @@ class CostTable:
     errors: Mapping[str, CurveError] = field(default_factory=dict)  # by "kind@partition", left-out curves included
     source: str = MEASURED  # or MODELLED from anchors, for simulations only; held_out is then on public measurements
     anchors: str = ""  # what a modelled table was computed from, in words
-    traffic: Traffic | None = None  # memory traffic of passes; if known, it replaces interference
+    traffic: Mapping[str, Any] | None = None  # memory traffic of modelled passes (lab/costmodel/traffic.py)
     warning: str = ""  # one sentence if other work disturbed the measurement
     quick: bool = False  # of a quick profile, which a server may replace when it starts
     routing: Routing | None = None  # of a mixture of experts; the default for passes whose experts are not given
@@ -230,7 +229,7 @@ class CostTable:
             "errors": {key: asdict(error) for key, error in self.errors.items()},
             "source": self.source,
             "anchors": self.anchors,
-            "traffic": None if self.traffic is None else asdict(self.traffic),
+            "traffic": self.traffic,
             "warning": self.warning,
             "quick": self.quick,
             "routing": None if self.routing is None else asdict(self.routing),
@@ -238,11 +237,7 @@ class CostTable:
 
     @staticmethod
     def from_json(data: Mapping[str, object]) -> CostTable:
-        """Parse the result of to_json, ignoring unknown keys; raise ConfigError if it is invalid.
-
-        A measured table without errors, from an older version, is fitted again if the file has samples, as those of
-        `faser profile` do. Otherwise its invalid curves are left out.
-        """
+        """Parse the result of to_json, ignoring unknown keys; raise ConfigError if it is invalid."""
         try:
             if data["format"] != FORMAT:
                 raise ConfigError(
@@ -251,28 +246,7 @@ class CostTable:
                 )
             found = _file_type().validate_python(data)
             curves = {key: read_curve(curve) for key, curve in found.curves.items()}
-            table = CostTable(
-                found.fingerprint,
-                curves,
-                found.interference,
-                found.exits,
-                found.overhead_ms,
-                found.errors or {},
-                found.source,
-                found.anchors,
-                found.traffic,
-                found.warning,
-                # Older versions marked a full profile by its held-out errors.
-                found.quick if found.quick is not None else not data.get("error"),
-                found.routing,
-            )
-            if found.errors is not None or table.source != MEASURED:
-                return table
-            if found.samples:
-                curves, errors = fit_curves(read_samples(found.samples), read_samples(found.held_out))
-            else:
-                curves, errors = leave_out(curves, {})
-            return replace(table, curves=curves, errors=errors)
+            return CostTable(**vars(found) | {"curves": curves})
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -352,22 +326,20 @@ class CostTable:
 
 @dataclass(frozen=True)
 class _File:
-    """The JSON of a table, with curves and samples unparsed. None: the file is older than the field."""
+    """The JSON of a table, with curves unparsed."""
 
     fingerprint: Fingerprint
     curves: dict[str, dict[str, Any]]
     interference: tuple[Interference, ...]
     exits: tuple[ExitModel, ...]
     overhead_ms: float
-    errors: dict[str, CurveError] | None = None
+    errors: dict[str, CurveError]
     source: str = MEASURED
     anchors: str = ""
-    traffic: Traffic | None = None
+    traffic: dict[str, Any] | None = None
     warning: str = ""
-    quick: bool | None = None
+    quick: bool = False
     routing: Routing | None = None
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    held_out: list[dict[str, Any]] = field(default_factory=list)
 
 
 @functools.cache

@@ -93,24 +93,6 @@ def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[Drafter
     return config.drafters
 
 
-def choose_policy(
-    engine_dir: Path,
-    speculation: str,
-    num_threads: int,
-    max_draft_len: int,
-    max_batch_size: int,
-    *,
-    drafters: Collection[DrafterName] = (DrafterName.MODEL,),
-) -> Policy:
-    """Make a policy from its spelling, with the directory's cost table if it needs one.
-
-    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError if the spelling is
-    invalid, or if its table is missing or was measured elsewhere.
-    """
-    costs = choose_costs(engine_dir, speculation, num_threads)
-    return policy_of(speculation, max_draft_len, max_batch_size, costs, drafters)
-
-
 def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTable | None:
     """Return the directory's cost table for this machine, None if none is needed, or if "auto" finds none (logged)."""
     if speculation.startswith(WITHOUT_COSTS):

@@ -16,7 +16,6 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.mxfp4 import BLOCK_SIZE, e2m1_numbers, mxfp4_blocks
 
 GROUP_SIZES = (32, 128)
-ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale if weights have one per output
 DEFAULT_GROUP_SIZE = 32
 FP8 = "FP8"
 """TensorRT-LLM's name for layers with matrices and inputs in e4m3, which is not a Scheme."""
@@ -185,18 +184,3 @@ def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
     num_out, num_in = quantized.shape
     groups = quantized.numbers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
     return (groups * quantized.scales[:, :, None]).reshape(num_out, num_in)
-
-
-def quantize_activations(x: npt.NDArray[np.float32], group_size: int) -> npt.NDArray[np.float32]:
-    """Round inputs [rows, in] like a scheme with 8-bit activations, to float32 of the same shape.
-
-    Each row's groups of inputs (the last may be short) have a scale of max |x| / 127; integers round to nearest even.
-    """
-    size = group_size or ACTIVATION_GROUP_SIZE
-    found = np.empty_like(x)
-    for first in range(0, x.shape[1], size):
-        group = x[:, first : first + size]
-        most = np.abs(group).max(1, keepdims=True)
-        inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
-        found[:, first : first + size] = np.rint(group * inverse) * (most / np.float32(127))
-    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +29,6 @@ MIN_RATE = 1e-3  # keeps log-odds finite
 MAX_STEP = 1.0  # limit on the change of slope and intercept per fit
 MIN_FAILED = 0.05  # minimum share of drafts that fail
 SERIES_TERMS = 256  # of sums over consecutive drafts: 0.95 ** 256 is negligible
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Calibration in bins of equal width over [0, 1]: mean prediction, observed rate (nan if empty) and count."""
-
-    predicted: Float64Array
-    observed: Float64Array
-    count: Float64Array
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error: mean distance between prediction and rate, weighted by the counts."""
-        filled = self.count > 0
-        gaps = np.abs(self.predicted[filled] - self.observed[filled])
-        return float((gaps * self.count[filled]).sum() / max(1.0, self.count.sum()))
 
 
 class AcceptanceEstimator:
@@ -117,12 +100,6 @@ class AcceptanceEstimator:
     def population(self) -> Float64Array:
         """Return the chance over all requests that all drafts up to a position are accepted, [max_draft_len]."""
         return np.cumprod(_rates(self._counts.sum(0, keepdims=True))[0])
-
-    def reliability(self) -> Reliability:
-        """Return the calibration of the predictions since the start, each made before its outcome was known."""
-        count, predicted, passed = self.tested.bins
-        with np.errstate(invalid="ignore"):
-            return Reliability(predicted / count, passed / count, count.copy())
 
     def _publish(self) -> None:
         self.model.slope[:] = self._theta[:, :, 0]

@@ -29,7 +29,6 @@ class ProfileOptions:
     prompt_len: int = 64
     max_tokens: int = 96
     calibrate: bool = True
-    plot: bool = True
     cores: tuple[int, ...] | None = None
     num_threads: int | None = None
     seed: int = 0

@@ -35,13 +35,11 @@ from faser_trtllm.profiling.measure import (
     measure_segments,
 )
 from faser_trtllm.profiling.options import ProfileOptions
-from faser_trtllm.profiling.plot import write_plot
 from faser_trtllm.profiling.probe import Probe
 from faser_trtllm.profiling.report import ProfileReport
 
 log = logging.getLogger(__name__)
 
-PLOT_FILE = "profile.png"
 QUICK_BUDGET_S = 2.0  # time for passes, if one round takes less
 QUICK_ROUND_S = 4.0  # after this a quick profile skips points that curves can extrapolate to
 QUICK_FILL_S = 0.5
@@ -55,14 +53,12 @@ Progress = Callable[[str, int, int], None]  # (what is measured, units done, tot
 
 
 def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
-    """Measure, then write profile.json and (with matplotlib, unless quick) profile.png into the engine directory.
+    """Measure, then write profile.json into the engine directory.
 
     Raises like measure_engine_dir, and OSError if the directory cannot be written.
     """
     report = measure_engine_dir(options, progress)
     write_json(report.to_json(), options.engine_dir / PROFILE)
-    if options.plot and not options.quick:
-        write_plot(report, options.engine_dir / PLOT_FILE)
     return report
 
 

@@ -38,41 +38,6 @@ class ProfileReport:
             "seconds": self.seconds,
         }
 
-    def lines(self) -> Iterator[str]:
-        fingerprint = self.table.fingerprint
-        yield (
-            f"{fingerprint.cpu_model}, {fingerprint.isa}, {fingerprint.num_threads} threads: "
-            f"{len(self.samples)} points, {self.num_rounds} rounds, {self.seconds:.0f} s"
-        )
-        yield from error_lines(self.table.errors)
-        routing = self.table.routing
-        if routing is not None:
-            yield (
-                f"{routing.top_k} of {routing.num_experts} experts, {self.table.per_expert_ms:.4f} ms for each that a "
-                f"pass reads; of random tokens, rows of one request share {100 * routing.overlap:.0f}% of theirs, of "
-                f"two requests {100 * max(routing.across, routing.chance):.0f}% (by chance {100 * routing.chance:.0f}%)"
-            )
-        for rows in (1, 8, 64):
-            yield f"target, {rows} rows: {self.table.verify_ms(rows, max(1, rows // 4), 256):.2f} ms"
-        for requests in (1, 8):
-            if self.table.has("draft_step"):
-                yield f"draft, one step of {requests} requests: {self.table.draft_step_ms(requests, 256):.3f} ms"
-        for pair in self.table.interference:
-            yield (
-                f"both streams at once (draft on {pair.draft_partition!r}, target on {pair.verify_partition!r}): "
-                f"draft x{pair.draft_factor:.2f}, target x{pair.verify_factor:.2f}"
-            )
-        yield f"a step costs {self.table.overhead_ms:.3f} ms besides its passes"
-        for model in self.table.exits:
-            verdict = "pays" if model.pays else "does not pay beyond the draft's confidence"
-            yield f"pruning at boundary {model.boundary}: {verdict}"
-        for q in (q for q in self.exit_quality if q.share > 0):
-            yield (
-                f"exit at layer {q.layer}, below {q.threshold}: drops {100 * q.share:.1f}% of drafts, "
-                f"precision {q.precision:.2f}, recall {q.recall:.2f} "
-                f"(confidence alone: {q.baseline_precision:.2f}, {q.baseline_recall:.2f})"
-            )
-
 
 def refit_errors(path: Path) -> Mapping[str, CurveError]:
     """Fit the samples of a profile.json and return errors by "kind@partition"; InvalidArgumentError without samples."""

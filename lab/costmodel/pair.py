@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import InvalidArgumentError
 from lab.costmodel.gpu import Gpu
 from lab.costmodel.passes import PassModel
 from lab.costmodel.shape import ModelShape
+from lab.costmodel.traffic import Traffic
 
 CATCH_UP_ROWS = 1.5  # unseen rows per request in a draft call's first step
 

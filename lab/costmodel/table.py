@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
 from faser_trtllm.core.cost_table import MODELLED, CostTable, CurveError, ExitModel, Fingerprint, Interference
-from faser_trtllm.core.traffic import Work
 from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 from lab.costmodel.accuracy import error_by_kind
 from lab.costmodel.anchors import anchors_version
 from lab.costmodel.pair import Pair
+from lab.costmodel.traffic import Work
 
 CONTEXTS = (256, 1024, 4096)
 LARGE_ROWS = (320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -87,7 +87,7 @@ def modelled_table(
         errors=_errors(pair, table),
         source=MODELLED,
         anchors=anchors_version(),
-        traffic=pair.traffic,
+        traffic=asdict(pair.traffic),
     )
 
 

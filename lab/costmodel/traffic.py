@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # Slowdown per share of the bandwidth that the other stream uses: latency rises long before the memory is saturated.
 # Fitted to 20 splits of an H100 (2026-11-26); a draft step's small kernels wait for every access, a pass hides half.
@@ -26,6 +27,11 @@ class Traffic:
     gb: Mapping[str, float]  # of one pass, by role ("target", "draft")
     gb_per_token: Mapping[str, float]  # by role, for each request and token of context
     gb_per_ms: Mapping[str, float]  # bandwidth by partition
+
+    @staticmethod
+    def of(data: Mapping[str, Any] | None) -> Traffic | None:
+        """Return the traffic in CostTable.traffic."""
+        return None if data is None else Traffic(**data)
 
     def of_pass(self, role: str, num_requests: int, context_len: float) -> float:
         """Return the GB that one pass moves."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import InvalidArgumentError
+from lab.clock import ManualClock
 from lab.costmodel.accuracy import MIXTURE_SPEED_UP, OVERLAP, SPEED_UP, error_by_kind
 from lab.costmodel.experts import expert_times
 from lab.costmodel.gpu import Gpu

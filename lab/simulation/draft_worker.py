@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
-from faser_trtllm.core.traffic import Work
 from faser_trtllm.executor.draft_worker import Drafting, DraftStage, DraftWorker
 from faser_trtllm.policy.modes import DRAFT, VERIFY
+from lab.clock import ManualClock
+from lab.costmodel.traffic import Work
 from lab.simulation.priced_engine import PassTimes, PricedEngine, RunningDraft
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import ALL, CostTable
-from faser_trtllm.core.traffic import Work, side_by_side
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.policy.modes import DRAFT, VERIFY
+from lab.clock import ManualClock
 from lab.costmodel.measured import MeasuredGpu
+from lab.costmodel.traffic import Traffic, Work, side_by_side
 
 PassTimes: TypeAlias = CostTable | MeasuredGpu
 
@@ -25,6 +25,7 @@ class RunningDraft:
     def __init__(self, work: Work, costs: PassTimes) -> None:
         self.rest = work
         self._costs = costs
+        self._traffic = Traffic.of(costs.traffic)
 
     def run(self, verify: Work) -> float:
         """Return the ms of a pass that starts now, and reduce the draft's remaining time."""
@@ -34,8 +35,8 @@ class RunningDraft:
         return verify_ms
 
     def _slowdowns(self, verify: Work) -> tuple[float, float]:
-        if self._costs.traffic is not None:
-            return self._costs.traffic.slowdowns(self.rest, DRAFT, verify, VERIFY)
+        if self._traffic is not None:
+            return self._traffic.slowdowns(self.rest, DRAFT, verify, VERIFY)
         pair = self._costs.interference_of(DRAFT, VERIFY)
         return (pair.draft_factor, pair.verify_factor) if pair else (1.0, 1.0)
 
@@ -51,6 +52,7 @@ class PricedEngine(DelegatingEngine):
         super().__init__(inner)
         self._role = role
         self._costs = costs
+        self._traffic = Traffic.of(costs.traffic)
         self._clock = clock
         self._segment = 0  # the last segment that ran
         self.num_runs = 0
@@ -130,8 +132,7 @@ class PricedEngine(DelegatingEngine):
 
     def _gb(self, num_requests: int, context_len: float) -> float:
         """Return the GB that a pass moves; 0 if unknown."""
-        traffic = self._costs.traffic
-        return 0.0 if traffic is None else traffic.of_pass(self._role, num_requests, context_len)
+        return 0.0 if self._traffic is None else self._traffic.of_pass(self._role, num_requests, context_len)
 
     def _take(self, ms: float, gb: float = 0.0) -> None:
         self.num_runs += 1

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, SchedulerConfig, SchedulerKind
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import RequestOutput, StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -23,6 +22,7 @@ from faser_trtllm.executor.factory import assemble
 from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.policy.static import FixedPolicy
+from lab.clock import ManualClock
 from lab.reference.draft_loop import draft_loop
 
 VOCAB_SIZE = 6

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.core.cost_curve import CostCurve, CostSample, fit_curve, read_samples
+from faser_trtllm.core.cost_curve import CostSample, fit_curve, read_samples
 from faser_trtllm.core.cost_table import CostTable, Fingerprint
-from faser_trtllm.core.curve_error import MAX_ERROR, describe, fit_curves, leave_one_out, mean_error
+from faser_trtllm.core.curve_error import MAX_ERROR, fit_curves, leave_one_out, mean_error
+from faser_trtllm.errors import ConfigError
 
 HERE = Fingerprint("Some GPU", "sm_90", 132, "abc")
 PROFILE = Path(__file__).parent.parent / "data" / "h100_demo_profile.json"
@@ -135,24 +136,7 @@ def test_errors_and_warnings_outlive_a_file(tmp_path):
     assert again.errors["draft_step@all"].held_out is None
 
 
-def test_an_older_file_is_fitted_again_to_the_samples_that_it_keeps():
-    data = recorded()
-    assert CostCurve(**data["curves"]["draft_rows@all"]).at(64, 64, 257) > 6.0, "the fit of that day"
-    table = CostTable.from_json(data)
-    assert table.draft_rows_ms(64, 64, 257) < 1.0
-    assert table.quick
-    assert not table.warnings
-
-
-def test_an_older_file_without_samples_loses_the_curve_that_no_draft_model_has():
-    """As the bench of that day wrote for an 8B target and a 0.3B draft model."""
-    data = CostTable.fit([*target_samples(), *draft_samples()], HERE).to_json()
-    del data["errors"]
-    assert CostTable.from_json(data).has("draft_rows")
-    degenerate = CostCurve((1, 4, 16, 64), (0.0,) * 4, per_row_context_ms=0.01989)
-    data["curves"]["draft_rows@all"] = {"rows": degenerate.rows, "ms": degenerate.ms, "per_request_ms": 0.0}
-    data["curves"]["draft_rows@all"]["per_row_context_ms"] = degenerate.per_row_context_ms
-    table = CostTable.from_json(data)
-    assert not table.has("draft_rows")
-    assert table.draft_rows_ms(29, 16, 200) < 2.0
-    assert "draft_rows@all" in describe(table.errors)
+def test_a_file_without_errors_is_refused():
+    """As 0.1.0 wrote them."""
+    with pytest.raises(ConfigError, match=r"lacks or garbles errors .*; run `faser profile` again"):
+        CostTable.from_json(recorded())

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from lab.clock import ManualClock
 from tests.drafters.driving import drive
 from tests.support.executor_harness import Setup
 from tests.support.random_setups import greedy_reference

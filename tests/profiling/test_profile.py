@@ -10,13 +10,14 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
-from faser_trtllm.executor.settings import choose_policy
 from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir
+from faser_trtllm.profiling.report import error_lines
 from tests.support.checkpoints import make_pair
 from tests.support.engine_dirs import make_engine_dir
+from tests.support.policies import choose_policy
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def options(engine_dir: Path) -> ProfileOptions:
     (engine_dir / PROFILE).unlink(missing_ok=True)
-    return ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=8, prompt_len=8, max_tokens=48, plot=False)
+    return ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=8, prompt_len=8, max_tokens=48)
 
 
 def test_engines_of_few_short_requests_have_a_profile(tmp_path: Path) -> None:
@@ -36,9 +37,7 @@ def test_engines_of_few_short_requests_have_a_profile(tmp_path: Path) -> None:
     target, draft = make_pair(tmp_path / "pair", num_layers=2)
     limits = {"max_batch_size": 2, "max_num_tokens": 32, "max_seq_len": 64, "max_draft_len": 4}
     build_engines(BuildOptions(target, draft, tmp_path / "engines", exit_layers=(1,), **limits))
-    options = ProfileOptions(
-        tmp_path / "engines", time_budget_s=0.1, num_prompts=2, prompt_len=8, max_tokens=16, plot=False
-    )
+    options = ProfileOptions(tmp_path / "engines", time_budget_s=0.1, num_prompts=2, prompt_len=8, max_tokens=16)
     assert profile_engine_dir(options, lambda what, done, total: None).table.num_segments == 2
 
 
@@ -57,7 +56,7 @@ def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
     assert {boundary.boundary for boundary in table.exits} <= {1, 2}
     assert report.num_exit_observations > 0
     assert {"passes", "segments", "decoding prompts"} <= set(stages)
-    assert any("draft_rows@all" in line and "%" in line for line in report.lines())
+    assert any("draft_rows@all" in line and "%" in line for line in error_lines(report.table.errors))
     data = json.loads((options.engine_dir / PROFILE).read_text())
     assert len(data["held_out"]) == len(report.held_out)
     assert not list(options.engine_dir.glob("*.tmp"))

@@ -3,13 +3,13 @@
 import numpy as np
 
 from faser_trtllm import native
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, StepRecord, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from lab.clock import ManualClock
 from tests.support.columns import columns
 
 

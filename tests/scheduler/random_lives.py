@@ -8,7 +8,6 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, Ended, StepRecord, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -16,6 +15,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from lab.clock import ManualClock
 from tests.support.columns import columns
 
 MAX_SEQ_LEN = 40

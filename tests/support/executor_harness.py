@@ -17,7 +17,6 @@ from faser_trtllm.config import (
     SchedulerConfig,
     SchedulerKind,
 )
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference, Routing
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -30,6 +29,7 @@ from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.serving.launch.faults import parse_faults, with_faults
+from lab.clock import ManualClock
 from tests.support.doubtful import doubtful_drafts
 from tests.support.toy_engine import ToyBlock, ToyEngine, ToyHead, ToyMedusa, blend, foreign, make_table
 

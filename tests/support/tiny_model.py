@@ -12,8 +12,9 @@ import torch
 
 from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
 from faser_trtllm.models.experts import CLAMPED, ExpertsConfig
-from faser_trtllm.models.quantized_weight import MXFP4, Scheme, dequantize, quantize, quantize_activations
+from faser_trtllm.models.quantized_weight import MXFP4, Scheme, dequantize, quantize
 from faser_trtllm.models.reference import routes
+from lab.reference.quantized_weight import quantize_activations
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.config import CapacitySchedulerPolicy
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, VerifyResult
 from faser_trtllm.core.request import Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from lab.clock import ManualClock
 from lab.trtllm_check.vectors import Schedule, Vector
 from tests.support.columns import columns
 

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_draft
 from faser_trtllm.errors import ConfigError
@@ -25,6 +24,7 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm import drafter as drafter_module
 from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_drafter
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
+from lab.clock import ManualClock
 from lab.trtllm_check.api_surface import load_entries
 from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.host_executor import HostGpu

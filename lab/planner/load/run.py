@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.executor import Executor
+from lab.clock import ManualClock
 from lab.planner.load.arrivals import Arrival
 from lab.planner.load.histogram import Histogram
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import SchedulerOutput
@@ -17,6 +16,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
+from lab.clock import ManualClock
 from lab.planner.load.acceptance import Acceptance, AcceptanceProcess
 from lab.planner.load.synthetic_engines import (
     VOCAB_SIZE,

@@ -7,10 +7,10 @@ from benchmarks.replay.__main__ import ratio, row
 from benchmarks.replay.engines import ReplayedDraft, prompt_of
 from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, Recording
 from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_closed_loop
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.executor.stats import StepWatcher
+from lab.clock import ManualClock
 from lab.reference import draft_stop
 from tests.support.executor_harness import toy_costs
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.core.cost.experts import Routing
-from faser_trtllm.core.cost_curve import CostCurve, CostSample, fit_curve, read_curve, read_samples
+from faser_trtllm.core.cost_curve import CostSample, fit_curve, read_samples
 from faser_trtllm.core.cost_table import ALL, CostTable, Fingerprint
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.grid import Limits
@@ -105,11 +105,9 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert CostTable.load(tmp_path / "profile.json", HERE) == table
 
 
-def test_files_from_before_have_no_experts():
+def test_files_of_dense_models_have_no_experts():
     item = {"kind": "verify", "num_rows": 4, "num_requests": 2, "context_len": 64, "ms": 1.0}
     assert read_samples([item]) == [CostSample("verify", 4, 2, 64, 1.0)]
-    curve = {"rows": [1, 2], "ms": [1.0, 2.0], "per_request_ms": 0.0, "per_row_context_ms": 0.0}
-    assert read_curve(curve) == CostCurve((1, 2), (1.0, 2.0))
     data = CostTable.fit(samples(), HERE, routing=ROUTING).to_json()
     del data["routing"]
     assert CostTable.from_json(data).routing is None

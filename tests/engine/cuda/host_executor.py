@@ -11,7 +11,6 @@ import torch
 from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheDtype, Quantization
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
@@ -21,6 +20,7 @@ from faser_trtllm.executor.factory import assemble
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
+from lab.clock import ManualClock
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import emulated_rows
 from tests.support.doubtful import doubtful_drafts

@@ -16,7 +16,6 @@ from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm import native
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -33,6 +32,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.policy.static import FixedPolicy
 from faser_trtllm.sampling.table import SamplingTable
+from lab.clock import ManualClock
 from lab.reference.probs import next_token_probs_reference
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, KernelAcceptGpu, generate, mixed_requests

@@ -18,7 +18,6 @@ from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.plan_file import Requirements
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
@@ -32,6 +31,7 @@ from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.policy.static import OffPolicy
+from lab.clock import ManualClock
 from lab.reference.early_exit import early_exit_reference
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import HostGpu

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser_trtllm.core.traffic import Traffic, Work, side_by_side
+from lab.costmodel.traffic import Traffic, Work, side_by_side
 
 HALVES = Traffic({"target": 10.0, "draft": 1.0}, {"target": 0.001, "draft": 0.0}, {"all": 2.0, "a": 1.5, "b": 1.5})
 

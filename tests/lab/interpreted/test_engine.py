@@ -14,7 +14,6 @@ from faser_trtllm import native
 from faser_trtllm.builder.network.fp8 import CheckpointLayers
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
@@ -27,6 +26,7 @@ from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.sampling.table import SamplingTable
+from lab.clock import ManualClock
 from lab.interpreted.engine import InterpretedEngine
 from lab.reference import draft_loop
 from lab.reference.early_exit import early_exit_reference

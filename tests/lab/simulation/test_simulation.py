@@ -1,6 +1,6 @@
 """Simulation: the real executor and engines, a table's time; a run repeats itself to the token and microsecond."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,15 +9,15 @@ from benchmarks.policies.simulation import open_simulation
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.core.decision import Decision, Mode
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.core.traffic import Traffic, Work
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.fingerprint import PROFILE, fingerprint_of
+from lab.clock import ManualClock
+from lab.costmodel.traffic import Traffic, Work
 from lab.simulation.draft_worker import SimulatedDraftWorker
 from lab.simulation.priced_engine import PricedEngine, RunningDraft
 from lab.simulation.routed_engine import RoutedEngine
@@ -229,7 +229,7 @@ def test_a_step_of_two_streams_ends_with_the_later_one():
 def test_streams_slow_each_other_by_what_they_draw_from_memory():
     """A draft of 4 ms and a pass of 8, until the draft ends; alone, each draws half of the bandwidth."""
     traffic = Traffic({"target": 1.2, "draft": 0.1}, {"target": 0.0, "draft": 0.0}, dict.fromkeys(PARTITIONS, 2.0))
-    clock, table = ManualClock(), replace(toy_costs(), traffic=traffic)
+    clock, table = ManualClock(), replace(toy_costs(), traffic=asdict(traffic))
     rest = RunningDraft(Work(4.0, 4.0), table)
     taken_ms = rest.run(Work(8.0, 8.0))
     draft_factor, verify_factor = 1.0 / (1.0 - 0.55 * 0.5), 1.0 / (1.0 - 0.3 * 0.5)

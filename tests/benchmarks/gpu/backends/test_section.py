@@ -21,12 +21,12 @@ from faser_trtllm import fingerprint
 from faser_trtllm.core.cost_table import Fingerprint
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.settings import choose_policy
 from faser_trtllm.profiling import profile
 from tests.benchmarks.gpu.backends.stand_in import stand_in_of
 from tests.benchmarks.gpu.harness import ENTRIES, bench_on, walk
 from tests.support.effort import ONLY_ALL
 from tests.support.networks import load_trt
+from tests.support.policies import choose_policy
 
 
 @pytest.fixture(autouse=True)

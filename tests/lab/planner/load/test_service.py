@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import DraftStop
+from lab.clock import ManualClock
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import SHAPES
