@@ -41,7 +41,10 @@ ORDER = (
     "cli",
 )
 """The package from the ground up: a part imports those before it only."""
-LAB_ORDER = ("clock", "reference", "costmodel", "simulation", "interpreted", "trtllm_check", "planner")
+LAB_ORDER = (
+    *("clock", "delegating_engine", "faults", "gp_lcb", "reference"),
+    *("costmodel", "simulation", "interpreted", "trtllm_check", "planner"),
+)
 
 
 @pytest.fixture(scope="module")

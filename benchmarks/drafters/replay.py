@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.engine.delegating_engine import DelegatingEngine
+from lab.delegating_engine import DelegatingEngine
 
 
 class ReplayEngine(DelegatingEngine):

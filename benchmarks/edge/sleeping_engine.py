@@ -19,12 +19,12 @@ from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.serving.engine_process.main import main
+from lab.delegating_engine import DelegatingEngine
 
 MAX_BATCH_SIZE, MAX_SEQ_LEN, TOKENS_PER_BLOCK = 256, 2048, 32
 

@@ -22,7 +22,6 @@ from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
-from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.draft_worker import Drafting, DraftStage, DraftWorker
@@ -33,6 +32,7 @@ from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 from lab.clock import ManualClock
+from lab.delegating_engine import DelegatingEngine
 from lab.simulation.priced_engine import PricedEngine
 
 PARTS = {

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.engine.base import DraftBatch, Engine
-from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.policy.modes import DRAFT, VERIFY
 from lab.clock import ManualClock
 from lab.costmodel.measured import MeasuredGpu
 from lab.costmodel.traffic import Traffic, Work, side_by_side
+from lab.delegating_engine import DelegatingEngine
 
 PassTimes: TypeAlias = CostTable | MeasuredGpu
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.delegating_engine import DelegatingEngine
+from lab.delegating_engine import DelegatingEngine
 from lab.simulation.router import SyntheticRouter
 
 

@@ -8,7 +8,7 @@ import pytest
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
 from faser_trtllm.executor.guard import DisabledReason
-from faser_trtllm.serving.launch.faults import parse_faults, with_faults
+from lab.faults import parse_faults, with_faults
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector, Setup, run
 from tests.support.random_setups import POLICIES, greedy_reference

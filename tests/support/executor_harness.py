@@ -28,8 +28,8 @@ from faser_trtllm.ops.requests.pick_branches import prior_acceptance
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
-from faser_trtllm.serving.launch.faults import parse_faults, with_faults
 from lab.clock import ManualClock
+from lab.faults import parse_faults, with_faults
 from tests.support.doubtful import doubtful_drafts
 from tests.support.toy_engine import ToyBlock, ToyEngine, ToyHead, ToyMedusa, blend, foreign, make_table
 

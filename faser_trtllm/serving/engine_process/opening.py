@@ -44,16 +44,16 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     from faser_trtllm.executor.factory import open_executor
     from faser_trtllm.models.tokenizer import Tokenizer
     from faser_trtllm.profiling.ensure import ensure_profile
-    from faser_trtllm.serving.launch.faults import faults_of_environment, with_faults
+    from faser_trtllm.serving.launch.faults import fault_wrapper
 
-    faults = faults_of_environment()
+    wrap_engine = fault_wrapper()
     engines = EngineDir.load(engine_dir)
     tokenizer = Tokenizer.load(engines.tokenizer_dir, engines.vocab_size)
     ensure_profile(engine_dir, config, replace_disturbed=False)  # `faser serve` does that before the first start
     executor = open_executor(
         engine_dir,
         config,
-        wrap_engine=lambda engine, role: with_faults(engine, role, faults),
+        wrap_engine=wrap_engine,
         draft_timeout_ms=config.draft_timeout_ms,
     )
     return executor, tokenizer

@@ -18,7 +18,7 @@ from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.serving.client import CLIENT_HEADER
 from faser_trtllm.serving.launch.control import KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
-from faser_trtllm.serving.launch.faults import faults_of_environment
+from faser_trtllm.serving.launch.faults import fault_wrapper
 from faser_trtllm.serving.launch.hang import LEAST_S, HangWatch, status_of
 from faser_trtllm.serving.launch.hashes import FileHashes, StoppedError
 from faser_trtllm.serving.launch.limits import check_limits
@@ -54,7 +54,7 @@ class Launcher:
             self._hash_mismatches = check_engines(
                 self._config, options.allow_hash_mismatch, hashes or FileHashes(), is_restart
             )
-        faults_of_environment()  # raises for a wrong FASER_FAULT before a server is started
+        fault_wrapper()  # raises for a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
         self._process: subprocess.Popen[bytes] | None = None
         self._run_dir: RunDir | None = None

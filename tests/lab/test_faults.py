@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.serving.launch.faults import (
+from faser_trtllm.serving.launch.faults import fault_wrapper
+from lab.faults import (
     DRAFT_KINDS,
     TARGET_KINDS,
     TIMED_KINDS,
     Fault,
-    faults_of_environment,
     parse_faults,
     with_faults,
 )
@@ -19,11 +19,21 @@ from tests.support.executor_harness import Setup, run
 from tests.support.random_setups import greedy_reference
 
 
-def test_without_the_variable_an_engine_is_left_as_it_is():
+def test_without_the_variable_an_engine_is_left_as_it_is(monkeypatch):
     engine = object()
-    assert faults_of_environment({}) == faults_of_environment({"FASER_FAULT": " "}) == ()
+    for value in ("", " "):
+        monkeypatch.setenv("FASER_FAULT", value)
+        assert fault_wrapper()(engine, "draft") is engine
     assert with_faults(engine, "draft", ()) is engine
     assert with_faults(engine, "draft", parse_faults("target_nan@step3")) is engine
+
+
+def test_the_variable_wraps_the_engines_that_its_faults_concern(monkeypatch):
+    engine = object()
+    monkeypatch.setenv("FASER_FAULT", "draft_error@step5")
+    wrap = fault_wrapper()
+    assert wrap(engine, "target") is engine
+    assert wrap(engine, "draft") is not engine
 
 
 def test_a_list_of_faults():
