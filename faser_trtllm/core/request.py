@@ -137,7 +137,7 @@ class Request:
         counts: [NUM_COUNTS] int32, these numbers and those of `stats`, which are also readable as fields.
         draft_margins: [capacity] fp32, how much logit the draft at a position could lose and still be chosen, at most
             1e4: top-1 minus top-2 of the draft model's edited logits before temperature. For a seeded request,
-            temperature x the Gumbel-max lead (ops/draw.py gumbel_lead), which includes the shared noise.
+            temperature x the Gumbel-max lead (lab/reference/draw.py gumbel_lead), which includes the shared noise.
         draft_candidates: [capacity, NUM_CANDIDATES] int32, the best tokens of those logits, best first, -1 where fewer
             are possible; a draft that is not among them comes last. [0, NUM_CANDIDATES] unless keep_candidates, which
             engines with segment boundaries need. Drafting writes it and draft_margins along with the pending tokens.

@@ -22,8 +22,7 @@ from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
-from faser_trtllm.ops.compact_rows import check_listed
-from faser_trtllm.ops.early_exit import check_asked
+from faser_trtllm.ops.boundary_checks import check_asked, check_listed
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.ops.transfer.fill_inputs import check_size, check_tokens
 from lab.interpreted.interpreter import Interpreter

@@ -1,9 +1,9 @@
-"""References of ops/compact_rows.py."""
+"""Reference of Engine.compact_rows."""
 
 from __future__ import annotations
 
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
-from faser_trtllm.ops.compact_rows import check_listed
+from faser_trtllm.ops.boundary_checks import check_listed
 
 
 def compact_rows_reference(hidden: Float32Array, rows: Int32Array) -> Float32Array:

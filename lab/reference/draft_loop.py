@@ -10,8 +10,7 @@ import numpy.typing as npt
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops import sample
-from lab.reference import draft_stop
+from lab.reference import draft_stop, sample
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -1,4 +1,4 @@
-"""References of ops/early_exit.py."""
+"""Reference of Engine.early_exit."""
 
 from __future__ import annotations
 

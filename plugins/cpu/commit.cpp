@@ -1,4 +1,4 @@
-// Commits the tokens of a step to the counts of their requests; ops/commit.py computes the same.
+// Commits the tokens of a step to the counts of their requests; lab/reference/requests/commit.py computes the same.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Plans the rows of a draft model's first pass; ops/requests/draft_rows.py computes the same.
+// Plans the rows of a draft model's first pass; lab/reference/requests/draft_rows.py computes the same.
 #include <cstddef>
 #include <cstdint>
 

@@ -13,9 +13,8 @@ from scipy.stats import chisquare
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import Outcome, RowStatus, accept
-from faser_trtllm.ops.sample import sample_draft
 from lab.reference.accept import accept_reference
-from lab.reference.sample import sample_draft_reference
+from lab.reference.sample import sample_draft, sample_draft_reference
 from tests.support.effort import examples
 from tests.support.emission import KEY_STEP, check_toy_texts, emit, toy_logits, up_to_token_0
 from tests.support.sampling_slots import Slots

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
-from faser_trtllm.ops.sample import sample_draft
-from lab.reference.sample import sample_draft_reference
+from lab.reference.sample import sample_draft, sample_draft_reference
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
 

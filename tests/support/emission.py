@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult, Outcome, accept
-from faser_trtllm.ops.sample import sample_draft
+from lab.reference.sample import sample_draft
 from tests.support.sampling_slots import Slots
 from tests.support.toy_models import VOCAB_SIZE, ToyModel, target_probs
 

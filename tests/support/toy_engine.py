@@ -11,10 +11,9 @@ import dataclasses
 import numpy as np
 
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.ops import sample
 from faser_trtllm.ops.arrays import int32_at
 from faser_trtllm.ops.prune_rows import HostPruning
-from lab.reference import draft_stop
+from lab.reference import draft_stop, sample
 
 CONTEXT = 3
 

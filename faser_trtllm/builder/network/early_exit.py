@@ -23,7 +23,7 @@ PLUGINS = ("faser::early_exit", "faser::prune_rows", "faser::compact_rows")
 def build_early_exit(
     trt: Any, network: Any, config: ModelConfig, weights: Weights, options: NetworkOptions
 ) -> SegmentNetwork:
-    """Fill an empty network with the computation of ops/early_exit.py and, with plugins, of ops/prune_rows.py.
+    """Fill an empty network with the computation of plugins/cpu/early_exit.cpp and, with plugins, of ops/prune_rows.py.
 
     One network serves all boundaries; its plan contains the LM head. Its inputs and outputs are
     - hidden_in [rows, hidden_size], a segment's hidden_out in the options' dtype;

@@ -15,10 +15,9 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.compact_rows import check_listed
+from faser_trtllm.ops.boundary_checks import check_asked, check_listed
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES
-from faser_trtllm.ops.early_exit import check_asked
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows
 
 if TYPE_CHECKING:

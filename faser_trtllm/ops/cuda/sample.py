@@ -1,8 +1,8 @@
 """Draft tokens on the device: sample draws one per request, advance counts them and decides which requests continue.
 
 Each is one launch; with a large vocabulary, sample is five, as in ops/cuda/accept.py. Tokens, distributions, margins
-and candidates are those of ops/sample.py, and drafting ends as in ops/draft_stop.py, up to the last bits of two
-libraries' logarithms and exponentials.
+and candidates are those of lab/reference/sample.py, and drafting ends as in ops/draft_stop.py, up to the last bits of
+two libraries' logarithms and exponentials.
 """
 
 from __future__ import annotations

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_addresses, sampling_address
-from faser_trtllm.ops.requests.draft_rows import DraftRows
+
+
+class DraftRows(NamedTuple):
+    """The requests that have rows, with a column [num] int32 for each value."""
+
+    requests: Int32Array  # indices into the step's requests
+    slots: Int32Array
+    first: Int32Array  # rows are those of the tokens [first, end)
+    end: Int32Array
+    num_logit_rows: Int32Array  # of the last rows: 1 for a request that drafts
+    num_tokens: Int32Array  # committed
+    num_pending: Int32Array  # drafts after the committed tokens
+    num_new: Int32Array  # drafts to make after the pending ones
 
 
 class RowFiller:

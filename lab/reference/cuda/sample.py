@@ -9,7 +9,7 @@ import numpy as np
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int32_at
 from faser_trtllm.ops.draft_stop import sigmoid
-from faser_trtllm.ops.sample import sample_draft
+from lab.reference.sample import sample_draft
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""References of ops/requests/draft_rows.py."""
+"""Reference of plugins/cpu/draft_rows.cpp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.counts import DRAFTERS, Int32Array
 from faser_trtllm.core.plan import ScheduledRequests
-from faser_trtllm.ops.requests.draft_rows import DraftRows
+from faser_trtllm.ops.requests.fill_rows import DraftRows
 
 
 def draft_rows_reference(rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, kind: int) -> DraftRows:

@@ -22,10 +22,10 @@ from faser_trtllm.engine.gpu.ops import STEMS, Ops
 from faser_trtllm.engine.gpu.runtime import CudaRuntime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
-from faser_trtllm.ops.sample import MAX_STORED_MARGIN
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.serving.launch.check import check_engine_dir
 from lab.reference.early_exit import early_exit_reference
+from lab.reference.sample import MAX_STORED_MARGIN
 from tests.engine.cuda.drafting import Drafting, assert_same_drafts
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import (

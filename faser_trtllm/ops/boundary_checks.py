@@ -1,12 +1,19 @@
-"""Early exit: the target's scores of the draft's candidates between segments (FASER's Top-K signal, arXiv 2604.20503).
-
-plugins/cpu/early_exit.cpp computes the scores inside the engine (Engine.early_exit).
-"""
+"""Checks of the rows that early exit scores and drops between two segments of a target."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import Int32Array
+
+
+def check_listed(rows: Int32Array, num_hidden: int) -> None:
+    """Raise InvalidArgumentError unless `rows` are indices of num_hidden rows, ascending."""
+    if rows.size and (rows[0] < 0 or rows[-1] >= num_hidden or (np.diff(rows) <= 0).any()):
+        raise InvalidArgumentError(
+            f"rows is {rows.tolist()}, it must list rows 0 to {num_hidden - 1} ascending, each once"
+        )
 
 
 def check_asked(rows: Int32Array, candidates: Int32Array, num_hidden: int, vocab_size: int, limit: int) -> None:
