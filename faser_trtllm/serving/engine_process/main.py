@@ -24,6 +24,7 @@ from typing import NoReturn
 from faser_trtllm import __version__
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.executor.executor import Executor
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.client_rules import ClientRules
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
@@ -36,7 +37,6 @@ from faser_trtllm.serving.engine_process.opening import (
     SHUTTING_DOWN,
     SWITCH_INTERVAL_S,
     Opener,
-    ServedExecutor,
     die_of_thread,
     open_engine_dir,
 )
@@ -78,7 +78,7 @@ class EngineServer:
         self._num_restarts = 0.0
         self._backend_release = "an older release"  # older backends do not send their release
         self._config: ServiceConfig | None = None
-        self._executor: ServedExecutor | None = None
+        self._executor: Executor | None = None
         self._generator: TextGenerator | None = None
         self._spans: SpanRecorder | None = None
         self._models: dict[int, ServedModel] = {}

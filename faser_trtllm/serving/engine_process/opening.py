@@ -6,13 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from faser_trtllm.config import ServiceConfig
-from faser_trtllm.executor.stats import Progress, StepWatcher
-from faser_trtllm.serving.text.service import TokenExecutor
+from faser_trtllm.executor.executor import Executor
 
 log = logging.getLogger("faser.engine")
 
@@ -22,23 +20,11 @@ SHUTTING_DOWN = "the server is shutting down; send the request to another one"
 SWITCH_INTERVAL_S = 0.0001
 
 
-class ServedExecutor(TokenExecutor, Protocol):
-    max_draft_len: int
-
-    def start(self) -> None: ...
-    def drain(self, timeout_s: float) -> bool: ...
-    def replace_draft(self, engine_dir: Path) -> Future[None]: ...
-    def stats(self) -> dict[str, float]: ...
-    def progress(self) -> Progress: ...
-    def watch(self, watcher: StepWatcher) -> None: ...
-    def before_pass(self, call: Callable[[], None]) -> None: ...
-
-
-Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]
+Opener = Callable[[Path, ServiceConfig], tuple[Executor, Any]]
 """Opens an engine directory; returns the executor, not yet started, and the tokenizer."""
 
 
-def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExecutor, Any]:
+def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[Executor, Any]:
     """Open the executor and tokenizer of an engine directory; raise FaserError."""
     from faser_trtllm.builder.engine_dir import EngineDir
     from faser_trtllm.executor.factory import open_executor

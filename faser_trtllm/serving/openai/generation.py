@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Protocol
 
 from faser_trtllm.serving.client import Response
+from faser_trtllm.serving.openai.model import Model
 from faser_trtllm.serving.openai.request import GenerationRequest
 
 _MAX_WAITING_DELTAS = 64
 
 
-class DeltaSource(Protocol):
-    """The part of model.Model that Generation uses."""
-
-    def generate(
-        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any], client_key: str = ""
-    ) -> AsyncIterator[Response]: ...
-
-
 class Generation:
     """Runs a request inside `async with`; leaving it cancels the sequences that still run."""
 
-    def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest, client_key: str = "") -> None:
+    def __init__(self, source: Model, request_id: str, request: GenerationRequest, client_key: str = "") -> None:
         self._source = source
         self._client_key = client_key
         self._request_id = request_id

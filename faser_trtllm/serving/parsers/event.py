@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +37,3 @@ class ToolArgumentsDelta:
 
 
 Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta
-
-
-class OutputParser(Protocol):
-    """Parses one answer."""
-
-    def feed(self, text: str) -> Sequence[Event]:
-        """Return the events that the next piece of text adds."""
-
-    def finish(self) -> Sequence[Event]:
-        """End the text; return the events that were held back."""

@@ -13,7 +13,7 @@ from faser_trtllm.serving.parsers.tool_parser import Functions, ToolParser, text
 
 
 class Parser:
-    """An OutputParser for reasoning and calls.
+    """Parses one answer with reasoning and calls.
 
     Without read_calls, calls are content. thinking: the marks around the reasoning, or None if there is none.
     """
@@ -31,11 +31,13 @@ class Parser:
         next(self._reading)
 
     def feed(self, text: str) -> list[Event]:
+        """Return the events that the next piece of text adds."""
         self._reader.add(text)
         next(self._reading)
         return self._sink.take()
 
     def finish(self) -> list[Event]:
+        """End the text; return the events that were held back."""
         self._reader.has_ended = True
         next(self._reading, None)
         self._sink.end()

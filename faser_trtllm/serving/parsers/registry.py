@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.parsers.event import OutputParser
 from faser_trtllm.serving.parsers.parser import Parser
 from faser_trtllm.serving.parsers.tool_parser import (
     ToolParser,
@@ -82,7 +81,7 @@ def make_parser(
     *,
     tools: Sequence[Mapping[str, Any]],
     starts_in_reasoning: bool,
-) -> OutputParser:
+) -> Parser:
     """Return a parser for one answer; raise InvalidArgumentError for unknown names.
 
     tools: OpenAI's definitions of the functions; calls of other functions are content. starts_in_reasoning: the prompt

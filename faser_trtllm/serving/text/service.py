@@ -10,13 +10,13 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.plan import OutputEnd, RequestOutput
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_count, check_token_ids
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.executor.admission import check_request
+from faser_trtllm.executor.executor import Executor, Sink
 from faser_trtllm.guided.compiler import COMPILE_TIMEOUT_S, GuideCompiler
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.guide_queue import GuideQueue
@@ -28,29 +28,6 @@ from faser_trtllm.serving.text.stream import PreparedText, TextStream
 from faser_trtllm.serving.text.word_ids import bad_word_ids, holds_special_tokens, word_ids
 
 OnOutput = Callable[[TextOutput], None]
-Sink = Callable[[RequestOutput], bool | OutputEnd]
-"""Receives a request's new tokens on the executor's thread. Returning True or an OutputEnd ends the request."""
-
-
-class TokenExecutor(Protocol):
-    """The part of executor.executor.Executor that text generation uses."""
-
-    vocab_size: int
-    max_seq_len: int
-    tokens_per_block: int
-
-    def submit(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        sink: Sink,
-        *,
-        priority: float = 0.5,
-        timeout_s: float | None = None,
-    ) -> None: ...
-
-    def cancel(self, request_id: str) -> None: ...
 
 
 class TextGenerator:
@@ -58,7 +35,7 @@ class TextGenerator:
 
     def __init__(
         self,
-        executor: TokenExecutor,
+        executor: Executor,
         tokenizer: Tokenizer,
         stream_interval: int = 1,
         guide_compile_timeout_s: float = COMPILE_TIMEOUT_S,
