@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from faser_trtllm.checkout import import_from_checkout
 from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, Policy
 from faser_trtllm.policy.free_drafts import FreeDraftsPolicy
+from faser_trtllm.policy.gp_lcb import GpLcbPolicy
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.schedule import SchedulePolicy
 from faser_trtllm.policy.static import DraftLenSchedulePolicy, FixedPolicy, OffPolicy
@@ -60,8 +60,7 @@ def make_policy(
         if length.isdigit():
             return _fixed(spelling, int(length), rest, max_draft_len)
     if name == "gp_lcb" and not argument:
-        baseline: Policy = import_from_checkout("lab.gp_lcb", "speculation gp_lcb").GpLcbPolicy(max_draft_len)
-        return baseline
+        return GpLcbPolicy(max_draft_len)
     if name == "schedule" and argument:
         return DraftLenSchedulePolicy(spelling, _draft_len_schedule(spelling, argument, max_draft_len))
     if (name == "schedule" and not argument) or name == "price":

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.gp_lcb import GaussianProcess, GpLcbPolicy
+from faser_trtllm.policy.gp_lcb import GaussianProcess, GpLcbPolicy
 from tests.policy.world import World, constant
 
 
