@@ -1,8 +1,10 @@
 """A draft head drafts for a real target, a mixture of experts too: the text is the target's own, whatever happens to
 requests meanwhile."""
 
+import functools
 from contextlib import ExitStack
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -16,11 +18,13 @@ from faser_trtllm.executor.factory import choose_drafters, open_executor
 from faser_trtllm.fingerprint import load_costs
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
+from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
 from lab.interpreted.open import Interpretation
 from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head, make_speculators_head
+from tests.support.effort import EVERYTHING
 from tests.support.executor_harness import Collector
 from tests.support.medusa import make_medusa
 from tests.support.moe_checkpoints import make_moe_checkpoint
@@ -33,31 +37,43 @@ SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed"
 
 
 HEADS = ["eagle3", "eagle31", "medusa", "mtp", "dflash", "dflash2", "dspark"]
+OF_EACH_KIND = ["eagle3", "medusa", "mtp", "dflash"]
 OF_MIXTURES = ["eagle3 of a mixture", "eagle31 of a mixture", "medusa of a mixture", "dflash of a mixture"]
 
 
-@pytest.fixture(scope="module", params=[*HEADS, *OF_MIXTURES, "model of a mixture"])
-def built(request, tmp_path_factory):
-    """A target with a draft, profiled, so that every policy can be opened."""
-    root = tmp_path_factory.mktemp("engines")
-    kind, _, is_mixture = request.param.partition(" ")
-    is_mtp = kind == "mtp"
-    make_target = make_mimo if is_mtp else make_moe_checkpoint if is_mixture else make_checkpoint
-    target = make_target(root / "target", num_layers=4)
-    heads = {
-        "eagle3": lambda: make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200),
-        "eagle31": lambda: make_speculators_head(
-            root / "head", target, layers=(1, 2, 4), num_layers=2, norm_before_fc=True, norm_output=True
-        ),
-        "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
-        "mtp": lambda: None,
-        "model": lambda: make_checkpoint(root / "draft", "qwen3", num_layers=1),
-    }
-    make = heads.get(kind, lambda: make_block_drafter(root / "head", target, kind, block_size=6))
-    options = BuildOptions(target, make(), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
-    engines = build_engines(options)
-    measure_once(engines.path, num_threads=1)
-    return engines.path
+@pytest.fixture(scope="module")
+def engines_of(tmp_path_factory):
+    """Builds a target with a draft, profiled, so that every policy can be opened: once, in any order of the tests."""
+
+    @functools.cache
+    def build(name):
+        root = tmp_path_factory.mktemp("engines")
+        kind, _, is_mixture = name.partition(" ")
+        is_mtp = kind == "mtp"
+        make_target = make_mimo if is_mtp else make_moe_checkpoint if is_mixture else make_checkpoint
+        target = make_target(root / "target", num_layers=4)
+        heads = {
+            "eagle3": lambda: make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200),
+            "eagle31": lambda: make_speculators_head(
+                root / "head", target, layers=(1, 2, 4), num_layers=2, norm_before_fc=True, norm_output=True
+            ),
+            "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
+            "mtp": lambda: None,
+            "model": lambda: make_checkpoint(root / "draft", "qwen3", num_layers=1),
+        }
+        make = heads.get(kind, lambda: make_block_drafter(root / "head", target, kind, block_size=6))
+        options = BuildOptions(target, make(), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
+        engines = build_engines(options)
+        with mock.patch.object(profile, "QUICK_BUDGET_S", 0.05):
+            measure_once(engines.path, num_threads=1)
+        return engines.path
+
+    return build
+
+
+@pytest.fixture(params=[*HEADS, *OF_MIXTURES, "model of a mixture"])
+def built(request, engines_of):
+    return engines_of(request.param)
 
 
 def texts(engine_dir, cancel_after=None, **config):
@@ -76,9 +92,14 @@ def texts(engine_dir, cancel_after=None, **config):
         return collector, executor.stats()
 
 
-@pytest.fixture(scope="module")
+@functools.cache
+def tokens_alone(engine_dir):
+    return texts(engine_dir, speculation="off")[0].tokens
+
+
+@pytest.fixture
 def plain(built):
-    return texts(built, speculation="off")[0].tokens
+    return tokens_alone(built)
 
 
 SETTINGS = {
@@ -99,7 +120,19 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+SOME = ("ping_pong", "price", "small_cache")
+"""Settings of drafts whose kind has run in all of them."""
+
+
+@pytest.mark.parametrize(
+    ("built", "name"),
+    [
+        (draft, name)
+        for draft in [*HEADS, *OF_MIXTURES, "model of a mixture"]
+        for name in (SETTINGS if EVERYTHING or draft in OF_EACH_KIND else SOME)
+    ],
+    indirect=["built"],
+)
 def test_the_text_is_the_targets_own(built, plain, name):
     found, stats = texts(built, **SETTINGS[name])
     assert found.tokens == plain

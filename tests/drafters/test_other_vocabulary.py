@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.vocabulary import VocabularyMap, map_vocabulary
 from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.profiling.prompts import draw_prompts
 from tests.support.checkpoints import make_checkpoint, make_pair
@@ -72,8 +74,9 @@ def engines(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     built = {name: options(checkpoints, root / name, name) for name in ("draft", "wrong", "tied")}
     built["int8"] = replace(built["tied"], output_dir=root / "int8", draft_quantization="int8", quantize_lm_head=True)
     paths = {name: build_engines(each).path for name, each in built.items()}
-    for path in paths.values():
-        measure_once(path, num_threads=1)  # for `price`
+    with mock.patch.object(profile, "QUICK_BUDGET_S", 0.05):
+        for path in paths.values():
+            measure_once(path, num_threads=1)  # for `price`
     return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -231,8 +232,8 @@ class Setup:
         return [DrafterName("suffix" if name == "suffix" else "model") for name in names]
 
     def make_tables(self):
-        target = make_table(self.vocab_size, self.table_seed)
-        return target, blend(target, self.table_seed + 1, self.noise)
+        """The target's and the draft's, which setups share; nobody writes to them."""
+        return _tables(self.vocab_size, self.table_seed, self.noise)
 
     def make_policy(self):
         if self.policy == "off":
@@ -246,6 +247,15 @@ class Setup:
             return make_policy(self.policy, self.max_draft_len, costs, self.max_batch_size, self.drafter_names())
         _, length, *mode = self.policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
+
+
+@functools.lru_cache(8)
+def _tables(vocab_size, seed, noise):
+    target = make_table(vocab_size, seed)
+    draft = blend(target, seed + 1, noise)
+    for table in (target, draft):
+        table.setflags(write=False)
+    return target, draft
 
 
 class Collector:

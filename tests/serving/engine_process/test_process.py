@@ -1,5 +1,6 @@
 """The engine process, spoken to as the Triton backend does."""
 
+import contextlib
 import re
 import signal
 import struct
@@ -18,12 +19,25 @@ from tests.support.fake_engine import ENDLESS
 from tests.support.triton_server import ROOT
 
 
-@pytest.fixture
-def backend(fake_engine_dir):
+@contextlib.contextmanager
+def opened(fake_engine_dir):
     with Backend(fake_engine_dir) as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened() == (0, OpenStatus.OPENED, 0, "")
+        yield backend
+
+
+@pytest.fixture
+def backend(fake_engine_dir):
+    with opened(fake_engine_dir) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def shared(fake_engine_dir):
+    """For tests that end all their requests and open no model."""
+    with opened(fake_engine_dir) as backend:
         yield backend
 
 
@@ -35,11 +49,11 @@ def text_of(answers):
     return b"".join(outputs["text_output"][2][4:] for outputs in answers)
 
 
-def test_answers_have_the_outputs_that_were_asked_for(backend):
+def test_answers_have_the_outputs_that_were_asked_for(shared):
     stream = np.array([[True]])
-    backend.ask(0, 7, text_input=b"abc", max_tokens=ints(6), stream=stream)
-    backend.ask(0, 8, text_input=b"abc", max_tokens=ints(3), outputs=("output_ids",))
-    answers = backend.answers(2)
+    shared.ask(0, 7, text_input=b"abc", max_tokens=ints(6), stream=stream)
+    shared.ask(0, 8, text_input=b"abc", max_tokens=ints(3), outputs=("output_ids",))
+    answers = shared.answers(2)
     assert text_of(answers[7]) == b"abcabc"
     assert [set(outputs) for outputs in answers[8]] == [{"output_ids"}]
     assert answers[8][0]["output_ids"][1] == (1, 1, 3)
@@ -47,13 +61,13 @@ def test_answers_have_the_outputs_that_were_asked_for(backend):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_word_ends_each_of_many_requests(backend, stream):
+def test_a_stop_word_ends_each_of_many_requests(shared, stream):
     """More than are looked at on the executor's thread."""
     number = 3 * MAX_AT_ONCE
     fields = {"stream": np.array([[stream]]), "exclude_input_in_output": np.array([[True]])}
     for handle in range(number):
-        backend.ask(0, handle, text_input=b"abcdefg", max_tokens=ints(ENDLESS), stop_words=b"fgab", **fields)
-    answers = backend.answers(number)
+        shared.ask(0, handle, text_input=b"abcdefg", max_tokens=ints(ENDLESS), stop_words=b"fgab", **fields)
+    answers = shared.answers(number)
     assert {text_of(answers[handle]) for handle in range(number)} == {b"abcde"}
     reasons = [outputs["finish_reason"][2][4:] for handle in range(number) for outputs in answers[handle][-1:]]
     assert reasons == [b"stop"] * number
@@ -75,21 +89,21 @@ def test_a_bad_request_gets_its_sentence_and_what_it_is_about(backend):
     ], "each model's clients read their own name"
 
 
-def test_good_requests_are_served_next_to_bad_ones_and_ids_need_not_differ(backend):
+def test_good_requests_are_served_next_to_bad_ones_and_ids_need_not_differ(shared):
     for handle, text in ((1, b"ab"), (2, b"xy")):
-        backend.ask(0, handle, text_input=text, max_tokens=ints(4))
-    backend.ask(0, 3, request_id="x" * 5000, text_input=b"abc")
-    backend.ask(0, 4, max_tokens=ints(3))
-    answers = backend.answers(4)
+        shared.ask(0, handle, text_input=text, max_tokens=ints(4))
+    shared.ask(0, 3, request_id="x" * 5000, text_input=b"abc")
+    shared.ask(0, 4, max_tokens=ints(3))
+    answers = shared.answers(4)
     assert [text_of(answers[handle]) for handle in (1, 2)] == [b"ababab", b"xyxyxy"], "prompt and output"
     assert answers[3][0].message == "the request id has 5000 bytes, allowed are at most 4096"
     assert answers[4][0].message == "the prompt is missing, send text_input or input_ids"
 
 
-def test_the_sequences_of_a_request_share_the_limit_of_logits(backend):
+def test_the_sequences_of_a_request_share_the_limit_of_logits(shared):
     inputs = {"text_input": b"abc", "return_generation_logits": np.array([[True]]), "max_tokens": ints(1000)}
-    backend.ask(0, 1, num_return_sequences=ints(27), **inputs)
-    (error,) = backend.answers(1)[1]
+    shared.ask(0, 1, num_return_sequences=ints(27), **inputs)
+    (error,) = shared.answers(1)[1]
     assert error.message == (
         "return_generation_logits with max_tokens 1000 and 27 sequences needs 34560000 bytes, allowed are 33554432; "
         "lower max_tokens to 970"
@@ -119,8 +133,8 @@ def test_a_stream_that_sends_all_log_probs_again_and_again_is_bounded(backend):
         assert backend.answers(1)[handle][-1].code == wire.ERROR_CODES["CANCELLED"]
 
 
-def test_a_batch_of_sequences_ends_with_its_last(backend):
-    backend.ask(
+def test_a_batch_of_sequences_ends_with_its_last(shared):
+    shared.ask(
         0,
         1,
         outputs=("text_output", "batch_index", "sequence_index", "finish_reason"),
@@ -130,7 +144,7 @@ def test_a_batch_of_sequences_ends_with_its_last(backend):
         stream=np.array([[True], [True]]),
     )
     texts, num_ends = {}, 0
-    for outputs in backend.answers(1)[1]:
+    for outputs in shared.answers(1)[1]:
         where = tuple(struct.unpack("<i", outputs[name][2])[0] for name in ("batch_index", "sequence_index"))
         texts[where] = texts.get(where, b"") + outputs["text_output"][2][4:]
         num_ends += "finish_reason" in outputs
@@ -150,40 +164,40 @@ def test_a_sequence_that_is_refused_ends_the_others(fake_engine_dir, monkeypatch
         assert text_of(backend.answers(1)[2]) == b"abcabc", "the two that ran have left"
 
 
-def test_a_stop_request_ends_all_of_its_id_with_what_they_have(backend):
+def test_a_stop_request_ends_all_of_its_id_with_what_they_have(shared):
     own, other = str(uuid.uuid4()), uuid.uuid4().hex
     for handle, request_id in ((1, own), (2, other), (3, own)):
         stream = np.array([[True]])
-        backend.ask(0, handle, request_id=request_id, text_input=b"abc", max_tokens=ints(ENDLESS), stream=stream)
-    backend.receive(ToBackend.RESPONSES)
-    backend.ask(0, 4, request_id=own, text_input=b"", stop=np.array([[True]]))
-    answers = backend.answers(3)
+        shared.ask(0, handle, request_id=request_id, text_input=b"abc", max_tokens=ints(ENDLESS), stream=stream)
+    shared.receive(ToBackend.RESPONSES)
+    shared.ask(0, 4, request_id=own, text_input=b"", stop=np.array([[True]]))
+    answers = shared.answers(3)
     assert answers[4] == [{}], "the flag alone"
     for handle in (1, 3):
         assert answers[handle][-1]["finish_reason"][2][4:] == b"cancelled"
     assert all("finish_reason" not in outputs for outputs in answers.get(2, ()))
-    backend.send(FromBackend.CANCEL, struct.pack("<Q", 2))
-    assert backend.answers(1)[2][-1].message == "the request was cancelled"
-    backend.ask(0, 5, request_id="", text_input=b"", stop=np.array([[True]]))
-    assert "A request id must be provided" in backend.answers(1)[5][0].message
+    shared.send(FromBackend.CANCEL, struct.pack("<Q", 2))
+    assert shared.answers(1)[2][-1].message == "the request was cancelled"
+    shared.ask(0, 5, request_id="", text_input=b"", stop=np.array([[True]]))
+    assert "A request id must be provided" in shared.answers(1)[5][0].message
 
 
-def test_many_cancelled_requests_end_once(backend):
+def test_many_cancelled_requests_end_once(shared):
     for handle in range(50):
-        backend.ask(0, handle, text_input=b"abc", max_tokens=ints(ENDLESS), stream=np.array([[True]]))
-    backend.receive(ToBackend.RESPONSES)
+        shared.ask(0, handle, text_input=b"abc", max_tokens=ints(ENDLESS), stream=np.array([[True]]))
+    shared.receive(ToBackend.RESPONSES)
     for handle in range(50):
-        backend.send(FromBackend.CANCEL, struct.pack("<Q", handle))
-    assert {answers[-1].code for answers in backend.answers(50).values()} == {wire.ERROR_CODES["CANCELLED"]}
-    backend.ask(0, 50, text_input=b"abc", max_tokens=ints(3))
-    assert text_of(backend.answers(1)[50]) == b"abcabc"
+        shared.send(FromBackend.CANCEL, struct.pack("<Q", handle))
+    assert {answers[-1].code for answers in shared.answers(50).values()} == {wire.ERROR_CODES["CANCELLED"]}
+    shared.ask(0, 50, text_input=b"abc", max_tokens=ints(3))
+    assert text_of(shared.answers(1)[50]) == b"abcabc"
 
 
-def test_a_cancelled_request_ends(backend):
-    backend.ask(0, 1, text_input=b"abc", max_tokens=ints(ENDLESS))
-    backend.send(FromBackend.CANCEL, struct.pack("<Q", 1))
-    backend.send(FromBackend.CANCEL, struct.pack("<Q", 99))  # may have ended already
-    assert backend.answers(1)[1][-1] == Refusal(wire.ERROR_CODES["CANCELLED"], "the request was cancelled")
+def test_a_cancelled_request_ends(shared):
+    shared.ask(0, 1, text_input=b"abc", max_tokens=ints(ENDLESS))
+    shared.send(FromBackend.CANCEL, struct.pack("<Q", 1))
+    shared.send(FromBackend.CANCEL, struct.pack("<Q", 99))  # may have ended already
+    assert shared.answers(1)[1][-1] == Refusal(wire.ERROR_CODES["CANCELLED"], "the request was cancelled")
 
 
 def test_models_share_the_engine_unless_their_configuration_is_another(backend, tmp_path):

@@ -30,14 +30,27 @@ KILLED_S = 2.0  # within which a process's death ends the streams of others
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
-@pytest.fixture
-def server(fake_engine_dir, tmp_path):
+@contextlib.contextmanager
+def serve(fake_engine_dir, directory):
     """Its timeouts are hours: no test passes because of one."""
-    config = tmp_path / "faser.yaml"
+    config = directory / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n")
     options = {"is_fake": True, "config": config, "models": None, "allow_control": True}
-    with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, **options, log=directory / "log") as server:
         yield server.wait_ready()
+
+
+@pytest.fixture
+def server(fake_engine_dir, tmp_path):
+    with serve(fake_engine_dir, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unharmed(fake_engine_dir, tmp_path_factory):
+    """A server for tests after which all its processes and models are as before."""
+    with serve(fake_engine_dir, tmp_path_factory.mktemp("unharmed")) as server:
+        yield server
 
 
 def control(server, model, action):
@@ -63,15 +76,15 @@ def drain(client):
         client.receive(PATIENCE_S)
 
 
-def test_requests_that_a_stopped_engine_does_not_read_arrive_whole(server):
+def test_requests_that_a_stopped_engine_does_not_read_arrive_whole(unharmed):
     """More than the socket takes: short and long ones wait in the backend, the first of them in part."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(2, 258, size) for size in (50_000, 3, 49_999, 1, 50_000, 7, 20_000, 2, 50_000, 5)]
-    engine = server.engine_pid()
+    engine = unharmed.engine_pid()
     with contextlib.ExitStack() as stack:
         os.kill(engine, signal.SIGSTOP)
         stack.callback(os.kill, engine, signal.SIGCONT)
-        clients = [stack.enter_context(GrpcClient(server.grpc_url)) for _ in prompts]
+        clients = [stack.enter_context(GrpcClient(unharmed.grpc_url)) for _ in prompts]
         for client, prompt in zip(clients, prompts, strict=True):
             client.send(input_ids=tuple(prompt.tolist()), max_tokens=6, exclude_input_in_output=True)
         time.sleep(0.5)  # until the backend has them; one that comes later is answered as well
@@ -95,7 +108,7 @@ def error_of(server, model, inputs, **options):
         return answers.get(timeout=PATIENCE_S).message()
 
 
-def test_an_error_is_a_sentence_or_json_whatever_it_quotes(server):
+def test_an_error_is_a_sentence_or_json_whatever_it_quotes(unharmed):
     text, wild = np.array([[b"abc"]], object), 'no such "drafter"\n\\ \t\x01 é'
     cases = [
         ("faser", {"text_input": text, "max_tokens": np.array([[0]], np.int32)}, "max_tokens", "0"),
@@ -104,13 +117,13 @@ def test_an_error_is_a_sentence_or_json_whatever_it_quotes(server):
     ]
     for model, inputs, field, value in cases:
         inputs = {name: array for name, array in inputs.items() if array.dtype != np.float32}
-        sentence = error_of(server, model, inputs)
-        record = json.loads(error_of(server, model, inputs, parameters={"error_codes": True}))
+        sentence = error_of(unharmed, model, inputs)
+        record = json.loads(error_of(unharmed, model, inputs, parameters={"error_codes": True}))
         assert (record["code"], record["field"], record["message"]) == ("INVALID_ARG", field, sentence)
         assert sentence.startswith(field)
         assert value is None or record["value"] == value
     big = {"text_input": np.array([[b"a" * (65 << 20)]], object)}
-    record = json.loads(error_of(server, "faser", big, parameters={"error_codes": True}))
+    record = json.loads(error_of(unharmed, "faser", big, parameters={"error_codes": True}))
     assert record["code"] == "INVALID_ARG"
     assert "allowed are at most" in record["message"], "the backend's own errors are records, too"
 
@@ -134,17 +147,22 @@ def test_any_model_may_be_unloaded_while_another_streams(server):
         client.stop_stream(cancel_requests=True)
 
 
-def test_triton_s_own_statistics_are_of_its_own_clock(server):
-    before_ns = time.monotonic_ns()
-    for _ in range(3):
-        generate_http(server.http_url, "abc", max_tokens=3)
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        (found,) = client.get_inference_statistics("faser", as_json=True)["model_stats"]
-    elapsed_ns = time.monotonic_ns() - before_ns
-    counted = found["inference_stats"]
-    assert int(counted["success"]["count"]) == 3
-    for kind in ("success", "queue", "compute_infer"):  # no request waited or ran longer than the client watched
-        assert int(counted[kind].get("ns", 0)) <= elapsed_ns, kind
+def test_triton_s_own_statistics_are_of_its_own_clock(unharmed):
+    with grpcclient.InferenceServerClient(unharmed.grpc_url) as client:
+
+        def counted(kind, name):
+            (found,) = client.get_inference_statistics("faser", as_json=True)["model_stats"]
+            return int(found["inference_stats"].get(kind, {}).get(name, 0))
+
+        kinds = ("success", "queue", "compute_infer")
+        count, before = counted("success", "count"), {kind: counted(kind, "ns") for kind in kinds}
+        begun_ns = time.monotonic_ns()
+        for _ in range(3):
+            generate_http(unharmed.http_url, "abc", max_tokens=3)
+        assert counted("success", "count") == count + 3
+        elapsed_ns = time.monotonic_ns() - begun_ns
+        for kind in kinds:  # no request waited or ran longer than the client watched
+            assert counted(kind, "ns") - before[kind] <= elapsed_ns, kind
 
 
 def test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back(server):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from faser_trtllm.serving.client import generate_http
+from faser_trtllm.serving.launch import hang
 from faser_trtllm.serving.launch.hang import HangWatch
 from tests.support.triton_server import Server
 from tests.support.waiting import wait_until
@@ -66,7 +67,10 @@ def test_a_start_that_takes_longer_than_a_hang_is_none(serve, tmp_path):
 
 
 @pytest.fixture
-def listener():
+def listener(monkeypatch):
+    """A server that answers nobody, of which the watch asks ten times as often as it does."""
+    monkeypatch.setattr(hang, "PERIOD_S", 0.1)
+    monkeypatch.setattr(hang, "TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
@@ -75,13 +79,13 @@ def look(watch, until_s):
     """Ask the watch for its silence as often as a launcher does, until until_s; return the last answer in seconds."""
     while time.monotonic() < until_s:
         silent_s = watch.silent_s()
-        time.sleep(0.05)
+        time.sleep(0.005)
     return silent_s
 
 
 def test_silence_is_counted_and_any_answer_ends_it(listener):
     watch = HangWatch(*listener.getsockname())
-    assert look(watch, time.monotonic() + 5) >= 2
+    assert look(watch, time.monotonic() + 0.5) >= 0.2
 
     def refuse():
         with contextlib.suppress(OSError):
@@ -101,5 +105,5 @@ def test_silence_is_counted_and_any_answer_ends_it(listener):
 def test_time_in_which_nobody_looked_is_no_silence(listener):
     """Then the machine, or this process together with the server, was paused."""
     watch = HangWatch(*listener.getsockname())
-    time.sleep(6)
-    assert 0 < watch.silent_s() <= 2
+    time.sleep(0.6)
+    assert 0 < watch.silent_s() <= 0.2

@@ -1,6 +1,7 @@
 """Log probs and logits of output tokens: those of the target alone bit for bit, whatever the speculation."""
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -69,11 +70,22 @@ KINDS = {
 }
 
 
+def params_of(kind):
+    return SamplingParams(max_tokens=24, return_log_probs=True, return_generation_logits=True, **KINDS[kind])
+
+
+@functools.cache
+def alone(kind, index):
+    """-> tokens, and the request, of a prompt without speculation."""
+    result = run(Setup(vocab_size=VOCAB, max_batch_size=1), [(PROMPTS[index], params_of(kind))])
+    return result.tokens["0"], result.requests["0"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(25))
 @given(data=st.data())
 def test_log_probs_and_logits_are_those_of_the_target_alone(kind, data):
-    params = SamplingParams(max_tokens=24, return_log_probs=True, return_generation_logits=True, **KINDS[kind])
+    params = params_of(kind)
     speculative = Setup(
         vocab_size=VOCAB,
         policy=data.draw(st.sampled_from(POLICIES)),
@@ -87,17 +99,15 @@ def test_log_probs_and_logits_are_those_of_the_target_alone(kind, data):
     requests = [(prompt, params) for prompt in PROMPTS]
     found = run(speculative, requests, [data.draw(st.integers(0, 6)) for _ in PROMPTS])
     for index, prompt in enumerate(PROMPTS):
-        plain_setup = Setup(vocab_size=VOCAB, max_batch_size=1)
-        alone = run(plain_setup, [(prompt, params)])
         tokens, request = found.tokens[str(index)], found.requests[str(index)]
-        plain = alone.requests["0"]
-        assert tokens == alone.tokens["0"]
+        plain_tokens, plain = alone(kind, index)
+        assert tokens == plain_tokens
         assert request.output_log_probs == plain.output_log_probs
         assert np.array_equal(request.output_logits, plain.output_logits)
-        check_log_probs(plain_setup, prompt, params, tokens, request)
+        check_log_probs(speculative, prompt, params, tokens, request)
         history = list(prompt)
         for token, row in zip(tokens, request.output_logits, strict=True):
-            assert np.array_equal(row, plain_setup.target.table[context_row(history, len(history) - 1, VOCAB)])
+            assert np.array_equal(row, speculative.target.table[context_row(history, len(history) - 1, VOCAB)])
             history.append(token)
 
 
