@@ -1,6 +1,7 @@
 """Drafters on real engines: the text is the target's, whoever drafts, and a target alone speculates for nothing."""
 
 from collections import Counter
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 40)), [9, 9, 9], [4, 8, 15, 4
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"temperature": 1.2, "seed": 4}]
 
 
-@pytest.fixture(scope="module", params=["dense", "qwen3_moe", "mixtral", "gpt_oss"])
+MODELS = ["dense", "qwen3_moe", "mixtral", "gpt_oss"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def engines(request, tmp_path_factory):
     """ "pair", "head" and "alone": the same target with a draft model, with an EAGLE-3 head and without."""
     root, options = tmp_path_factory.mktemp("engines"), dict(SIZES)
@@ -72,23 +76,33 @@ def test_the_text_is_the_targets_own(engines, plain, speculation, drafters):
 NUM_SAMPLES = pick(1000, 6000)
 
 
+def sample(engine_dir, speculation, drafters):
+    """-> first three tokens of NUM_SAMPLES texts without a seed, counted; stats. The keys are fixed, one set for each
+    speculation, so the outcome is too."""
+    keys = np.random.default_rng(len(speculation))
+    collector, params = Collector(), SamplingParams(max_tokens=5, temperature=2.0, top_k=2, end_ids=())
+    config = {"speculation": speculation, "drafters": drafters, "max_queue_size": NUM_SAMPLES}
+    with (
+        mock.patch("os.urandom", keys.bytes),
+        open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor,
+    ):
+        for index in range(NUM_SAMPLES):
+            executor.submit(str(index), PROMPTS[0], params, collector.sink(str(index)))
+        while executor.step():
+            pass
+        return Counter(tuple(tokens[:3]) for tokens in collector.tokens.values()), executor.stats()
+
+
+@pytest.fixture(scope="module")
+def plain_samples(engines):
+    return sample(engines["pair"], "off", ("model",))[0]
+
+
+@pytest.mark.parametrize("engines", pick(["dense", "gpt_oss"], MODELS), indirect=True)
 @pytest.mark.parametrize("drafters", [("model",), ("suffix", "model")])
-def test_unseeded_samples_have_the_targets_law(engines, drafters, monkeypatch):
-    """Chi-square of the first three tokens against speculation off; the keys are fixed, so the outcome is too."""
-    keys = np.random.default_rng(1)
-    monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
-
-    def sample(speculation):
-        collector, params = Collector(), SamplingParams(max_tokens=5, temperature=2.0, top_k=2, end_ids=())
-        config = {"speculation": speculation, "drafters": drafters, "max_queue_size": NUM_SAMPLES}
-        with open_executor(engines["pair"], ExecutorConfig(num_threads=1, **config)) as executor:
-            for index in range(NUM_SAMPLES):
-                executor.submit(str(index), PROMPTS[0], params, collector.sink(str(index)))
-            while executor.step():
-                pass
-            return Counter(tuple(tokens[:3]) for tokens in collector.tokens.values()), executor.stats()
-
-    plain, found = sample("off")[0], sample("fixed:3")
+def test_unseeded_samples_have_the_targets_law(engines, plain_samples, drafters):
+    """Chi-square of the first three tokens against speculation off."""
+    plain, found = plain_samples, sample(engines["pair"], "fixed:3", drafters)
     assert 0 < found[1]["num_accepted_tokens"] < found[1]["num_draft_tokens"]
     texts = sorted(text for text, count in plain.items() if count + found[0][text] >= 20)
     assert len(texts) > 3

@@ -156,7 +156,7 @@ def _opposed_tables(setup):
 def test_a_draft_that_is_never_right_is_switched_off(policy, most, reasons, monkeypatch):
     """After 1000 fruitless steps, unless the policy stops by itself long before."""
     monkeypatch.setattr(guard_module, "BACKOFF_S", 300.0)
-    setup = Setup(policy=policy, faults="draft_error@step999999", max_seq_len=1600, num_blocks=400)
+    setup = Setup(policy=policy, faults="draft_error@step999999", max_seq_len=1600, tokens_per_block=32, num_blocks=50)
     setup.tables = _opposed_tables(setup)
     prompt, max_tokens = [1, 2, 3], 1500
     drafted = []

@@ -119,7 +119,7 @@ def test_unseeded_sampling_has_the_distribution_of_the_masked_target(policy, mon
     setup.num_blocks = 512
     edges = {0: {0: 1, 1: 2, 2: 0}, 1: {1: 0, 2: 2}, 2: {0: 0, 2: 1}}
     guide = ToyGuide(edges, set(), 3)
-    prompt, num_requests = [1, 2, 0], 3000
+    prompt, num_requests = [1, 2, 0], pick(1000, 3000)
     params = SamplingParams(max_tokens=6, temperature=1.3, guide=guide)
     result = run(setup, [(prompt, params)] * num_requests)
     accepted = sum(r.stats.num_accepted_tokens for r in result.requests.values())

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.block_pool import BlockPool
 from faser_trtllm.kvcache.manager import CachedPrefix, KVCacheManager
-from tests.support.effort import examples
+from tests.support.effort import examples, pick
 
 
 def tokens_of(*ids):
@@ -269,13 +269,13 @@ def test_a_prefix_is_found_under_its_own_salt_only(requests):
         kv.check_integrity()
 
 
-def test_a_hundred_thousand_guesses_under_other_salts_find_nothing():
+def test_guesses_under_other_salts_find_nothing():
     """An attacker knows all prompts and half of the salts' characters, while blocks are evicted and allocated again."""
     rng = np.random.default_rng(5)
     kv = make(num_blocks=300)
     prompts = [rng.integers(0, 50, 24).astype(np.int32) for _ in range(6)]
-    num_found = 0
-    for trial in range(100_000):
+    num_trials, num_found = pick(20_000, 100_000), 0
+    for trial in range(num_trials):
         victim = SamplingParams(cache_salt=f"tenant {trial % 7}", cache_salt_id=(None, 5)[trial % 2]).salt
         tokens = prompts[trial % 6]
         if trial % 4 == 0:
@@ -287,7 +287,7 @@ def test_a_hundred_thousand_guesses_under_other_salts_find_nothing():
         own = kv.add_sequence(1, tokens, tokens.size, victim)
         kv.free(1)
         num_found += own.num_cached_tokens > 0
-    assert num_found > 25_000, "the victims find their own"
+    assert num_found > num_trials // 4, "the victims find their own"
 
 
 def test_salts_that_differ_have_roots_that_differ():

@@ -15,6 +15,7 @@ from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, To
 from faser_trtllm.serving.text.request import TextRequest
 from tests.support.backend_frames import read_responses
 from tests.support.backend_peer import Backend
+from tests.support.effort import pick
 from tests.support.fake_engine import ENDLESS
 
 
@@ -90,7 +91,7 @@ def test_a_random_id_may_stop_its_request(shape):
             rules().check_stop(shape.format(text), "")
 
 
-def test_a_hundred_thousand_stops_of_others_have_no_effect(fake_engine_dir, monkeypatch):
+def test_stops_of_others_have_no_effect(fake_engine_dir, monkeypatch):
     """Clients send ids that they guess, that they know from clients with other keys, and random ones."""
     monkeypatch.setenv("FASER_FAKE_STEP_S", "0.5")
     rng = random.Random(7)
@@ -104,8 +105,8 @@ def test_a_hundred_thousand_stops_of_others_have_no_effect(fake_engine_dir, monk
         for handle, (key, request_id) in enumerate(victims):
             asked = {"text_input": b"abc", "max_tokens": one, "stream": true}
             backend.ask(0, handle, request_id=request_id, client_key=key, **asked)
-        num_refused, handle = 0, len(victims)
-        for _ in range(500):
+        num_rounds, num_refused, handle = pick(50, 500), 0, len(victims)
+        for _ in range(num_rounds):
             first, handle = handle, handle + 200
             for number in range(first, handle):
                 guess = rng.choice(["1", "2", str(rng.randint(0, 99)), secret[:-1] + "_", str(uuid.uuid4())])
@@ -117,7 +118,7 @@ def test_a_hundred_thousand_stops_of_others_have_no_effect(fake_engine_dir, monk
                     assert not (is_final and found < len(victims)), victims[found]
                     left -= is_final
                     num_refused += error is not None
-        assert 0 < num_refused < 100_000, "some ids are refused, others have no effect"
+        assert 0 < num_refused < 200 * num_rounds, "some ids are refused, others have no effect"
         backend.ask(0, handle, request_id=secret, text_input=b"", stop=true)
         backend.ask(0, handle + 1, request_id="1", client_key="a", text_input=b"", stop=true)
         ended = backend.answers(4)

@@ -232,7 +232,7 @@ def test_every_policy_gives_one_answer(script, engines):
             for stream in (False, True):
                 assert ask(client, stream=stream, **asked, extra_body={"num_draft_tokens": drafts})[:2] == wanted
 
-    for drafts in range(1, 7):
+    for drafts in pick((1, 4, 6), range(1, 7)):
         check(script, drafts)
     for speculation in others:
         with scripted(engines, speculation) as (client, _):

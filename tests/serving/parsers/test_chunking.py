@@ -45,7 +45,7 @@ def test_every_chunking_gives_one_result(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_taken_back(family):
     rng = random.Random(family)
-    for _ in range(pick(100, 1000)):
+    for _ in range(pick(30, 1000)):
         text, reading = random_text(family, rng), random_reading(family, rng)
         whole = reading.parse(text)
         parser, events = reading.open(), []

@@ -24,7 +24,7 @@ from tests.support.triton_server import Server
 
 pytestmark = pytest.mark.slow
 
-TOTAL_S = float(os.environ.get("FASER_TRACE_SECONDS", pick(12.0, 60.0)))
+TOTAL_S = float(os.environ.get("FASER_TRACE_SECONDS", pick(4.0, 60.0)))
 FIRST_SEED = int(os.environ.get("FASER_TRACE_SEED", "0"))
 MIN_TRACES = 10
 MAX_STALL_MS = 3000.0  # longer than next to plain requests: other tests run on the same machine
