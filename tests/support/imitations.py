@@ -1,7 +1,8 @@
-"""Tests that imitate a device or another product, which a run leaves out where nothing that they cover changed.
+"""Tests that imitate a device or another product, and large ones, which a run leaves out where nothing that they cover
+changed.
 
-They run with `./build.sh test --all`, as in CI, where a path of theirs is given to pytest, and where a file that they
-cover differs from the branch that this one comes from.
+They run with `./build.sh test --all`, as in CI, where pytest is given their path or a part of `tests` with them, and
+where a file that they cover differs from the branch that this one comes from.
 """
 
 from __future__ import annotations
@@ -9,6 +10,15 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+_SERVICE = (
+    *(f"faser_trtllm/{name}" for name in ("config.py", "core", "executor", "guided", "models", "scheduler", "serving")),
+    "plugins/triton",
+    "triton_model_repo",
+)
+"""Sources of the service, for tests of what happens when its parts fail, or hold each other up."""
+
+_POLICY = ("faser_trtllm/core", "faser_trtllm/ops", "faser_trtllm/policy", "tests/policy/world.py")
 
 ROOT = Path(__file__).parents[2]
 UPSTREAM = "origin/main"
@@ -24,24 +34,42 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "tests/trtllm": ("faser_trtllm/trtllm", "lab/trtllm_check"),
     "tests/lab": ("lab", "faser_trtllm/policy", "faser_trtllm/scheduler", "faser_trtllm/builder/network"),
     "tests/benchmarks": ("benchmarks", "lab", "faser_trtllm/policy"),
+    "tests/builder/test_fp8_build.py": ("faser_trtllm/builder", "faser_trtllm/models", "lab/interpreted"),
+    "tests/builder/test_rtx_gpus.py": ("faser_trtllm/builder", "faser_trtllm/commands", "tests/virtual_gpu/device"),
+    "tests/builder/test_tensorrt_build.py": ("faser_trtllm/builder", "faser_trtllm/models", "plugins/tensorrt"),
+    "tests/fuzz": ("faser_trtllm",),
+    "tests/native": ("faser_trtllm/builder", "faser_trtllm/native", "plugins/cpu", "plugins/triton"),
+    "tests/ops/test_refresh_exactness.py": ("faser_trtllm/ops",),
+    "tests/ops/test_tree_exactness.py": ("faser_trtllm/ops",),
+    "tests/policy/test_block_price.py": _POLICY,
+    "tests/policy/test_price.py": _POLICY,
+    "tests/scripts/test_train_heads.py": ("engines/demo", "faser_trtllm/models"),
+    "tests/serving/bystander": (*_SERVICE, "benchmarks/bystander"),
+    "tests/serving/engine_process/test_health.py": _SERVICE,
+    "tests/serving/launch/test_hang.py": _SERVICE,
+    "tests/serving/launch/test_restart.py": _SERVICE,
+    "tests/serving/reliability/test_faulty.py": _SERVICE,
+    "tests/serving/reliability/test_server.py": _SERVICE,
+    "tests/serving/traces": ("faser_trtllm", "plugins/cpu", "plugins/triton", "triton_model_repo"),
+    "tests/serving/triton/test_faults.py": _SERVICE,
 }
-"""Folder of tests -> the sources that it covers, next to itself and tests/support."""
+"""Tests -> the sources that they cover, next to themselves and tests/support."""
 
 
 def left_out(changed: Iterable[str] | None, asked_for: Iterable[str]) -> set[str]:
-    """The folders of COVERED to leave out.
+    """The tests of COVERED to leave out.
 
     changed: files that differ from upstream; None: unknown, so nothing is left out. asked_for: paths that pytest was
-    called with; a folder runs if one of them is in it.
+    called with; tests run if one of them is in their folder, or a folder of theirs below `tests`.
     """
     if changed is None:
         return set()
     files, paths = list(changed), list(asked_for)
     return {
-        folder
-        for folder, sources in COVERED.items()
-        if not any(_is_in(path, folder) for path in paths)
-        and not any(_is_in(file, source) for file in files for source in (folder, "tests/support", *sources))
+        tests
+        for tests, sources in COVERED.items()
+        if not any(_is_in(path, tests) or (path != "tests" and _is_in(tests, path)) for path in paths)
+        and not any(_is_in(file, source) for file in files for source in (tests, "tests/support", *sources))
     }
 
 
