@@ -25,7 +25,7 @@ UPSTREAM = "origin/main"
 
 COVERED: Mapping[str, tuple[str, ...]] = {
     "tests/virtual_gpu": ("faser_trtllm/engine", "faser_trtllm/ops", "faser_trtllm/partition", "plugins"),
-    "tests/ops/cuda": ("faser_trtllm/ops", "plugins/cuda"),
+    "tests/ops/cuda": ("faser_trtllm/ops", "lab/reference", "plugins/cuda"),
     "tests/engine/cuda": ("faser_trtllm/engine", "faser_trtllm/ops", "plugins"),
     "tests/engine/gpu": ("faser_trtllm/engine", "faser_trtllm/ops", "plugins"),
     "tests/engine/tensorrt": ("faser_trtllm/engine", "faser_trtllm/builder", "plugins"),
@@ -39,8 +39,8 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "tests/builder/test_tensorrt_build.py": ("faser_trtllm/builder", "faser_trtllm/models", "plugins/tensorrt"),
     "tests/fuzz": ("faser_trtllm",),
     "tests/native": ("faser_trtllm/builder", "faser_trtllm/native", "plugins/cpu", "plugins/triton"),
-    "tests/ops/test_refresh_exactness.py": ("faser_trtllm/ops",),
-    "tests/ops/test_tree_exactness.py": ("faser_trtllm/ops",),
+    "tests/ops/test_refresh_exactness.py": ("faser_trtllm/ops", "lab/reference"),
+    "tests/ops/test_tree_exactness.py": ("faser_trtllm/ops", "lab/reference"),
     "tests/policy/test_block_price.py": _POLICY,
     "tests/policy/test_price.py": _POLICY,
     "tests/scripts/test_train_heads.py": ("engines/demo", "faser_trtllm/models"),
