@@ -81,6 +81,27 @@ __host__ __device__ inline uint32_t pack2(float low, float high) {
   return bits;
 }
 
+// A struct of integers in a thread's memory, for what a loop would otherwise keep in registers that it lacks.
+template <typename T>
+class Stowed {
+ public:
+  __device__ explicit Stowed(const T& value) { set(value); }
+  __device__ void set(const T& value) {
+    int32_t words[kWords];
+    __builtin_memcpy(words, &value, sizeof value);
+    for (int i = 0; i < kWords; i++) words_[i] = words[i];
+  }
+  __device__ T get() const {
+    int32_t words[kWords];
+    for (int i = 0; i < kWords; i++) words[i] = words_[i];
+    return *reinterpret_cast<const T*>(words);
+  }
+
+ private:
+  static constexpr int kWords = sizeof(T) / sizeof(int32_t);
+  volatile int32_t words_[kWords];
+};
+
 __device__ inline float warp_sum(float x) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
@@ -93,6 +114,23 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+// Returns true in the last of num_blocks blocks to call it, which then sees what the others wrote before. With kByAll
+// each thread publishes its own writes; otherwise the first thread publishes all that the block wrote before its last
+// __syncthreads(). All threads of the block must call it.
+template <bool kByAll>
+__device__ bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
+  bool is_last = false;
+  if (kByAll || threadIdx.x == 0) {
+    __threadfence();
+    const uint32_t num_each = kByAll ? blockDim.x : 1;
+    is_last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(num_blocks) * num_each;
+    if (is_last) __threadfence();
+  }
+  if (!__syncthreads_or(is_last)) return false;
+  if (is_last) *arrived = 0;
+  return true;
+}
+
 #ifdef __CUDACC__
 
 // 2^x, subnormal results flushed to zero.
@@ -100,6 +138,12 @@ __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// x, as a number that the compiler does not know: what follows from it is computed here and not before a loop.
+__device__ inline int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // Prefetches the cache line of an address of global memory into L2.

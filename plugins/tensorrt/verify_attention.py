@@ -25,9 +25,9 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
     def workspace_values(q: Any, k_cache: Any, block_table: Any, split_tokens: int) -> Any:
         """Return verify_attention.choose_max_slots, symbolically, times the values of a slot."""
         longest = block_table.shape_expr[1] * k_cache.shape_expr[2]
-        chunks = (longest + (split_tokens - 1)) // split_tokens
-        values = q.shape_expr[0] * chunks * q.shape_expr[1] * (q.shape_expr[2] + 1)
-        return trtp.min(values, verify_attention.MAX_WORKSPACE_BYTES // 4)
+        more_chunks = (longest + split_tokens // 2) // split_tokens - 1
+        values = q.shape_expr[0] * q.shape_expr[1] * (q.shape_expr[2] + 2)
+        return values + trtp.min(values * more_chunks, verify_attention.MAX_WORKSPACE_BYTES // 4)
 
     def describe(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens):  # type: ignore[no-untyped-def]
         type_name(trt, "q", q.dtype)
@@ -40,11 +40,8 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
             cu_q_lens=(cu_q_lens, i32, 1),
             kv_lens=(kv_lens, i32, 1),
         )
-        if split_tokens < 0 or split_tokens % verify_attention.SPLIT_MULTIPLE:
-            raise InvalidArgumentError(
-                f"split_tokens of {PLUGIN_ID} is {split_tokens}; it must be a multiple of "
-                f"{verify_attention.SPLIT_MULTIPLE}, or 0"
-            )
+        if split_tokens != 0:
+            verify_attention.check_split_tokens(f"split_tokens of {PLUGIN_ID}", split_tokens)
         values = workspace_values(q, k_cache, block_table, split_tokens) if split_tokens else 1
         return q.like(), trtp.from_shape_expr((values,), dtype=fp32)
 
@@ -90,8 +87,8 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
         blocks = (num_rows * shape.group + padding) // tile_rows + (1 + more)
         params = launch_params(trtp, (blocks, num_kv_heads, 1), verify_attention.block_threads(shape, tile_rows))
         values = workspace_values(q, k_cache, block_table, split_tokens) if split_tokens else 0
-        slots, scale = values // (num_heads * (head_dim + 1)), verify_attention.default_scale(head_dim)
-        arguments = verify_attention.scalars(shape, split_tokens, slots, scale, 1.0, 1.0)
+        slots, scale = values // (num_heads * (head_dim + 2)), verify_attention.default_scale(head_dim)
+        arguments = verify_attention.scalars(shape, split_tokens, slots, False, scale, 1.0, 1.0)
         kernel = verify_attention.kernel_name(shape, tile_rows)
         return kernel, code.of("verify_attention", FASER_HEAD_DIM=head_dim), params, scalars(trtp, arguments)
 

@@ -55,9 +55,9 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
             dtype=dtype,
             kv_dtype=dtype,
         )
-        max_slots = workspace.shape_expr[0] // (num_heads * (head_dim + 1))
+        max_slots = workspace.shape_expr[0] // (num_heads * (head_dim + 2))
         params = launch_params(trtp, verify_attention.combine_grid(shape), verify_attention.COMBINE_THREADS)
-        arguments = verify_attention.combine_scalars(shape, split_tokens, max_slots)
+        arguments = verify_attention.combine_scalars(shape, split_tokens, max_slots, 1.0)
         cubin = code.of("verify_attention", FASER_HEAD_DIM=head_dim)
         return verify_attention.combine_name(shape), cubin, params, scalars(trtp, arguments)
 

@@ -39,7 +39,7 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 Launches = Counter[str]
 NUM_REQUESTS = 3
 MAX_DRAFT_LEN = 4
-LONG_CONTEXT = 600  # tokens, that attention splits
+LONG_CONTEXT = 800  # tokens, that attention splits
 MODES = {"greedy": (0.0, None), "seeded": (0.8, 7), "unseeded": (0.8, None)}  # temperature, seed
 RMS_NORM = Counter(
     {

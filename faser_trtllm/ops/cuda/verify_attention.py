@@ -26,9 +26,12 @@ BUT_FIRST = -1
 HEAD_DIMS = (64, 80, 96, 128, 256)
 TILE_ROWS = (16, 64)
 SPLIT_TOKENS = 512  # positions per chunk of a long context; fixed, so that a row's sums do not depend on its batch
-SPLIT_MULTIPLE = 64  # chunks of any launch are a multiple of this
-MAX_SPLIT_ROWS = 256  # limit on rows times group of a request that is split (kMaxSplitRows)
-MAX_WORKSPACE_BYTES = 64 << 20  # for partial results; requests without room there are not split
+MIN_SPLIT_TOKENS = 64  # chunks of any launch are a power of two, at least this
+MAX_WHOLE_TOKENS = SPLIT_TOKENS + SPLIT_TOKENS // 2 - 1  # a context of a single chunk
+MAX_SPLIT_ROWS = 256  # limit on rows times group of a request that several blocks share (kMaxSplitRows)
+MAX_WORKSPACE_BYTES = 64 << 20  # for the slots of further chunks; requests without room there have a block per tile
+MAX_ARRIVALS = 1 << 17  # limit on items times KV heads of a launch that merges in place (kMaxArrivals)
+MAX_MERGED_ROWS = 512  # limit on chunks times rows that a tile's last block merges; more are merged by a second launch
 BLOCKS_PER_SM = 3  # as many as registers allow
 _COMBINE_WARPS = 4
 COMBINE_THREADS = 32 * _COMBINE_WARPS
@@ -63,27 +66,48 @@ def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
     return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
 
 
-def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
-    """Return the number of partial results, one per row and chunk, that batches of this shape need and memory allows.
+def num_chunks(num_positions: int, split_tokens: int = SPLIT_TOKENS) -> int:
+    """Return the chunks of a row that sees so many positions; one shorter than half belongs to the one before."""
+    return max(1, (num_positions + split_tokens // 2) // split_tokens)
 
-    0: no context is longer than a chunk, and nothing is split. max_kv_len: the host's bound.
-    """
-    longest = min(max_kv_len, shape.max_blocks_per_seq * shape.tokens_per_block)
-    if longest <= split_tokens:
-        return 0
-    chunks = -(-longest // split_tokens)
+
+def max_chunks(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
+    """Return the most chunks that a request's rows can see. max_kv_len: the host's bound."""
+    chunks = num_chunks(min(max_kv_len, shape.max_blocks_per_seq * shape.tokens_per_block), split_tokens)
     if shape.window > 0:
         chunks = min(chunks, (shape.window + MAX_SPLIT_ROWS // shape.group) // split_tokens + 2)
-    return min(shape.num_rows * chunks, MAX_WORKSPACE_BYTES // _slot_bytes(shape))
+    return chunks
+
+
+def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
+    """Return the number of partial results that batches of this shape need: one per row, and one per row and further
+    chunk as far as memory allows.
+
+    0: no context is longer than a chunk. max_kv_len: the host's bound.
+    """
+    more = max_chunks(shape, max_kv_len, split_tokens) - 1
+    return shape.num_rows + min(shape.num_rows * more, MAX_WORKSPACE_BYTES // _slot_bytes(shape)) if more else 0
+
+
+def merges_in_place(
+    shape: AttentionShape, tile_rows: int, max_slots: int, max_kv_len: int, split_tokens: int = SPLIT_TOKENS
+) -> bool:
+    """Return whether the last block of a tile merges its chunks, rather than a second launch, which more blocks share.
+
+    max_kv_len: the host's bound. Results are the same.
+    """
+    more_items = max(0, max_slots - shape.num_rows) * -(-shape.group // tile_rows)
+    has_room = (num_tiles(shape, tile_rows) + more_items) * shape.num_kv_heads <= MAX_ARRIVALS
+    return has_room and max_chunks(shape, max_kv_len, split_tokens) * tile_rows <= MAX_MERGED_ROWS
 
 
 def workspace_bytes(shape: AttentionShape, max_slots: int) -> int:
-    """Return the bytes of device memory for this many slots: float partial results and log2 sums."""
+    """Return the bytes of device memory for this many slots: float sums, and the largest score and sum of each."""
     return max_slots * _slot_bytes(shape)
 
 
 def _slot_bytes(shape: AttentionShape) -> int:
-    return shape.num_heads * (shape.head_dim + 1) * 4
+    return shape.num_heads * (shape.head_dim + 2) * 4
 
 
 def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
@@ -118,18 +142,32 @@ def combine_grid(shape: AttentionShape) -> Dim3:
 
 
 def scalars(
-    shape: AttentionShape, split_tokens: int, max_slots: int, scale: float, k_scale: float, v_scale: float
+    shape: AttentionShape,
+    split_tokens: int,
+    max_slots: int,
+    in_place: bool,
+    scale: float,
+    k_scale: float,
+    v_scale: float,
 ) -> list[int]:
     """Return the int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
     sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots]
-    return [*sizes, bits_of(scale * k_scale), bits_of(v_scale)]
+    return [*sizes, int(in_place), bits_of(scale * k_scale), bits_of(v_scale)]
 
 
-def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) -> list[int]:
+def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int, v_scale: float) -> list[int]:
     """Return the int32 arguments of verify_attention_combine."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.tokens_per_block]
-    return [*sizes, shape.max_blocks_per_seq, shape.window_argument, split_tokens, max_slots, shape.head_dim]
+    return [
+        *sizes,
+        shape.max_blocks_per_seq,
+        shape.window_argument,
+        split_tokens,
+        max_slots,
+        bits_of(v_scale),
+        shape.head_dim,
+    ]
 
 
 def launch(
@@ -148,13 +186,16 @@ def launch(
     max_slots: int = 0,
     num_sms: int = 132,
     workspace: Tensor | None = None,
+    in_place: bool = False,
     combine: bool = True,
 ) -> None:
     """Run verify_attention_reference into `out`, of q's type, [num_rows, num_heads, head_dim], asynchronously.
 
-    tile_rows is choose_tile_rows(), max_slots is choose_max_slots(); slots need a `workspace` of workspace_bytes() and
-    a second launch. With fewer slots than chunks some requests are not split. combine: False leaves rows that are split
-    in the workspace, for launch_combine(). Only addresses, shapes and types of the tensors are used. Raises
+    tile_rows is choose_tile_rows(), max_slots is choose_max_slots(); slots need a `workspace` of workspace_bytes() and,
+    unless in_place, which is merges_in_place(), a second launch. combine: False leaves rows that several blocks share
+    in the workspace, for launch_combine(). For one tile, a row's bits depend on none of these, nor on the other rows of
+    its request or batch; max_slots must be at least num_rows where a context has several chunks. Launches of a module
+    with in_place must not overlap. Only addresses, shapes and types of the tensors are used. Raises
     InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(q, kv, window, is_causal)
@@ -165,25 +206,31 @@ def launch(
             raise InvalidArgumentError(f"{name} is {value}; it must be finite and above 0")
     if tile_rows not in TILE_ROWS:
         raise InvalidArgumentError(f"tile_rows is {tile_rows}; it must be one of {TILE_ROWS}")
-    if split_tokens <= 0 or split_tokens % SPLIT_MULTIPLE:
-        raise InvalidArgumentError(f"split_tokens is {split_tokens}; it must be a multiple of {SPLIT_MULTIPLE}")
+    check_split_tokens("split_tokens", split_tokens)
     needed = workspace_bytes(shape, max_slots)
-    if not 0 <= needed <= MAX_WORKSPACE_BYTES:
-        most = MAX_WORKSPACE_BYTES // _slot_bytes(shape)
-        raise InvalidArgumentError(f"max_slots is {max_slots}; it must be 0 to {most} for this shape")
+    most = shape.num_rows + MAX_WORKSPACE_BYTES // _slot_bytes(shape)
+    if max_slots != 0 and not shape.num_rows <= max_slots <= most:
+        raise InvalidArgumentError(
+            f"max_slots is {max_slots}; it must be 0 or {shape.num_rows} to {most} for this shape"
+        )
     if needed and (workspace is None or workspace.numel() * workspace.element_size() < needed):
         held = 0 if workspace is None else workspace.numel() * workspace.element_size()
         raise InvalidArgumentError(f"workspace holds {held} bytes; {max_slots} slots need {needed}")
     if shape.num_rows == 0:
         return
     pointers = [pointer_to(tensor) for tensor in (q, *kv)]
-    sizes = scalars(shape, split_tokens, max_slots, scale, k_scale, v_scale)
+    sizes = scalars(shape, split_tokens, max_slots, in_place, scale, k_scale, v_scale)
     outputs = pointer_to(out), pointer_to(workspace if needed else None)
     arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *outputs]
     blocks = grid(shape, tile_rows, max_slots, num_sms)
     module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments)
-    if combine and workspace is not None and needed:
-        launch_combine(module, shape, out, workspace, kv.cu_q_lens, kv.kv_lens, out, split_tokens, max_slots)
+    if combine and workspace is not None and needed and not in_place:
+        launch_combine(module, shape, out, workspace, kv.cu_q_lens, kv.kv_lens, out, split_tokens, max_slots, v_scale)
+
+
+def check_split_tokens(name: str, split_tokens: int) -> None:
+    if split_tokens < MIN_SPLIT_TOKENS or split_tokens & (split_tokens - 1):
+        raise InvalidArgumentError(f"{name} is {split_tokens}; it must be a power of two, at least {MIN_SPLIT_TOKENS}")
 
 
 def launch_combine(
@@ -196,11 +243,12 @@ def launch_combine(
     out: Tensor,
     split_tokens: int,
     max_slots: int,
+    v_scale: float = 1.0,
 ) -> None:
     """Run the second launch: combine the workspace's partial results into rows of `out`, and copy the other rows from
     `whole`, unless that is `out`."""
     pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
-    sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots))
+    sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots, v_scale))
     arguments: list[Argument] = [*pointers, *sizes, pointer_to(out)]
     module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments)
 

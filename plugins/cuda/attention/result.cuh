@@ -1,4 +1,4 @@
-// Writes the results of a block.
+// Partial results of a row: how chunks are merged, and where results go.
 #ifndef FASER_CUDA_ATTENTION_RESULT_CUH_
 #define FASER_CUDA_ATTENTION_RESULT_CUH_
 
@@ -7,27 +7,73 @@
 
 namespace faser {
 
-// Writes results of (row, head) to `out`, T [num_rows, num_heads, head_dim], or to a chunk's slots of the workspace.
+// Of a row and head over some positions: the largest score as a power of two (-inf: none is visible), and the sum of
+// exponentials relative to that. The sums of V are relative to it as well.
+struct alignas(8) Partial {
+  float top, sum;
+};
+
+// Two partial results as one. The operations are spelled out, so that a row has the same bits wherever they are merged.
+struct Merge {
+  Partial both;
+  float first, second;  // the weights of the two
+
+  __device__ explicit Merge(Partial only) : both(only), first(0.0f), second(1.0f) {}
+  __device__ Merge(Partial a, Partial b) {
+    both.top = fmaxf(a.top, b.top);
+    const float shift = both.top == -INFINITY ? 0.0f : both.top;  // so that what is not visible weighs 0
+    first = exp2_approx(a.top - shift);
+    second = exp2_approx(b.top - shift);
+    both.sum = of(a.sum, b.sum);
+  }
+  __device__ float of(float a, float b) const { return fmaf(a, first, b * second); }
+};
+
+__device__ inline Partial* partials_of(const AttentionArguments& args, int head_dim) {
+  return reinterpret_cast<Partial*>(args.workspace + static_cast<int64_t>(args.max_slots) * args.num_heads * head_dim);
+}
+
+__device__ inline float normalisation(const AttentionArguments& args, Partial whole) {
+  return whole.sum == 0.0f ? 0.0f : args.v_scale / whole.sum;
+}
+
+// What becomes of a chunk's result of a row: nothing if the row has no such chunk. It is merged with what is in the
+// slot if that holds the chunks before, and is written there unless the row is whole.
+struct RowPlan {
+  bool exists, is_merged, is_whole;
+  int row, head;
+  int64_t slot;
+
+  __device__ int64_t in_slots(const AttentionArguments& args) const { return slot * args.num_heads + head; }
+};
+
+// Writes a result of a row and head, column by column.
 template <typename T, int kHeadDim>
 struct ResultWriter {
-  const AttentionArguments& args;
-  int slot_of_row0, slots_per_row;  // slots_per_row 0: not split
+  const RowPlan& plan;
+  const Merge& merge;
+  T* out;
+  float* sums;
+  float normalise;
 
-  __device__ int64_t item(int row, int head) const {
-    return static_cast<int64_t>(slots_per_row > 0 ? slot_of_row0 + row * slots_per_row : row) * args.num_heads + head;
-  }
-  __device__ void pair(int row, int head, int column, float low, float high) const {
-    const int64_t at = item(row, head) * kHeadDim + column;
-    if (slots_per_row > 0) {
-      *reinterpret_cast<float2*>(args.workspace + at) = make_float2(low, high);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + at) = pack2<T>(low, high);
+  __device__ ResultWriter(const AttentionArguments& args, const RowPlan& plan, const Merge& merge)
+      : plan(plan),
+        merge(merge),
+        out(static_cast<T*>(args.out) + (static_cast<int64_t>(plan.row) * args.num_heads + plan.head) * kHeadDim),
+        sums(args.workspace + plan.in_slots(args) * kHeadDim),
+        normalise(normalisation(args, merge.both)) {}
+
+  __device__ void pair(int column, float low, float high) const {
+    if (plan.is_merged) {
+      const float2 before = *reinterpret_cast<const float2*>(sums + column);
+      low = merge.of(before.x, low);
+      high = merge.of(before.y, high);
     }
-  }
-  // log2 of the sum of exponentials; -inf: nothing was visible.
-  __device__ void log2_sum(int row, int head, float value) const {
-    if (slots_per_row == 0) return;
-    args.workspace[static_cast<int64_t>(args.max_slots) * args.num_heads * kHeadDim + item(row, head)] = value;
+    if (plan.is_whole) {
+      *reinterpret_cast<uint32_t*>(out + column) = pack2<T>(low * normalise, high * normalise);
+    } else {
+      *reinterpret_cast<float2*>(sums + column) = make_float2(low, high);
+    }
   }
 };
 
@@ -36,11 +82,11 @@ template <typename T, typename Tiles>
 __device__ void fill_rows_of_nobody(const AttentionArguments& args) {
   const int first = args.batch_size > 0 ? clamp(args.cu_q_lens[args.batch_size], 0, args.num_rows) : 0;
   const int group = args.group(), num_items = (args.num_rows - first) * group;
-  const ResultWriter<T, Tiles::kHeadDim> writer{args, 0, 0};
   for (int item = blockIdx.x; item < num_items; item += gridDim.x) {
     const int row = first + item / group, head = static_cast<int>(blockIdx.y) * group + item % group;
+    T* out = static_cast<T*>(args.out) + (static_cast<int64_t>(row) * args.num_heads + head) * Tiles::kHeadDim;
     for (int column = 2 * threadIdx.x; column < Tiles::kHeadDim; column += 2 * Tiles::kNumThreads) {
-      writer.pair(row, head, column, 0.0f, 0.0f);
+      *reinterpret_cast<uint32_t*>(out + column) = pack2<T>(0.0f, 0.0f);
     }
   }
 }

@@ -62,41 +62,60 @@ struct Tiling {
 template <typename Kv, typename Tiles>
 struct KvReader {
   static constexpr int kChunkValues = 16 / sizeof(Kv), kChunks = Tiles::kHeadDim / kChunkValues;
+  int thread;
   const int32_t* blocks;
   const FastDivision by_block;
   int tokens_per_block, num_blocks, kv_begin, kv_end;
   int64_t block_stride, head_offset;
 
   // Starts to copy kWarpTokens positions, of which the first is `first`, a multiple of 16, to a slot. kCopyThreads
-  // threads call it.
+  // threads call it. Where blocks have a multiple of 16 positions, 16 of them are looked up at once.
   __device__ void copy(const Kv* cache, int first, char* slot) const {
-    constexpr int kSteps = (Tiles::kWarpTokens * kChunks + Tiles::kCopyThreads - 1) / Tiles::kCopyThreads;
-    if (tokens_per_block % 16 == 0) {
-      // 16 positions are in one block, so a warp that copies 16 looks up one block.
+    constexpr int kStepTokens = Tiles::kCopyThreads / kChunks;
+    if constexpr (Tiles::kCopyThreads % kChunks == 0 && 16 % kStepTokens == 0) {
+      if (tokens_per_block % 16 == 0) {
+        const int index = thread % Tiles::kCopyThreads, token = index / kChunks, chunk = index % kChunks;
 #pragma unroll
-      for (int i = 0; i < kSteps; i++) start(cache, first, slot, i, ~15);
-    } else {
+        for (int begin = 0; begin < Tiles::kWarpTokens; begin += 16) {
+          const Source source = source_of(cache, first + begin, token, chunk);
+#pragma unroll
+          for (int i = 0; i < 16; i += kStepTokens) {
+            start(source.values + i * Tiles::kHeadDim, source.exists, first, begin + token + i, chunk, slot);
+          }
+        }
+        return;
+      }
+    }
+    constexpr int kSteps = (Tiles::kWarpTokens * kChunks + Tiles::kCopyThreads - 1) / Tiles::kCopyThreads;
 #pragma unroll 1
-      for (int i = 0; i < kSteps; i++) start(cache, first, slot, i, ~0);
+    for (int i = 0; i < kSteps; i++) {
+      const int index = thread % Tiles::kCopyThreads + i * Tiles::kCopyThreads;
+      const int token = index / kChunks, chunk = index % kChunks;
+      if (Tiles::kWarpTokens * kChunks % Tiles::kCopyThreads != 0 && token >= Tiles::kWarpTokens) return;
+      const Source source = source_of(cache, first + token, 0, chunk);
+      start(source.values, source.exists, first, token, chunk, slot);
     }
   }
 
-  // lookup: mask of the bits of a token's number in the tile by which its block is looked up.
-  __device__ void start(const Kv* cache, int first, char* slot, int i, int lookup) const {
-    const int index = static_cast<int>(threadIdx.x) % Tiles::kCopyThreads + i * Tiles::kCopyThreads;
-    const int token = index / kChunks, chunk = index % kChunks, position = first + token;
-    if (Tiles::kWarpTokens * kChunks % Tiles::kCopyThreads != 0 && token >= Tiles::kWarpTokens) return;
-    const int looked_up = first + (token & lookup);
+  struct Source {
+    const Kv* values;
+    bool exists;
+  };
+
+  // Where the values of a position are, and of `token` positions later in the same block.
+  __device__ Source source_of(const Kv* cache, int position, int token, int chunk) const {
     int slot_of_request = 0, block = -1;
-    if (looked_up < kv_end) {
-      slot_of_request = by_block(looked_up);
+    if (position < kv_end) {
+      slot_of_request = by_block(position);
       block = __ldg(blocks + slot_of_request);
     }
-    const bool valid = block >= 0 && block < num_blocks && position >= kv_begin && position < kv_end;
-    const int offset = position - slot_of_request * tokens_per_block;
-    const Kv* source = valid ? cache + block * block_stride + head_offset +
-                                   static_cast<int64_t>(offset) * Tiles::kHeadDim + chunk * kChunkValues
-                             : cache;
+    if (block < 0 || block >= num_blocks) return {cache, false};
+    const int offset = (position - slot_of_request * tokens_per_block + token) * Tiles::kHeadDim + chunk * kChunkValues;
+    return {cache + block * block_stride + head_offset + offset, true};
+  }
+
+  __device__ void start(const Kv* source, bool exists, int first, int token, int chunk, char* slot) const {
+    const bool valid = exists && first + token >= kv_begin && first + token < kv_end;
     const int place = Tiles::kIsFp8 ? token * Tiles::kHeadDim + chunk * 16
                                     : 2 * (token * Tiles::kStride + Tiles::place(token, chunk));
     cp_async_16(slot + place, source, valid);
@@ -105,10 +124,10 @@ struct KvReader {
 
 // Converts a slot of e4m3 values to T, in rows of kStride values.
 template <typename T, typename Tiles>
-__device__ inline void convert_tile(const char* slot, T* converted) {
+__device__ inline void convert_tile(int thread, const char* slot, T* converted) {
   constexpr int kWords = Tiles::kWarpTokens * Tiles::kHeadDim / 4;
 #pragma unroll 4
-  for (int index = static_cast<int>(threadIdx.x) % Tiles::kCopyThreads; index < kWords; index += Tiles::kCopyThreads) {
+  for (int index = thread % Tiles::kCopyThreads; index < kWords; index += Tiles::kCopyThreads) {
     const int token = index / (Tiles::kHeadDim / 4), column = index % (Tiles::kHeadDim / 4) * 4;
     e4m3 values[4];
     *reinterpret_cast<uint32_t*>(values) = *reinterpret_cast<const uint32_t*>(slot + index * 4);

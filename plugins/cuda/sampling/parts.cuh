@@ -102,23 +102,6 @@ struct Workspace {
   }
 };
 
-// Returns true in the last of num_blocks blocks to call it, which then sees what the others wrote before. With kByAll
-// each thread publishes its own writes; otherwise the first thread publishes all that the block wrote before its last
-// __syncthreads(). All threads of the block must call it.
-template <bool kByAll>
-__device__ bool is_last_block(uint32_t* arrived, int32_t num_blocks) {
-  bool is_last = false;
-  if (kByAll || threadIdx.x == 0) {
-    __threadfence();
-    const uint32_t num_each = kByAll ? kThreads : 1;
-    is_last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(num_blocks) * num_each;
-    if (is_last) __threadfence();
-  }
-  if (!__syncthreads_or(is_last)) return false;
-  if (is_last) *arrived = 0;
-  return true;
-}
-
 // Returns the largest value of all threads, NaN left out, to every thread.
 __device__ inline float block_max(float value) {
   __shared__ float warp_values[kWarps];

@@ -14,7 +14,7 @@ from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.cuda import decoder
-from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
+from faser_trtllm.ops.cuda.verify_attention import MAX_WHOLE_TOKENS
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import WHOLE, build_pair, open_engine, random_tokens
 from tests.engine.cuda.host_executor import HostGpu, generate
@@ -50,16 +50,16 @@ def run_passes(engine) -> list[np.ndarray]:
     return [*found, *(logits.copy() for logits in harness.run([(2, first, 222, 223), (3, third, 6, 7)]))]
 
 
-@pytest.fixture(params=[SPLIT_TOKENS, 64])
-def split_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+@pytest.fixture(params=[MAX_WHOLE_TOKENS, 64])
+def whole_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Contexts beyond it are split, so that large passes have bounds for shorter and for longer ones."""
-    monkeypatch.setattr(decoder, "SPLIT_TOKENS", request.param)
+    monkeypatch.setattr(decoder, "MAX_WHOLE_TOKENS", request.param)
     return request.param
 
 
 @pytest.mark.parametrize("is_captured", [True, False])
 def test_padding_changes_no_bit(
-    pair: EngineDir, monkeypatch: pytest.MonkeyPatch, is_captured: bool, split_tokens: int
+    pair: EngineDir, monkeypatch: pytest.MonkeyPatch, is_captured: bool, whole_tokens: int
 ) -> None:
     with open_engine(pair.target_path, **SMALL) as engine:
         if is_captured:
@@ -98,7 +98,7 @@ def with_logit_rows(batch: RaggedBatch, rows: np.ndarray) -> RaggedBatch:
 
 @pytest.mark.parametrize("graph_bytes", [0, 1 << 30])
 def test_all_sizes_of_layers_and_of_logits_are_run_at_start_up(
-    pair: EngineDir, graph_bytes: int, split_tokens: int
+    pair: EngineDir, graph_bytes: int, whole_tokens: int
 ) -> None:
     """Also where more rows may have logits than a small pass has, and where no graph has memory."""
     ops = CountedOps()
@@ -113,7 +113,7 @@ def test_all_sizes_of_layers_and_of_logits_are_run_at_start_up(
     assert ops.seen == at_start
     assert max(at_start["logits"]) == 70
     kv_lens = {kv_len for rows, _, kv_len in at_start["attention"] if rows > 16}
-    assert kv_lens == ({256, split_tokens} if split_tokens < 256 else {256})
+    assert kv_lens == ({256, whole_tokens} if whole_tokens < 256 else {256})
     assert (num_left_out == 0) == (graph_bytes > 0)
 
 

@@ -147,17 +147,20 @@ def take(module: EmulatedModule) -> Results:
 
 
 def attend(module: EmulatedModule) -> Results:
-    """Both tiles, both types of the cache; one block for many items, whose contexts are cut into chunks."""
+    """Both tiles, both types of the cache; one block for many items, whose contexts are cut into chunks, which a block
+    does alone or several share, and both ways to merge those."""
     for kv_dtype in ("bf16", "e4m3"):
         for tile_rows in attention.TILE_ROWS:
             generator = torch.Generator().manual_seed(5)
             sizes = {"num_heads": 2, "num_kv_heads": 1, "kv_dtype": kv_dtype, "num_rows_of_nobody": 1}
             case = paged_case(generator, [3, 0, 1], [40, 7, 700], **sizes)
             shape = attention.shape_of(*case.arguments())
-            for max_slots in (0, attention.choose_max_slots(shape, 700, 64)):
+            enough = attention.choose_max_slots(shape, 700, 64)
+            for max_slots, in_place in ((0, False), (shape.num_rows, False), (enough, False), (enough, True)):
                 out = torch.zeros_like(case.q)
                 workspace = torch.zeros(attention.workspace_bytes(shape, max_slots) // 4)
                 options = {"tile_rows": tile_rows, "max_slots": max_slots, "workspace": workspace, "split_tokens": 64}
+                options["in_place"] = in_place
                 attention.launch(module, *case.arguments(), out, num_sms=1, **options)
                 yield out
 

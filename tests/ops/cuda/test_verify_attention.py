@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shutil
@@ -111,14 +112,28 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     fp8=st.booleans(),
     tile_rows=st.sampled_from(op.TILE_ROWS),
     split_tokens=st.sampled_from([NEVER, 64, 64, 128]),
-    max_slots=st.sampled_from([None, None, 0, 1, 7]),
+    more_slots=st.sampled_from([None, None, 0, 1, 7]),
+    in_place=st.booleans(),
     num_sms=st.sampled_from([1, 50]),
     mask=st.sampled_from(MASKS),
     order=st.integers(0, 9),
     spread=st.sampled_from([0.0, 1.0, 30.0]),
 )
 def test_any_batch_on_the_cpu(
-    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, split_tokens, max_slots, num_sms, mask, order, spread
+    batch,
+    seed,
+    heads,
+    tokens_per_block,
+    dtype,
+    fp8,
+    tile_rows,
+    split_tokens,
+    more_slots,
+    in_place,
+    num_sms,
+    mask,
+    order,
+    spread,
 ):
     case = paged_case(
         torch.Generator().manual_seed(seed),
@@ -134,8 +149,8 @@ def test_any_batch_on_the_cpu(
     options = dict(zip(("window", "is_causal"), mask, strict=True))
     wanted = op.verify_attention_reference(*case.arguments(), **options)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
-    slots = {} if max_slots is None else {"max_slots": max_slots}
-    found = run(module, case, tile_rows, split_tokens, num_sms=num_sms, **options, **slots)
+    slots = {} if more_slots is None else {"max_slots": case.q.shape[0] + more_slots}
+    found = run(module, case, tile_rows, split_tokens, num_sms=num_sms, in_place=in_place, **options, **slots)
     assert_close(found, wanted, dtype, 2.0)
 
 
@@ -156,8 +171,8 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, split_tokens):
 
 
 @settings(max_examples=examples(40))
-@given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([0, 3, 24]))
-def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
+@given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([0, 8, 11, 32]), st.booleans())
+def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots, in_place):
     """What a builder may feed; memory around the outputs must not change, and the kernel must end."""
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8)
@@ -169,6 +184,7 @@ def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
     scratch = torch.full((op.workspace_bytes(shape, max_slots) // 4 + 64,), 7.0)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     options = {"tile_rows": tile_rows, "split_tokens": 64, "max_slots": max_slots, "workspace": scratch[32:-32]}
+    options["in_place"] = in_place
     op.launch(module, *case.arguments(), out, **options)
     for edge in (around[:256], around[-256:], scratch[:32], scratch[-32:]):
         assert (edge == 7.0).all()
@@ -179,9 +195,10 @@ BREAKAGES = {
     "a slot is taken too early": ("fetch(half + kNumSlots - 1);", "fetch(half + kNumSlots);"),
     "a row sees one position too few": ("position > last)", "position >= last)"),
     "rows see those after them": ("is_causal() const { return window >= -1;", "is_causal() const { return false;"),
-    "stale positions are read": ("position < kv_end;", "position < kv_end + 15;"),
-    "a chunk is done twice": ("mine.item / num_row_tiles : 0", "mine.item / num_row_tiles / 2 : 0"),
-    "a slot is another row's": ("(row - mine.first_row) * num_chunks", "(mine.num_rows - 1) * num_chunks"),
+    "stale positions are read": ("first + token < kv_end;", "first + token < kv_end + 15;"),
+    "a chunk is done twice": ("mine.item / num_tiles : 0", "mine.item / num_tiles / 2 : 0"),
+    "a slot is another row's": ("(row - mine.first_row) *", "(mine.num_rows - 1) *"),
+    "a merge forgets what was before": ("both.sum = of(a.sum, b.sum)", "both.sum = b.sum"),
 }
 
 
@@ -243,23 +260,52 @@ class Blocks:
 
 
 def test_a_long_context_among_short_ones_is_split():
-    """The chunks of one request are the items of many blocks; the short ones are not split at all."""
+    """The chunks of one request are the items of many blocks; the short ones have no chunks."""
     case = paged_case(torch.Generator().manual_seed(2), [1, 3, 1, 1], [40, 1200, 33, 64], num_rows_of_nobody=2)
     shape = op.shape_of(*case.arguments())
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    slots = 3 * 19  # rows times chunks of 64
-    wanted = run(module, case, 16, 64)
-    enough, too_few = (run(module, case, 16, 64, max_slots=most) for most in (slots, slots - 1))
-    assert torch.equal(enough, wanted)
-    assert torch.equal(too_few, run(module, case, 16))
-    assert not torch.equal(too_few[1:4], enough[1:4]), "sums of chunks have other bits than one long sum"
-    assert torch.equal(too_few[[0, 4, 5]], enough[[0, 4, 5]])
-    launched = Blocks(module)
-    run(launched, case, 16, 64, num_sms=4)
-    assert launched.grids == {
-        "verify_attention_bf16_h64_m16": (op.num_tiles(shape, 16) + 6, 2, 1),
-        "verify_attention_combine_bf16": (8, 1, 1),
-    }
+    wanted, whole = run(module, case, 16, 64), run(module, case, 16)
+    assert not torch.equal(whole[1:4], wanted[1:4]), "sums of chunks have other bits than one long sum"
+    assert torch.equal(whole[[0, 4, 5]], wanted[[0, 4, 5]])
+    tiles = op.num_tiles(shape, 16)
+    for in_place in (False, True):
+        launched = Blocks(module)
+        assert torch.equal(run(launched, case, 16, 64, num_sms=4, in_place=in_place), wanted)
+        combine = {} if in_place else {"verify_attention_combine_bf16": (8, 1, 1)}
+        assert launched.grids == {"verify_attention_bf16_h64_m16": (tiles + 6, 2, 1)} | combine
+
+
+@settings(max_examples=examples(25))
+@given(
+    data=st.data(), seed=st.integers(0, 2**31), tile_rows=st.sampled_from(op.TILE_ROWS), mask=st.sampled_from(MASKS[:7])
+)
+def test_a_row_has_the_same_bits_in_any_pass(data, seed, tile_rows, mask):
+    """A prompt in a pass of its own, and cut into any parts in batches with other requests, with few and many slots."""
+    generator, window = torch.Generator().manual_seed(seed), mask[0]
+    length = data.draw(st.integers(1, 400))
+    heads = dict(zip(("num_heads", "num_kv_heads"), data.draw(st.sampled_from([(4, 2), (3, 1), (20, 1)])), strict=True))
+    case = paged_case(
+        generator, [length, 0, 0], [length, 300, 90], spread=data.draw(st.sampled_from([1.0, 30.0])), **heads
+    )
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, data.draw(st.integers(0, 2)))
+    others = paged_case(generator, [40], [40], **heads).q
+    wanted = run(module, case, tile_rows, 64, window=window)[:length]
+    begin = data.draw(st.integers(0, length - 1))
+    while begin < length:
+        end = min(length, begin + data.draw(st.sampled_from([1, 2, 5, 64, 300])))
+        first, last = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
+        part = dataclasses.replace(
+            case,
+            q=torch.cat([others[:first], case.q[begin:end], others[20 : 20 + last]]),
+            block_table=case.block_table[[1, 0, 2]],
+            cu_q_lens=torch.tensor([0, first, first + end - begin, first + end - begin + last], dtype=torch.int32),
+            kv_lens=torch.tensor([300, end, 90], dtype=torch.int32),
+        )
+        more = data.draw(st.sampled_from([None, 0, 1, 30]))
+        slots = {} if more is None else {"max_slots": part.q.shape[0] + more}
+        found = run(module, part, tile_rows, 64, window=window, in_place=data.draw(st.booleans()), **slots)
+        assert torch.equal(found[first : first + end - begin], wanted[begin:end])
+        begin = end
 
 
 @given(
@@ -273,19 +319,33 @@ def test_the_grid_has_room_for_every_tile_and_one_more(num_rows, group, tile_row
 
 def test_slots_are_for_every_row_and_chunk_as_far_as_the_workspace_goes():
     few = _shape(num_rows=4, batch_size=1, max_blocks_per_seq=10_000)
-    assert op.choose_max_slots(few, 512) == 0
-    assert op.choose_max_slots(few, 513) == 8
-    assert op.choose_max_slots(few, 100_000) == 4 * 196
+    assert op.choose_max_slots(few, op.MAX_WHOLE_TOKENS) == 0
+    assert op.choose_max_slots(few, op.MAX_WHOLE_TOKENS + 1) == 8
+    assert op.choose_max_slots(few, 100_000) == 4 * 195
     assert op.choose_max_slots(_shape(num_rows=4), 100_000) == 0, "the table has room for 80 tokens"
-    assert op.choose_max_slots(few, 100_000, split_tokens=128) == 4 * 782
+    assert op.choose_max_slots(few, 100_000, split_tokens=128) == 4 * 781
     for is_causal in (True, False):
         windowed = _shape(num_rows=4, max_blocks_per_seq=10_000, window=4096, is_causal=is_causal)
         assert op.choose_max_slots(windowed, 100_000) == 4 * 10
     many = _shape(num_rows=4096, batch_size=64, max_blocks_per_seq=10_000)
-    assert op.workspace_bytes(many, op.choose_max_slots(many, 100_000)) == pytest.approx(64 << 20, rel=1e-3)
-    assert op.workspace_bytes(few, 2) == 2 * 32 * 129 * 4
+    further = op.choose_max_slots(many, 100_000) - 4096
+    assert op.workspace_bytes(many, further) == pytest.approx(64 << 20, rel=1e-3)
+    assert op.workspace_bytes(few, 2) == 2 * 32 * 130 * 4
     assert op.choose_tile_rows(few, 4) == 16
     assert op.choose_tile_rows(few, 5) == 64
+
+
+def test_a_second_launch_merges_what_would_keep_one_block_busy():
+    shape = _shape(num_rows=4, batch_size=1, max_blocks_per_seq=10_000)
+    for tile_rows, longest in ((64, 4351), (16, 16639)):
+        for context, in_place in ((longest, True), (longest + 1, False)):
+            slots = op.choose_max_slots(shape, context)
+            assert op.merges_in_place(shape, tile_rows, slots, context) == in_place
+    many = _shape(num_rows=4096, batch_size=4096, max_blocks_per_seq=10_000)
+    for context, in_place in ((1000, True), (4000, True)):
+        assert op.merges_in_place(many, 64, op.choose_max_slots(many, context), context) == in_place
+    wide = _shape(num_rows=4096, batch_size=4096, max_blocks_per_seq=10_000, num_kv_heads=32)
+    assert not op.merges_in_place(wide, 64, op.choose_max_slots(wide, 4000), 4000), "more tiles than counters"
 
 
 def _shape(**changes) -> op.AttentionShape:
@@ -309,8 +369,10 @@ def test_wrong_arguments_are_named():
         ("scale is 0", {}, {"scale": 0.0}),
         ("v_scale is nan", {}, {"v_scale": math.nan}),
         ("tile_rows is 32", {}, {"tile_rows": 32}),
-        ("split_tokens is 96", {}, {"split_tokens": 96}),
-        ("max_slots is 1000000; it must be 0 to 64527", {}, {"max_slots": 1_000_000}),
+        ("split_tokens is 96; it must be a power of two", {}, {"split_tokens": 96}),
+        ("split_tokens is 32", {}, {"split_tokens": 32}),
+        ("max_slots is 1000000; it must be 0 or 2 to 63552", {}, {"max_slots": 1_000_000}),
+        ("max_slots is 1; it must be 0 or 2 to", {}, {"max_slots": 1}),
         ("window is -2", {}, {"window": -2}),
         ("window is -1; .* where rows see those after", {}, {"window": -1, "is_causal": False}),
         ("workspace holds 0 bytes; 2 slots need", {}, {"max_slots": 2}),

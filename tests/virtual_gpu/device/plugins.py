@@ -92,7 +92,7 @@ def _combine(
     dtype = type_name("whole", whole)
     cache = (num_kv_heads, head_dim, 0, tokens_per_block, max_blocks_per_seq)
     shape = verify_attention.AttentionShape(num_rows, kv_lens.shape[0], num_heads, *cache, dtype, dtype)
-    max_slots = workspace.numel() // (num_heads * (head_dim + 1))
+    max_slots = workspace.numel() // (num_heads * (head_dim + 2))
     out = torch.zeros_like(whole)
     verify_attention.launch_combine(launcher, shape, whole, workspace, cu_q_lens, kv_lens, out, split_tokens, max_slots)
     return (out,)

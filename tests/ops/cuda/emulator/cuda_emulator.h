@@ -4,7 +4,7 @@
 // warp's collective), then the next one runs, in an order that launch() is given, so that a missing barrier shows in
 // one of the orders; compiled for ThreadSanitizer it shows in each (races.h). Copies by cp.async happen when they are
 // waited for, and until then their destination holds NaNs; shared memory holds a byte of the launch's choice when a
-// block begins. Blocks run one after the other. What this cannot show: speed, bank conflicts, memory ordering between
+// block begins. Blocks run one after the other, in descending order where a block's threads do. What this cannot show: speed, bank conflicts, memory ordering between
 // blocks.
 #ifndef FASER_CUDA_EMULATOR_H_
 #define FASER_CUDA_EMULATOR_H_
@@ -48,7 +48,7 @@ extern "C" void emulator_launch(void* kernel, const unsigned grid[3], const unsi
   for (unsigned z = 0; z < grid[2]; z++) {
     for (unsigned y = 0; y < grid[1]; y++) {
       for (unsigned x = 0; x < grid[0]; x++) {
-        blockIdx = {x, y, z};
+        blockIdx = {order == 1 ? grid[0] - 1 - x : x, y, z};
         emulator::run_block(order);
       }
     }
@@ -145,6 +145,11 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -166,6 +171,8 @@ inline float exp2_approx(float x) {
 }
 
 inline void prefetch_line(const void*) {}
+
+inline int opaque(int x) { return x; }
 
 inline float log2_approx(float x) { return static_cast<float>(std::log2(static_cast<double>(x))); }
 

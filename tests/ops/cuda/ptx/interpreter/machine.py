@@ -79,6 +79,8 @@ class Code:
         symbols = _addresses(self.kernel)
         found = []
         for name, variable in self.kernel.variables.items():
+            if variable.space == "global":
+                continue
             if variable.space == "shared":
                 found.append(("shared", SHARED_WINDOW + symbols[name], variable.size))
             else:
@@ -88,9 +90,13 @@ class Code:
 
 
 def _addresses(kernel: Kernel) -> dict[str, int]:
-    """Offsets of variables in their state spaces: borders between them, and no better aligned than they ask for."""
+    """Offsets of variables in their state spaces: borders between them, and no better aligned than they ask for. Global
+    ones have addresses."""
     found, used = {}, {"shared": BORDER, "local": BORDER}
     for name, variable in kernel.variables.items():
+        if variable.memory is not None:
+            found[name] = variable.memory.ctypes.data
+            continue
         multiple = -(-used[variable.space] // variable.alignment) | 1
         found[name] = multiple * variable.alignment
         used[variable.space] = found[name] + variable.size + BORDER
@@ -167,6 +173,9 @@ class Machine:
         """A kernel, decoded once."""
         if kernel not in self._codes:
             self._codes[kernel] = decode(self._program.kernel(kernel))
+            for variable in self._codes[kernel].kernel.variables.values():
+                if variable.memory is not None:
+                    self._memory.add_array(variable.memory)
         return self._codes[kernel]
 
     def launch(

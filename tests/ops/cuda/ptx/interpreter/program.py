@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 BYTES = {f"{kind}{8 * n}": n for kind in "bsu" for n in (1, 2, 4, 8)}
 BYTES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4, "e4m3x2": 2}
 
@@ -78,11 +80,12 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Variable:
-    """Of a kernel's shared or local memory."""
+    """Of a kernel's shared or local memory, or of its module's global memory."""
 
     space: str
     alignment: int
     size: int
+    memory: np.ndarray | None = None  # global memory, zeros when the module is loaded
 
 
 @dataclass
@@ -101,7 +104,9 @@ _COMMENT = re.compile(r"//[^\n]*")
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\S*\s+(?:\.align\s+\d+\s+)?)?(\w+)")
 # Parameters of a call are registers of its own block.
 _REGISTERS = re.compile(r"\.(?:reg|param)\s+\.(\w+)\s+([^\[]*)")
-_VARIABLE = re.compile(r"^\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?", re.MULTILINE)
+_VARIABLE = re.compile(
+    r"^\.(shared|local|global)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?", re.MULTILINE
+)
 _LABEL = re.compile(r"([$\w]+):(?!:)")
 _STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _PART = re.compile(r"\s*(\{[^}]*\}|\([^)]*\)|\[[^\]]*\]|[^,{}()\[\]]+)\s*(?:,|$)")
@@ -136,7 +141,9 @@ class Program:
 
 def _variable(match: re.Match[str]) -> tuple[str, Variable]:
     size = BYTES[match[3]]
-    return match[4], Variable(match[1], int(match[2] or size), size * int(match[5] or 1))
+    total = size * int(match[5] or 1)
+    memory = np.zeros(total, np.uint8) if match[1] == "global" else None
+    return match[4], Variable(match[1], int(match[2] or size), total, memory)
 
 
 class _Reader:
