@@ -81,27 +81,6 @@ __host__ __device__ inline uint32_t pack2(float low, float high) {
   return bits;
 }
 
-// A struct of integers in a thread's memory, for what a loop would otherwise keep in registers that it lacks.
-template <typename T>
-class Stowed {
- public:
-  __device__ explicit Stowed(const T& value) { set(value); }
-  __device__ void set(const T& value) {
-    int32_t words[kWords];
-    __builtin_memcpy(words, &value, sizeof value);
-    for (int i = 0; i < kWords; i++) words_[i] = words[i];
-  }
-  __device__ T get() const {
-    int32_t words[kWords];
-    for (int i = 0; i < kWords; i++) words[i] = words_[i];
-    return *reinterpret_cast<const T*>(words);
-  }
-
- private:
-  static constexpr int kWords = sizeof(T) / sizeof(int32_t);
-  volatile int32_t words_[kWords];
-};
-
 __device__ inline float warp_sum(float x) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullMask, x, offset);
@@ -138,12 +117,6 @@ __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// x, as a number that the compiler does not know: what follows from it is computed here and not before a loop.
-__device__ inline int opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
 }
 
 // Prefetches the cache line of an address of global memory into L2.

@@ -6,8 +6,8 @@
 // chunks of context are bound by the tensor cores instead. README.md of this folder has times.
 //
 // Blocks find their work on the device (attention/work.cuh), so the host only needs bounds. A block processes every
-// gridDim.x-th item. The positions of long contexts are cut into chunks: then a block writes a normalised partial
-// result and its log2 sum into the workspace, and verify_attention_combine merges them.
+// gridDim.x-th item. The positions of long contexts are cut into chunks, whose partial results are merged by the last
+// block of a tile, or by verify_attention_combine where more blocks should share that.
 //
 // A window of -1 hides the first position from all rows but its own: an EAGLE-3 head runs it without a hidden row. With
 // a window of -2 - w, rows see all rows of their request, as in a block drafter's block, and w positions up to their

@@ -10,7 +10,7 @@ from faser_trtllm.builder.network.graph import Graph
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
-from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
+from faser_trtllm.ops.cuda.verify_attention import MAX_WHOLE_TOKENS, SPLIT_TOKENS
 
 
 class Attention(Protocol):
@@ -166,7 +166,7 @@ class PluginAttention:
                 f"sliding_window is {window}, which faser::verify_attention does not have; lower "
                 f"max_seq_len ({options.max_seq_len}) to it, or build with --backend cpu or tensorrt_rtx"
             )
-        self._is_split = options.max_blocks_per_seq * options.tokens_per_block > SPLIT_TOKENS
+        self._is_split = options.max_blocks_per_seq * options.tokens_per_block > MAX_WHOLE_TOKENS
         self.plugins: tuple[str, ...] = ("faser::append_kv", "faser::verify_attention")
         if self._is_split:
             self.plugins += ("faser::verify_attention_combine",)

@@ -2,8 +2,6 @@
 #ifndef FASER_CUDA_ATTENTION_ATTEND_CUH_
 #define FASER_CUDA_ATTENTION_ATTEND_CUH_
 
-#include <initializer_list>
-
 #include "../common.cuh"
 #include "combine.cuh"
 #include "result.cuh"
@@ -50,26 +48,25 @@ struct RowTile {
 };
 
 // Does the work of an item; where the warps stop after each chunk, only of its chunk `step`. Returns true if there is a
-// further one, and makes it the next step. Registers have what the loop needs; what follows is computed from `stowed`.
+// further one.
 template <typename T, typename Kv, typename Tiles>
-__device__ bool attend(const AttentionArguments& args, Stowed<Work>& item) {
+__device__ bool attend(const AttentionArguments& args, const Work& mine, int step) {
   constexpr int kHeadDim = Tiles::kHeadDim, kStride = Tiles::kStride, kNumSlots = Tiles::kNumSlots;
   constexpr int kKSteps = kHeadDim / 16, kScoreTiles = Tiles::kWarpTokens / 8;
   __shared__ __align__(16) char pool[Tiles::kPoolBytes];
 
-  const int thread = opaque(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
   const int row_warp = warp % Tiles::kRowWarps, kv_warp = warp / Tiles::kRowWarps;
   const int kv_head = blockIdx.y, group = args.group();
 
-  const RowTile tile(args.again(), item.get(), Tiles::kTileRows);
-  const Stowed<RowTile> stowed(tile);
+  const RowTile tile(args, mine, Tiles::kTileRows);
   const int past = tile.context.past, first_packed = tile.first_packed, num_packed = tile.num_packed;
   const int kv_begin = tile.kv_begin, kv_end = tile.kv_end;
   // Warps that share the positions walk over all chunks of the tile without a stop.
   const bool stops = Tiles::kByPositions || tile.is_split();
   // Rows with a further chunk end at `border`; a row whose last chunk this is may see up to half a chunk more.
   const int half_chunk = args.split_tokens / 2;
-  int chunk = tile.first_chunk + tile.mine.step, begin = kv_begin, end = kv_end, border = kMaxPositions;
+  int chunk = tile.first_chunk + step, begin = kv_begin, end = kv_end, border = kMaxPositions;
   if (chunk + 1 < num_chunks(args, kv_end)) border = (chunk + 1) * args.split_tokens;
   if (stops) {
     begin = clamp(begin, chunk * args.split_tokens, kMaxPositions);
@@ -158,25 +155,23 @@ __device__ bool attend(const AttentionArguments& args, Stowed<Work>& item) {
   };
   // Writes the chunk's results, if warps share the positions, and begins the sums of rows that have a further chunk.
   auto write_rows = [&](bool is_end) {
-    const RowTile tile = stowed.get();
-    const AttentionArguments again = args.again();
     Partial before[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const RowPlan plan = tile.plan(again, row_warp * 16 + lane / 4 + 8 * i, chunk, true, is_end);
-      if (plan.exists && plan.is_merged) before[i] = partials_of(again, kHeadDim)[plan.in_slots(again)];
+      const RowPlan plan = tile.plan(args, row_warp * 16 + lane / 4 + 8 * i, chunk, true, is_end);
+      if (plan.exists && plan.is_merged) before[i] = partials_of(args, kHeadDim)[plan.in_slots(args)];
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float total = sum[i] + __shfl_xor_sync(kFullMask, sum[i], 1);
       total += __shfl_xor_sync(kFullMask, total, 2);
-      const RowPlan plan = tile.plan(again, row_warp * 16 + lane / 4 + 8 * i, chunk, true, is_end);
+      const RowPlan plan = tile.plan(args, row_warp * 16 + lane / 4 + 8 * i, chunk, true, is_end);
       if (!plan.exists) continue;
       const Partial mine{__fmul_rn(top[i], scale), total};
       const Merge merge = plan.is_merged ? Merge(before[i], mine) : Merge(mine);
-      if (!plan.is_whole && lane % 4 == 0) partials_of(again, kHeadDim)[plan.in_slots(again)] = merge.both;
-      const ResultWriter<T, kHeadDim> writer(again, plan, merge);
+      if (!plan.is_whole && lane % 4 == 0) partials_of(args, kHeadDim)[plan.in_slots(args)] = merge.both;
+      const ResultWriter<T, kHeadDim> writer(args, plan, merge);
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; n++) writer.pair(8 * n + 2 * (lane % 4), out[n][2 * i], out[n][2 * i + 1]);
       if (!is_end) clear(i);
@@ -314,12 +309,10 @@ __device__ bool attend(const AttentionArguments& args, Stowed<Work>& item) {
       }
     }
     __syncthreads();
-    const RowTile tile = stowed.get();
-    const AttentionArguments again = args.again();
     for (int r = warp; r < 16 && tile.first_packed + r < tile.num_packed; r += Tiles::kKvWarps) {
-      const RowPlan plan = tile.plan(again, r, tile.first_chunk + tile.mine.step, false, true);
+      const RowPlan plan = tile.plan(args, r, tile.first_chunk + step, false, true);
       if (!plan.exists) continue;
-      Partial* const chunk_partial = partials_of(again, kHeadDim) + plan.in_slots(again);
+      Partial* const chunk_partial = partials_of(args, kHeadDim) + plan.in_slots(args);
       Partial before{};
       if (plan.is_merged) before = *chunk_partial;
       Partial whole{-INFINITY, 0.0f};
@@ -336,7 +329,7 @@ __device__ bool attend(const AttentionArguments& args, Stowed<Work>& item) {
       const Merge merge = plan.is_merged ? Merge(before, whole) : Merge(whole);
       __syncwarp();  // all lanes have read what was before
       if (!plan.is_whole && lane == 0) *chunk_partial = merge.both;
-      const ResultWriter<T, kHeadDim> writer(again, plan, merge);
+      const ResultWriter<T, kHeadDim> writer(args, plan, merge);
       for (int column = 2 * lane; column < kHeadDim; column += 2 * kWarpSize) {
         float low = 0.0f, high = 0.0f;
 #pragma unroll
@@ -350,35 +343,27 @@ __device__ bool attend(const AttentionArguments& args, Stowed<Work>& item) {
     }
   }
 
-  const RowTile done = stowed.get();
-  const AttentionArguments again = args.again();
-  if (done.is_split() && args.in_place != 0) {
+  if (tile.is_split() && args.in_place != 0) {
     __syncthreads();  // the block has written its results
-    const int place = done.mine.first_item + done.first_packed / Tiles::kTileRows;
-    uint32_t* arrived = tiles_arrived + place * again.num_kv_heads + kv_head;
-    if (is_last_block<false>(arrived, done.chunks.end - done.chunks.first)) {
-      combine_tile<T, Tiles>(again, done.mine, done.context, done.chunks, done.first_packed);
+    const int place = tile.mine.first_item + tile.first_packed / Tiles::kTileRows;
+    uint32_t* arrived = tiles_arrived + place * args.num_kv_heads + kv_head;
+    if (is_last_block<false>(arrived, tile.chunks.end - tile.chunks.first)) {
+      combine_tile<T, Tiles>(args, tile.mine, tile.context, tile.chunks, tile.first_packed);
     }
   }
-  Work next = done.mine;
-  next.step++;
-  item.set(next);
-  return Tiles::kByPositions && done.first_chunk + next.step < done.chunks_end;
+  return Tiles::kByPositions && tile.first_chunk + step + 1 < tile.chunks_end;
 }
 
 template <typename T, typename Kv, typename Tiles>
 __device__ void attend_all(const AttentionArguments& args) {
   fill_rows_of_nobody<T, Tiles>(args);
-  Stowed<Search> later(Search{static_cast<int>(blockIdx.x), 0, 0, 0});
-  while (true) {
-    Search search = later.get();
-    Stowed<Work> mine(find_work<false>(args.again(), Tiles::kTileRows, search));
-    if (mine.get().request < 0) return;
-    search.item += gridDim.x;
-    later.set(search);
-    while (attend<T, Kv, Tiles>(args, mine)) __syncthreads();  // the pool is free
-    if (args.max_slots == 0) return;                           // there is a block for every tile
-    __syncthreads();                                           // the pool is free
+  Search search{static_cast<int>(blockIdx.x), 0, 0, 0};
+  for (;; search.item += gridDim.x) {
+    const Work mine = find_work<false>(args, Tiles::kTileRows, search);
+    if (mine.request < 0) return;
+    for (int step = 0; attend<T, Kv, Tiles>(args, mine, step); step++) __syncthreads();  // the pool is free
+    if (args.max_slots == 0) return;                                                     // there is a block per tile
+    __syncthreads();                                                                     // the pool is free
   }
 }
 

@@ -35,15 +35,6 @@ struct AttentionArguments {
   void* out;
   float* workspace;
 
-  // The same, of which the compiler computes nothing before a loop that it would then keep in registers over it.
-  __device__ AttentionArguments again() const {
-    AttentionArguments same = *this;
-    for (int* size : {&same.num_rows, &same.batch_size, &same.num_heads, &same.num_kv_heads, &same.window,
-                      &same.split_tokens, &same.max_slots, &same.max_blocks_per_seq, &same.tokens_per_block}) {
-      *size = opaque(*size);
-    }
-    return same;
-  }
   __device__ int group() const { return num_heads / num_kv_heads; }
   __device__ bool is_causal() const { return window >= -1; }
   // Positions that a row sees up to its own; 0: all, below 0: all but the first.
@@ -93,7 +84,7 @@ struct RequestChunks {
 // are not a row's own, -1 if one block does all chunks of a tile. item: the index among its items, of which first_item
 // is the first among all. request < 0: none.
 struct Work {
-  int request, first_row, num_rows, first_slot, first_item, item, step;
+  int request, first_row, num_rows, first_slot, first_item, item;
 };
 
 // The slot of a row's chunk, counted from the request's first, if several blocks share the request.
@@ -154,13 +145,12 @@ __device__ Work find_work(const AttentionArguments& args, int tile_rows, Search&
               __shfl_sync(kFullMask, count, owner),
               __shfl_sync(kFullMask, is_split ? slots_end - slots : -1, owner),
               first_item,
-              search.item - first_item,
-              0};
+              search.item - first_item};
     }
     search.items_before = __shfl_sync(kFullMask, end, kWarpSize - 1);
     search.slots_before = clamp(__shfl_sync(kFullMask, slots_end, kWarpSize - 1), 0, num_free + 1);
   }
-  return {-1, 0, 0, -1, 0, 0, 0};
+  return {-1, 0, 0, -1, 0, 0};
 }
 
 }  // namespace faser

@@ -172,8 +172,6 @@ inline float exp2_approx(float x) {
 
 inline void prefetch_line(const void*) {}
 
-inline int opaque(int x) { return x; }
-
 inline float log2_approx(float x) { return static_cast<float>(std::log2(static_cast<double>(x))); }
 
 inline void cp_async_16(void* shared, const void* source, bool valid) {
