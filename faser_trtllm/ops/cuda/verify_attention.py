@@ -96,9 +96,14 @@ def merges_in_place(
 
     max_kv_len: the host's bound. Results are the same.
     """
-    more_items = max(0, max_slots - shape.num_rows) * -(-shape.group // tile_rows)
-    has_room = (num_tiles(shape, tile_rows) + more_items) * shape.num_kv_heads <= MAX_ARRIVALS
+    has_room = _max_arrivals(shape, tile_rows, max_slots) <= MAX_ARRIVALS
     return has_room and max_chunks(shape, max_kv_len, split_tokens) * tile_rows <= MAX_MERGED_ROWS
+
+
+def _max_arrivals(shape: AttentionShape, tile_rows: int, max_slots: int) -> int:
+    """Return a bound on the items of a launch times KV heads; a tile's further chunk takes a slot of a row at least."""
+    more_items = max(0, max_slots - shape.num_rows) * -(-shape.group // tile_rows)
+    return (num_tiles(shape, tile_rows) + more_items) * shape.num_kv_heads
 
 
 def workspace_bytes(shape: AttentionShape, max_slots: int) -> int:
@@ -216,6 +221,8 @@ def launch(
     if needed and (workspace is None or workspace.numel() * workspace.element_size() < needed):
         held = 0 if workspace is None else workspace.numel() * workspace.element_size()
         raise InvalidArgumentError(f"workspace holds {held} bytes; {max_slots} slots need {needed}")
+    if in_place and _max_arrivals(shape, tile_rows, max_slots) > MAX_ARRIVALS:
+        raise InvalidArgumentError(f"in_place is set, but {max_slots} slots may need more than {MAX_ARRIVALS} counters")
     if shape.num_rows == 0:
         return
     pointers = [pointer_to(tensor) for tensor in (q, *kv)]

@@ -381,6 +381,10 @@ def test_wrong_arguments_are_named():
         changed = PagedCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
             op.launch(None, *changed.arguments(), torch.empty_like(changed.q), **options)
+    many = paged_case(torch.Generator().manual_seed(0), [2], [20], num_heads=2)
+    options = {"in_place": True, "max_slots": 100_000, "workspace": torch.empty(100_000 * 2 * 66)}
+    with pytest.raises(InvalidArgumentError, match="in_place is set, but 100000 slots may need more than"):
+        op.launch(None, *many.arguments(), torch.empty_like(many.q), **options)
     storage = torch.zeros(case.q.numel() + 1, dtype=case.q.dtype)
     with pytest.raises(InvalidArgumentError, match="not a multiple of 16"):
         op.launch(None, storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
