@@ -17,12 +17,13 @@
 //
 // 64 rows of 256 values are more than the registers hold: where spills are allowed below, a few addresses are read back
 // once per tile or item.
-// limits of *_h256_m64: registers <= 255, spill_bytes <= 232, shared_bytes <= 49152
+// limits of *_h256_m64: registers <= 255, spill_bytes <= 640, shared_bytes <= 49152
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 588, shared_bytes <= 49152
-// limits of *_h80_m64: registers <= 168, spill_bytes <= 84, shared_bytes <= 49152
+// limits of *_h64_m64: registers <= 168, spill_bytes <= 140, shared_bytes <= 49152
+// limits of *_h80_m64: registers <= 168, spill_bytes <= 180, shared_bytes <= 49152
 // limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 49152
-// limits of *_h128_m64: registers <= 249, spill_bytes <= 0, shared_bytes <= 49152
-// limits of *_h128_m16: registers <= 168, spill_bytes <= 56, shared_bytes <= 49152
+// limits of *_h128_m64: registers <= 255, spill_bytes <= 60, shared_bytes <= 49152
+// limits of *_h128_m16: registers <= 168, spill_bytes <= 68, shared_bytes <= 49152
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
 // limits: registers <= 168, spill_bytes <= 0, shared_bytes <= 49152
 #include "attention/attend.cuh"
