@@ -17,7 +17,6 @@ from benchmarks.gpu.kernels.expected import RecordedCase
 from benchmarks.gpu.kernels.passes import CLAIMS, measured
 from benchmarks.gpu.options import GpuBenchOptions
 from faser_trtllm.ops.cuda.compiler import nvcc_version, source_dir
-from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 from lab.costmodel.gpu import find_gpu
 
 ARCH, NUM_SMS = "sm_90", 132
@@ -44,8 +43,8 @@ of an H100 that moves every byte once at 0.9 of the specified bandwidth, or comp
 instruction of its loop {instruction} ns, the memory gives {share} of its bandwidth, and an SM issues {issued:.0f} warp
 instructions a us where sampling reads logits by parts. These constants were fitted to the measurements. Of top_p, and
 of sampling by one block per row, it has launches and bytes only. Contexts include the new rows: 513 and 517 are those
-of passes at 512. Attention of one chunk has no merging launch here; in an engine whose `max_seq_len` is above {chunk}
-it has one.
+of passes at 512. Attention has a merging launch where a tile's last block would read too much, which an engine decides
+by its `max_seq_len`.
 """
 PASSES = """## Passes
 
@@ -67,7 +66,6 @@ def page() -> str:
         instruction=expected.INSTRUCTION_NS,
         share=expected.MEMORY_SHARE,
         issued=expected.ISSUED_PER_US,
-        chunk=SPLIT_TOKENS,
     )
     parts = [head, *_codes(cases), launches]
     for op in FAMILIES:

@@ -128,6 +128,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     shape = verify_attention.shape_of(sets[0].q, sets[0].kv)
     tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
     max_slots = verify_attention.choose_max_slots(shape, case.context_len)
+    in_place = verify_attention.merges_in_place(shape, tile_rows, max_slots, case.context_len)
     size = max(4, verify_attention.workspace_bytes(shape, max_slots))
     workspace = torch.empty(size // 4, device=machine.device)
 
@@ -142,6 +143,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
             max_slots=max_slots,
             num_sms=machine.num_sms,
             workspace=workspace,
+            in_place=in_place,
         )
 
     def check() -> float:
@@ -178,8 +180,9 @@ def _pieces(
     number = case.batch_size * case.num_kv_heads * -(-num_packed // tile_rows)
     if not max_slots or num_packed > verify_attention.MAX_SPLIT_ROWS:
         return ((number, case.context_len),)
-    chunks, rest = divmod(case.context_len, verify_attention.SPLIT_TOKENS)
-    return (*((number, verify_attention.SPLIT_TOKENS),) * chunks, *(((number, rest),) if rest else ()))
+    before_last = verify_attention.num_chunks(case.context_len) - 1
+    last = case.context_len - before_last * verify_attention.SPLIT_TOKENS
+    return (*((number, verify_attention.SPLIT_TOKENS),) * before_last, (number, last))
 
 
 def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
