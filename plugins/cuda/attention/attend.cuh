@@ -188,103 +188,102 @@ __device__ bool attend(const AttentionArguments& args, const Work& mine, int ste
   clear(0);
   clear(1);
 
-  for (int t = 0; t < num_tiles; t++) {
-    const int first = (first_tile + t) * Tiles::kTileTokens + kv_warp * Tiles::kWarpTokens;
-    if constexpr (!Tiles::kByPositions) {
-      if (!stops && first >= border) {
-        write_rows(false);
-        chunk++;
-        border = chunk + 1 < num_chunks(args, kv_end) ? border + args.split_tokens : kMaxPositions;
-      }
-    }
-    const bool computes = warp_has_rows && (first < none_from || !args.is_causal()) && first < kv_end;
-    uint32_t weights[kScoreTiles / 2][4];
+  for (int t = 0;;) {
+    const bool is_end = stops || chunk + 1 >= num_chunks(args, kv_end);
+    const int until = is_end ? num_tiles : clamp(border / Tiles::kTileTokens - first_tile, t, num_tiles);
+    for (; t < until; t++) {
+      const int first = (first_tile + t) * Tiles::kTileTokens + kv_warp * Tiles::kWarpTokens;
+      const bool computes = warp_has_rows && (first < none_from || !args.is_causal()) && first < kv_end;
+      uint32_t weights[kScoreTiles / 2][4];
 
-    const T* keys = arrive(2 * t);
-    if (computes) {
-      float score[kScoreTiles][4] = {};
-      const T* key = keys + (lane / 16 * 8 + lane % 8) * kStride;
+      const T* keys = arrive(2 * t);
+      if (computes) {
+        float score[kScoreTiles][4] = {};
+        const T* key = keys + (lane / 16 * 8 + lane % 8) * kStride;
 #pragma unroll
-      for (int k = 0; k < kKSteps; k++) {
+        for (int k = 0; k < kKSteps; k++) {
 #pragma unroll
-        for (int n = 0; n < kScoreTiles / 2; n++) {
-          uint32_t b[4];
-          ldmatrix_x4(b, key + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 8 % 2));
-          mma_m16n8k16<T>(score[2 * n], q[k], b[0], b[1]);
-          mma_m16n8k16<T>(score[2 * n + 1], q[k], b[2], b[3]);
+          for (int n = 0; n < kScoreTiles / 2; n++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, key + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 8 % 2));
+            mma_m16n8k16<T>(score[2 * n], q[k], b[0], b[1]);
+            mma_m16n8k16<T>(score[2 * n + 1], q[k], b[2], b[3]);
+          }
         }
-      }
-      const int last_position = first + Tiles::kWarpTokens - 1;
-      if (first < all_from || last_position > past + warp_first || last_position >= kv_end ||
-          (stops && last_position >= border) || args.window < -2) {
+        const int last_position = first + Tiles::kWarpTokens - 1;
+        if (first < all_from || last_position > past + warp_first || last_position >= kv_end ||
+            (stops && last_position >= border) || args.window < -2) {
 #pragma unroll
-        for (int n = 0; n < kScoreTiles; n++) {
+          for (int n = 0; n < kScoreTiles; n++) {
 #pragma unroll
-          for (int i = 0; i < 4; i++) {
-            const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[i / 2];
-            const bool in_window = args.span() <= 0 || position > last - args.span();
-            const bool is_first = args.window == -1 && position == 0 && last > 0;
-            const bool is_later = stops && position >= border && last >= border + half_chunk - 1;
-            if ((args.is_causal() && position > last) || position >= kv_end || is_later || !in_window || is_first) {
-              score[n][i] = -INFINITY;
+            for (int i = 0; i < 4; i++) {
+              const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[i / 2];
+              const bool in_window = args.span() <= 0 || position > last - args.span();
+              const bool is_first = args.window == -1 && position == 0 && last > 0;
+              const bool is_later = stops && position >= border && last >= border + half_chunk - 1;
+              if ((args.is_causal() && position > last) || position >= kv_end || is_later || !in_window || is_first) {
+                score[n][i] = -INFINITY;
+              }
             }
           }
         }
-      }
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        float highest = top[i];
+        for (int i = 0; i < 2; i++) {
+          float highest = top[i];
 #pragma unroll
-        for (int n = 0; n < kScoreTiles; n++) highest = fmaxf(highest, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
-        highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 2));
-        // A row that has seen nothing yet has weights 0 rather than exp2(-inf + inf).
-        const float shift = highest == -INFINITY ? 0.0f : highest * scale;
-        const float keep = exp2_approx(top[i] * scale - shift);
-        top[i] = highest;
-        sum[i] *= keep;
+          for (int n = 0; n < kScoreTiles; n++) highest = fmaxf(highest, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
+          highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 1));
+          highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 2));
+          // A row that has seen nothing yet has weights 0 rather than exp2(-inf + inf).
+          const float shift = highest == -INFINITY ? 0.0f : highest * scale;
+          const float keep = exp2_approx(top[i] * scale - shift);
+          top[i] = highest;
+          sum[i] *= keep;
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; n++) {
-          out[n][2 * i] *= keep;
-          out[n][2 * i + 1] *= keep;
+          for (int n = 0; n < kHeadDim / 8; n++) {
+            out[n][2 * i] *= keep;
+            out[n][2 * i + 1] *= keep;
+          }
+#pragma unroll
+          for (int n = 0; n < kScoreTiles; n++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              score[n][2 * i + j] = exp2_approx(score[n][2 * i + j] * scale - shift);
+              sum[i] += score[n][2 * i + j];
+            }
+          }
         }
 #pragma unroll
-        for (int n = 0; n < kScoreTiles; n++) {
+        for (int n = 0; n < kScoreTiles / 2; n++) {
+          weights[n][0] = pack2<T>(score[2 * n][0], score[2 * n][1]);
+          weights[n][1] = pack2<T>(score[2 * n][2], score[2 * n][3]);
+          weights[n][2] = pack2<T>(score[2 * n + 1][0], score[2 * n + 1][1]);
+          weights[n][3] = pack2<T>(score[2 * n + 1][2], score[2 * n + 1][3]);
+        }
+      }
+
+      const T* values = arrive(2 * t + 1);
+      if (computes) {
+        const T* value = values + lane % 16 * kStride;
 #pragma unroll
-          for (int j = 0; j < 2; j++) {
-            score[n][2 * i + j] = exp2_approx(score[n][2 * i + j] * scale - shift);
-            sum[i] += score[n][2 * i + j];
+        for (int n = 0; n < kScoreTiles / 2; n++) {
+#pragma unroll
+          for (int k = 0; k < kKSteps; k++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, value + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 16));
+            mma_m16n8k16<T>(out[2 * k], weights[n], b[0], b[1]);
+            mma_m16n8k16<T>(out[2 * k + 1], weights[n], b[2], b[3]);
           }
         }
       }
-#pragma unroll
-      for (int n = 0; n < kScoreTiles / 2; n++) {
-        weights[n][0] = pack2<T>(score[2 * n][0], score[2 * n][1]);
-        weights[n][1] = pack2<T>(score[2 * n][2], score[2 * n][3]);
-        weights[n][2] = pack2<T>(score[2 * n + 1][0], score[2 * n + 1][1]);
-        weights[n][3] = pack2<T>(score[2 * n + 1][2], score[2 * n + 1][3]);
-      }
     }
-
-    const T* values = arrive(2 * t + 1);
-    if (computes) {
-      const T* value = values + lane % 16 * kStride;
-#pragma unroll
-      for (int n = 0; n < kScoreTiles / 2; n++) {
-#pragma unroll
-        for (int k = 0; k < kKSteps; k++) {
-          uint32_t b[4];
-          ldmatrix_x4_trans(b, value + n * 16 * kStride + Tiles::place(lane, 2 * k + lane / 16));
-          mma_m16n8k16<T>(out[2 * k], weights[n], b[0], b[1]);
-          mma_m16n8k16<T>(out[2 * k + 1], weights[n], b[2], b[3]);
-        }
-      }
-    }
+    if constexpr (!Tiles::kByPositions) write_rows(is_end);
+    if (is_end) break;
+    chunk++;
+    border += args.split_tokens;
   }
 
-  if constexpr (!Tiles::kByPositions) {
-    write_rows(true);
-  } else {
+  if constexpr (Tiles::kByPositions) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       sum[i] += __shfl_xor_sync(kFullMask, sum[i], 1);
