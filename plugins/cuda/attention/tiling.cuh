@@ -87,13 +87,20 @@ struct KvReader {
       }
     }
     constexpr int kSteps = (Tiles::kWarpTokens * kChunks + Tiles::kCopyThreads - 1) / Tiles::kCopyThreads;
-#pragma unroll 1
-    for (int i = 0; i < kSteps; i++) {
+    // lookup: the bits of a token's number by which its block is looked up.
+    auto step = [&](int i, int lookup) {
       const int index = thread % Tiles::kCopyThreads + i * Tiles::kCopyThreads;
       const int token = index / kChunks, chunk = index % kChunks;
       if (Tiles::kWarpTokens * kChunks % Tiles::kCopyThreads != 0 && token >= Tiles::kWarpTokens) return;
-      const Source source = source_of(cache, first + token, 0, chunk);
+      const Source source = source_of(cache, first + (token & lookup), token & ~lookup, chunk);
       start(source.values, source.exists, first, token, chunk, slot);
+    };
+    if (tokens_per_block % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < kSteps; i++) step(i, ~15);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kSteps; i++) step(i, ~0);
     }
   }
 
