@@ -29,6 +29,7 @@ class Backend:
     has_fp8_kv: bool = False  # can keep the KV cache in fp8
     has_ranks: bool = False  # can split a target over several GPUs
     has_branches: bool = False  # token trees
+    is_deterministic: bool = False  # always, or with the option: a row's bits do not depend on its batch
     has_vocabulary_maps: bool = False  # a draft model may have another tokenizer than its target
 
 
@@ -42,6 +43,7 @@ BACKENDS = (
         on_cpu=True,
         has_integer_weights=True,
         has_branches=True,
+        is_deterministic=True,
         has_vocabulary_maps=True,
     ),
     Backend(
@@ -54,6 +56,7 @@ BACKENDS = (
         has_fp8_kv=True,
         has_ranks=True,
         has_branches=True,
+        is_deterministic=True,
         has_vocabulary_maps=True,
     ),
     Backend(

@@ -33,6 +33,11 @@ BRANCHES = (
     "cpu or cuda engines"
 )
 
+DETERMINISTIC = (
+    "on a GPU, compute each row of the target in one order whatever runs with it, so that greedy and seeded text is the "
+    "same with and without speculation; slower, cuda engines only (cpu engines always do it)"
+)
+
 
 class KvCacheDtype(str, enum.Enum):
     AUTO = "auto"
@@ -120,6 +125,7 @@ class ExecutorConfig(_Strict):
         Quantization.NONE,
         description="fp8: quantize layer matrices to e4m3 at load time; cuda engines on compute capability 8.9+",
     )
+    deterministic: bool = Field(False, description=DETERMINISTIC)
     gpu_partitions: GpuPartitioning = Field(
         GpuPartitioning.GREEN_CONTEXTS,
         description="for overlapped modes on a GPU: green_contexts (SMs for each model) or streams (all SMs for both)",

@@ -96,5 +96,5 @@ class DryGpu:
     def free_bytes(self) -> int:
         return 1 << 40
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
+    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
         return ReferenceOps()

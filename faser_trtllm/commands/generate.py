@@ -15,7 +15,15 @@ import typer
 
 from faser_trtllm.checkout import import_from_checkout
 from faser_trtllm.commands.options import EngineDirOption
-from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
+from faser_trtllm.config import (
+    BRANCHES,
+    DEFAULT_SPECULATION,
+    DETERMINISTIC,
+    DRAFTERS,
+    SPELLINGS,
+    ExecutorConfig,
+    parse,
+)
 from faser_trtllm.core.request_field import Row, rows
 from faser_trtllm.core.sampling_params import SamplingFields
 from faser_trtllm.errors import InvalidArgumentError, reason_of
@@ -79,6 +87,7 @@ def generate(
     kv_cache_dtype: Annotated[
         str, typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines, which halves the KV cache")
     ] = "auto",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help=DETERMINISTIC)] = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
         bool,
@@ -115,6 +124,7 @@ def generate(
             "num_threads": num_threads,
             "quantization": quantization,
             "kv_cache_config": {"dtype": kv_cache_dtype},
+            "deterministic": deterministic,
             "trace_file": trace and str(trace),
         },
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from faser_trtllm.commands.options import FOREIGN_FLAGS, own_flags
-from faser_trtllm.config import BRANCHES, DRAFTERS, SPELLINGS
+from faser_trtllm.config import BRANCHES, DETERMINISTIC, DRAFTERS, SPELLINGS
 from faser_trtllm.errors import InvalidArgumentError
 
 CONTEXT = FOREIGN_FLAGS
@@ -45,6 +45,7 @@ def serve(
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     num_branches: Annotated[int | None, typer.Option("--num_branches", help=BRANCHES)] = None,
+    deterministic: Annotated[bool | None, typer.Option("--deterministic", help=DETERMINISTIC)] = None,
     models: Annotated[
         str | None,
         typer.Option("--models", help="models to load, which share one engine; default: all"),
@@ -107,6 +108,7 @@ def serve(
             models=tuple(models.split(",")) if models else None,
             drafters=drafters,
             num_branches=num_branches,
+            deterministic=deterministic,
             decoupled=decoupled.lower() == "true",
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,

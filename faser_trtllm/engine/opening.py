@@ -40,6 +40,7 @@ class OpenRequest:
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO  # of the KV caches of both models
     num_branches: int = 0  # per request and pass; needs engines with a copy_kv
     gpu_partitions: GpuPartitioning = GpuPartitioning.GREEN_CONTEXTS
+    deterministic: bool = False  # compute the target's rows in one order, whatever runs with them
     overlap: bool = True  # whether draft and target may run at once, for which a GPU keeps more graphs
 
     @property
@@ -114,6 +115,8 @@ def check_request(request: OpenRequest) -> Backend:
             f"kv_cache_config.dtype is {request.kv_dtype.value}, {path} holds {backend.name} engines, whose KV cache "
             f"has their own type; set it to auto or build with --backend {names_with(lambda b: b.has_fp8_kv)}"
         )
+    if request.deterministic:
+        _check_deterministic(request, backend)
     if request.num_branches and not backend.has_branches:
         raise ConfigError(
             f"num_branches is {request.num_branches}, {path} holds {backend.name} engines, whose passes have chains "
@@ -125,6 +128,25 @@ def check_request(request: OpenRequest) -> Backend:
             f"cores; leave it out or build with --backend {names_with(lambda b: not b.on_cpu)}"
         )
     return backend
+
+
+def _check_deterministic(request: OpenRequest, backend: Backend) -> None:
+    path, tp_size = request.engines.path, request.engines.tp_size
+    if not backend.is_deterministic:
+        raise ConfigError(
+            f"deterministic is true, {path} holds {backend.name} engines, whose products depend on the number of rows; "
+            f"set it to false or build with --backend {names_with(lambda b: b.is_deterministic)}"
+        )
+    if request.quantization is not Quantization.NONE:
+        raise ConfigError(
+            f"deterministic is true and quantization is {request.quantization.value}, whose products are a library's; "
+            "set one of them to false or none"
+        )
+    if tp_size > 1:
+        raise ConfigError(
+            f"deterministic is true, and the target of {path} is split over {tp_size} GPUs, whose products are a "
+            "library's; set it to false or build with --tp_size 1"
+        )
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:

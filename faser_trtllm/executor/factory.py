@@ -117,6 +117,7 @@ def open_executor(
                 drafting=drafting and DrafterName.MODEL in (config.drafters or ()),
                 core_set=core_set,
                 quantization=config.quantization,
+                deterministic=config.deterministic,
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
                 kv_dtype=config.kv_cache_config.dtype,
                 num_branches=min(config.num_branches, max_draft_len),  # one in the place of each draft, at most

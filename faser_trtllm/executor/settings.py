@@ -57,6 +57,7 @@ def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
             num_blocks,
             drafting=False,
             quantization=config.quantization,
+            deterministic=config.deterministic,
             kv_dtype=config.kv_cache_config.dtype,
             num_branches=config.num_branches,
             gpu_partitions=config.gpu_partitions,

@@ -86,6 +86,8 @@ class TorchDecoder:
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
         """See Decoder.query_rows: all rows of a request fit attention's narrow tile, or there may be any number."""
+        if self._ops.is_deterministic:
+            return rows
         narrow = max(1, _NARROW_ROWS // (self._num_heads // self._num_kv_heads))
         return narrow if num_query_rows <= narrow else rows
 

@@ -85,8 +85,13 @@ def choice_of(experts: Mapping[str, Any]) -> Choice:
     return Choice(experts["num_experts"], experts["top_k"], over_all)
 
 
-def check_mixture(path: str, compute_capability: str, quantization: Quantization) -> None:
-    """Raise ConfigError unless GPUs of this compute capability run this directory's mixture with this quantization."""
+def check_mixture(path: str, compute_capability: str, quantization: Quantization, deterministic: bool = False) -> None:
+    """Raise ConfigError unless GPUs of this compute capability run this directory's mixture with these settings."""
+    if deterministic:
+        raise ConfigError(
+            f"deterministic is true, but the target of {path} is a mixture of experts, whose grouped products depend on "
+            "the rows of their pass; set it to false or build with --backend cpu"
+        )
     if quantization is not Quantization.NONE:
         raise ConfigError(
             f"quantization is {quantization.value}, but {path} has a mixture of experts, whose grouped products are in "

@@ -168,10 +168,11 @@ def _open(
     engines, runtime = request.engines, gpu.make_runtime()
     shard = Shard() if membership is None else membership.group.shard
     with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
-        ops = gpu.make_ops(runtime, file.model["head_dim"])
+        deterministic = request.deterministic and role == "target"  # drafts are proposals: they need no exact bits
+        ops = gpu.make_ops(runtime, file.model["head_dim"], deterministic)
         gpu.check_quantization(runtime, request.quantization)
         if "experts" in file.model:
-            check_mixture(str(engines.path), gpu.compute_capability, request.quantization)
+            check_mixture(str(engines.path), gpu.compute_capability, request.quantization, deterministic)
         weights = load_weights(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
     limits = GpuLimits.of(

@@ -42,8 +42,8 @@ class Gpu(Protocol):
     def free_bytes(self) -> int:
         """Return the bytes of free device memory."""
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
-        """Make the ops for attention heads of this size; None: without attention."""
+    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
+        """Make the ops for attention heads of this size; None: without attention. deterministic: see Ops."""
 
 
 class CudaGpu(Closing):
@@ -107,7 +107,7 @@ class CudaGpu(Closing):
 
         return free_bytes()
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
+    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
         from faser_trtllm.engine.gpu.ops import STEMS, Ops
         from faser_trtllm.ops.cuda.compiler import compile_stem
         from faser_trtllm.ops.cuda.driver import Module, StreamLauncher, device_arch
@@ -115,11 +115,11 @@ class CudaGpu(Closing):
         arch = device_arch(self._ordinal)
         launchers: dict[str, StreamLauncher] = {}
         for stem in STEMS:
-            if stem == "verify_attention" and head_dim is None:
+            if (stem == "verify_attention" and head_dim is None) or (stem == "matmul" and not deterministic):
                 continue
             defines = {"FASER_HEAD_DIM": head_dim} if stem == "verify_attention" and head_dim is not None else None
             launchers[stem] = self._stack.enter_context(Module(compile_stem(stem, arch, defines=defines).path))
-        return Ops(launchers, runtime.stream, self.whole.num_sms)
+        return Ops(launchers, runtime.stream, self.whole.num_sms, deterministic)
 
     def close(self) -> None:
         """Unload the kernels and release the partitions; close engines before."""

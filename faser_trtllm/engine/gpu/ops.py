@@ -1,4 +1,4 @@
-"""The ops of a GPU engine: the kernels of plugins/cuda, and torch's GEMMs and norms."""
+"""The ops of a GPU engine: the kernels of plugins/cuda, and torch's norms and, unless deterministic, its GEMMs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from faser_trtllm.ops.cuda import (
     copy_kv,
     early_exit,
     gated_silu,
+    matmul,
     prune_rows,
     quantize_rows,
     sample,
@@ -40,6 +41,7 @@ STEMS = (
     "copy_kv",
     "early_exit",
     "gated_silu",
+    "matmul",
     "prune_rows",
     "quantize_rows",
     "route_rows",
@@ -61,10 +63,12 @@ class _AttentionLaunch:
     num_floats: int
 
     @classmethod
-    def of(cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int) -> _AttentionLaunch:
+    def of(
+        cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int, deterministic: bool
+    ) -> _AttentionLaunch:
         max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
         num_floats = verify_attention.workspace_bytes(shape, max_slots) // 4
-        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
+        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows, deterministic)
         in_place = verify_attention.merges_in_place(shape, tile_rows, max_slots, max_kv_len)
         return cls(tile_rows, max_slots, in_place, num_floats)
 
@@ -74,12 +78,19 @@ class Ops:
 
     launchers: by stem (STEMS), cubins on a GPU and an emulator in tests, for the ops that the engine uses. stream:
     returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition then
-    gets more splits than it needs. torch allocates workspaces, so a captured graph owns its own.
+    gets more splits than it needs. torch allocates workspaces, so a captured graph owns its own. deterministic: a row's
+    bits do not depend on the rows of its pass; not for products in e4m3 or of experts.
     """
 
-    def __init__(self, launchers: Mapping[str, StreamLauncher], stream: Callable[[], int], num_sms: int) -> None:
+    def __init__(
+        self,
+        launchers: Mapping[str, StreamLauncher],
+        stream: Callable[[], int],
+        num_sms: int,
+        deterministic: bool = False,
+    ) -> None:
         self._launchers = {stem: OnStream(launcher, stream) for stem, launcher in launchers.items()}
-        self._num_sms = num_sms
+        self._num_sms, self.is_deterministic = num_sms, deterministic
         self._cache = LaunchCache()
         self._attention: dict[Hashable, _AttentionLaunch] = {}
         # The launches of ops/cuda, with their signatures but without the launcher.
@@ -100,6 +111,11 @@ class Ops:
 
         if isinstance(weight, ScaledRows):
             return self.scaled_linear(x if scaled is None else scaled, weight, None)
+        if self.is_deterministic:
+            kind = torch.float32 if x.dtype is torch.float16 else x.dtype
+            out = torch.empty((x.shape[0], weight.shape[0]), dtype=kind, device=x.device)
+            self._matmul(x, weight, out)
+            return out
         if x.dtype is not torch.float16:
             return torch.mm(x, weight.t())
         wide = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
@@ -114,6 +130,9 @@ class Ops:
         if isinstance(weight, ScaledRows):
             return self.add_scaled(hidden, self.scaled_linear(x, weight, bias))
         assert not isinstance(x, ScaledRows), "rows in e4m3 need such a weight"
+        if self.is_deterministic:
+            self._matmul(x, weight, hidden, hidden, bias)
+            return None
         hidden.addmm_(x, weight.t())
         if bias is not None:
             hidden += bias
@@ -149,10 +168,23 @@ class Ops:
         """Write x [n, hidden] times lm_head [vocab, hidden] to `out` fp32 [n, vocab]."""
         import torch
 
-        if x.is_cuda:
+        if self.is_deterministic:
+            self._matmul(x, lm_head, out)
+        elif x.is_cuda:
             torch.mm(x, lm_head.t(), out_dtype=torch.float32, out=out)
         else:
             torch.mm(x.float(), lm_head.float().t(), out=out)
+
+    def _matmul(
+        self, x: Tensor, weight: Tensor, out: Tensor, addend: Tensor | None = None, bias: Tensor | None = None
+    ) -> None:
+        """Write x times weight, plus addend and bias, to `out`; addend may be out."""
+        self._cache.launch(
+            ("matmul", x.dtype, out.dtype, x.shape, weight.shape, addend is None, bias is None),
+            (x, weight, addend, bias, out),
+            self._launchers["matmul"],
+            lambda to: matmul.launch(to, x, weight, out, addend, bias),
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the norm over the last dimension, new, of x's shape and dtype."""
@@ -259,7 +291,7 @@ class Ops:
         how = self._attention.get(key)
         if how is None:
             shape = verify_attention.shape_of(q, kv, window, is_causal)
-            how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len)
+            how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len, self.is_deterministic)
         workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
         self._cache.launch(
             key,

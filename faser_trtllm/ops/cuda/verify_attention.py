@@ -55,9 +55,10 @@ class AttentionShape(PagedShape):
         return self.num_heads // self.num_kv_heads
 
 
-def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int) -> int:
-    """Return 16 if the rows of every request fit such a tile, else 64. max_rows_per_request is the host's bound."""
-    return 16 if max_rows_per_request * shape.group <= 16 else 64
+def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int, deterministic: bool = False) -> int:
+    """Return 16 if the rows of every request fit such a tile, else 64. max_rows_per_request is the host's bound.
+    deterministic: always the same, since the tiles' sums differ in the last bit."""
+    return 16 if max_rows_per_request * shape.group <= 16 and not deterministic else 64
 
 
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:

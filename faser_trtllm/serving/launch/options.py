@@ -31,7 +31,7 @@ class ServeOptions:
     engine_dir: None uses config or FASER_ENGINE_DIR.
     config: a faser.yaml or a TensorRT-LLM configuration; None uses the repository's faser.yaml.
     model_repo, tritonserver: None searches for them.
-    speculation, drafters, num_branches: None uses config.
+    speculation, drafters, num_branches, deterministic: None uses config.
     models: folders of the repository to load; None is choose_models' choice. One engine serves them all.
     decoupled: False serves requests with one response each, also over HTTP's and gRPC's infer, and refuses streaming.
     settings: keys of faser.yaml that override config.
@@ -52,6 +52,7 @@ class ServeOptions:
     speculation: str | None = None
     drafters: str | None = None
     num_branches: int | None = None
+    deterministic: bool | None = None
     tritonserver: Path | None = None
     models: tuple[str, ...] | None = (MODEL_NAME,)
     decoupled: bool = True
@@ -71,7 +72,7 @@ def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceCo
     """Return the file's settings overridden by the options, and how the file was converted, if it was."""
     own_file = repository / MODEL_NAME / "1" / "faser.yaml"
     path = options.config or (own_file if own_file.exists() else None)
-    flags = {"speculation": options.speculation, "drafters": options.drafters, "num_branches": options.num_branches}
+    flags = {key: getattr(options, key) for key in ("speculation", "drafters", "num_branches", "deterministic")}
     given = {key: value for key, value in flags.items() if value is not None}
     file_config, conversion = read_config(path, {**options.settings, **given})
     file_config = with_forced_acceptance(file_config, os.environ)

@@ -105,8 +105,9 @@ class FakeCudaGpu(HostGpu):
     def make_runtime(self) -> _Runtime:
         return _Runtime(self._lint)
 
-    def make_ops(self, runtime: Any, head_dim: int | None) -> Ops:  # type: ignore[override]
-        return Ops(dict.fromkeys(STEMS, _Nowhere()), runtime.stream, self.whole.num_sms)
+    def make_ops(self, runtime: Any, head_dim: int | None, deterministic: bool = False) -> Ops:  # type: ignore[override]
+        launchers = dict.fromkeys(STEMS, _Nowhere())
+        return Ops(launchers, runtime.stream, self.whole.num_sms, deterministic)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
 from tests.ops.cuda.exit_cases import EPS, inputs
 from tests.ops.cuda.experts.cases import combine_case, random_case
+from tests.ops.cuda.matmul_case import Case as MatmulCase
 from tests.ops.cuda.paged_cases import paged_case
 from tests.ops.cuda.prune_cases import boundary_batch
 from tests.ops.cuda.sample_cases import FIELDS, SampleCase
@@ -88,6 +89,12 @@ def activate(module: EmulatedModule) -> Results:
     gated_silu.launch(module, gate_up, hidden, bias, EPS, out)
     gated_silu.launch_scaled(module, gate_up, hidden, bias, EPS, rows)
     yield from (out, rows.values, rows.scales)
+
+
+def multiply(module: EmulatedModule) -> Results:
+    """More copies than are in flight, and more rows than sums are kept of."""
+    for num_rows, tile_rows, width in ((3, 16, 1032), (18, 64, 520), (70, 128, 136)):
+        yield MatmulCase.random(num_rows, 24, width, has_addend=True, has_bias=True).run(module, tile_rows)
 
 
 def route(module: EmulatedModule) -> Results:
@@ -173,6 +180,7 @@ CASES: dict[str, Callable[[EmulatedModule], Results]] = {
     "copy_kv": copy,
     "early_exit": score,
     "gated_silu": activate,
+    "matmul": multiply,
     "prune_rows": prune,
     "quantize_rows": quantize,
     "route_rows": route,

@@ -29,6 +29,7 @@ from tests.ops.cuda import (
     compact_cases,
     copied_tokens,
     exit_cases,
+    matmul_case,
     prune_cases,
     quantized_rows,
     sample_cases,
@@ -144,6 +145,18 @@ def test_combine_rows(memory, arch, order):
     module = InterpretedModule(program_of("combine_rows", arch), memory, warps_apart=order)
     case = expert_cases.combine_case(3, 2, 2, 1032, has_shared=True)
     torch.testing.assert_close(case.run(module).float(), case.run(None).float(), rtol=2**-7, atol=1e-5)
+
+
+@every_way
+@pytest.mark.parametrize("types", [("bf16", "bf16"), ("fp16", "fp32")])
+def test_matmul(memory, arch, order, types):
+    """All tiles, which give the same bits."""
+    module = InterpretedModule(program_of("matmul", arch), memory, warps_apart=order)
+    case = matmul_case.Case.random(18, 24, 136, types, has_addend=True, has_bias=True)
+    found = [case.run(module, tile_rows) for tile_rows in (16, 64, 128)]
+    matmul_case.assert_near(found[0], case.reference())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @every_way
