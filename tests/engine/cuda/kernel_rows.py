@@ -1,0 +1,72 @@
+"""Targets on the host whose rows go through the kernels themselves, emulated; and a library that counts rows."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from benchmarks.gpu.reference_ops import ReferenceOps
+from faser_trtllm.engine.gpu.ops import Ops
+from tests.engine.cuda.host_executor import HostGpu
+from tests.ops.cuda.emulation import emulated
+
+ROW_OPS = ("linear", "add_linear", "logits", "append_kv", "gated_silu", "verify_attention")
+
+
+class KernelRowsGpu(HostGpu):
+    """In the engine file's type. The draft, which is opened after the target and may run at once with it, has the
+    kernels' references: the emulator runs one block at a time."""
+
+    weights_dtype = None
+
+    def __init__(self):
+        self._has_target = False
+
+    def make_ops(self, runtime, head_dim, deterministic=False):
+        is_target, self._has_target = not self._has_target, True
+        return KernelRows(deterministic) if is_target else ReferenceOps()
+
+
+class KernelRows(ReferenceOps):
+    """Products by matmul if deterministic, else by torch."""
+
+    def __init__(self, deterministic):
+        super().__init__()
+        self.is_deterministic = deterministic
+        kernels = Ops(launchers(), lambda: 0, num_sms=4, deterministic=deterministic)
+        for name in ROW_OPS:
+            setattr(self, name, getattr(kernels, name))
+
+
+@functools.cache
+def launchers():
+    found = {stem: emulated(stem) for stem in ("append_kv", "gated_silu", "matmul")}
+    return found | {"verify_attention": emulated("verify_attention", {"FASER_HEAD_DIM": 64})}
+
+
+class RowCountProducts(TorchFunctionMode):
+    """torch's products, in as many parts of the inputs as the number of rows says: a row's bits depend on it, as a
+    library's may. Counts them."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.mm:
+            found = self._product(*args)
+            out = kwargs.get("out")
+            return found.to(kwargs.get("out_dtype", args[0].dtype)) if out is None else out.copy_(found)
+        if func is torch.Tensor.addmm_:
+            hidden, *operands = args
+            return hidden.copy_(hidden.float() + self._product(*operands))
+        return func(*args, **kwargs)
+
+    def _product(self, x, weight):
+        self.count += 1
+        parts = zip(x.tensor_split(1 + len(x) % 4, 1), weight.tensor_split(1 + len(x) % 4, 0), strict=True)
+        # As a library that adds its parts in their own type.
+        return sum((part.float() @ other.float()).to(x.dtype) for part, other in parts).float()
