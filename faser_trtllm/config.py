@@ -34,8 +34,8 @@ BRANCHES = (
 )
 
 DETERMINISTIC = (
-    "on a GPU, compute each row of the target in one order whatever runs with it, so that greedy and seeded text is the "
-    "same with and without speculation; slower, cuda engines only (cpu engines always do it)"
+    "on a GPU, compute each row of the target in one order, whatever runs with it: greedy and seeded text is then the "
+    "same with and without speculation, but slower; cuda engines (cpu engines always do it)"
 )
 
 

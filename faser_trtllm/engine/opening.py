@@ -140,7 +140,7 @@ def _check_deterministic(request: OpenRequest, backend: Backend) -> None:
     if request.quantization is not Quantization.NONE:
         raise ConfigError(
             f"deterministic is true and quantization is {request.quantization.value}, whose products are a library's; "
-            "set one of them to false or none"
+            "set deterministic to false or quantization to none"
         )
     if tp_size > 1:
         raise ConfigError(

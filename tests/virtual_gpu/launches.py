@@ -55,9 +55,11 @@ MODELS: dict[str, dict[str, str]] = {
 }
 
 
-def of_pass(engines: EngineDir, quantization: Quantization = Quantization.NONE, context: int = 1) -> Launches:
+def of_pass(
+    engines: EngineDir, quantization: Quantization = Quantization.NONE, context: int = 1, deterministic: bool = False
+) -> Launches:
     """A pass of the target with a row per request at the end of `context` tokens."""
-    with CudaGpu() as gpu, _open(gpu, engines.target_path, quantization) as engine:
+    with CudaGpu() as gpu, _open(gpu, engines.target_path, quantization, deterministic=deterministic) as engine:
         harness, tokens = Harness(engine), [7] * context
         rows = [(slot, tokens, context - 1, context) for slot in range(NUM_REQUESTS)]
         return _counted(engine, lambda: harness.run(rows))
@@ -80,13 +82,17 @@ def of_drafts(engines: EngineDir, mode: str, count: int) -> Launches:
 
 
 def _open(
-    gpu: CudaGpu, path: Path, quantization: Quantization = Quantization.NONE, max_draft_len: int = 0
+    gpu: CudaGpu,
+    path: Path,
+    quantization: Quantization = Quantization.NONE,
+    max_draft_len: int = 0,
+    deterministic: bool = False,
 ) -> GpuEngine:
     runtime = gpu.make_runtime()
     with CudaFile.open(path) as file:
         max_seq_len = file.model["max_seq_len"]
         weights = DeviceWeights.load(file, runtime.device, quantization=quantization)
-        ops, segments = gpu.make_ops(runtime, file.model["head_dim"]), file.segments
+        ops, segments = gpu.make_ops(runtime, file.model["head_dim"], deterministic), file.segments
     limits = GpuLimits(
         num_blocks=NUM_REQUESTS * max_seq_len // 32,
         tokens_per_block=32,
@@ -119,13 +125,14 @@ def of_layer(
     quantization: Quantization = Quantization.NONE,
     context: int = 1,
     build: Callable[..., EngineDir] = build_pair,
+    deterministic: bool = False,
     **model: Any,
 ) -> tuple[Launches, Launches]:
     """A layer of a model, as what a third one adds to two; and what a pass has beside its layers."""
     max_seq_len = 512 if context < 512 else 1024
     sizes = {"max_seq_len": max_seq_len, "max_position_embeddings": max_seq_len} | model
     made = (build(folder / str(n), num_layers=n, **sizes) for n in (2, 3))
-    two, three = (gpu.run(of_pass, engines, quantization, context) for engines in made)
+    two, three = (gpu.run(of_pass, engines, quantization, context, deterministic) for engines in made)
     return three - two, two - three + two
 
 

@@ -153,3 +153,18 @@ def test_speculation_changes_no_token_over_fp8_caches(gpu: VirtualGpuProcess, en
     found = gpu.run(generate_cuda, engines, policy, REQUESTS, kv_dtype=KvCacheDtype.FP8)
     assert found.tokens == alone.tokens
     assert "append_kv_normed_bf16_e4m3" in alone.counters.kernels("whole")
+
+
+def test_speculation_changes_no_token_of_a_deterministic_target(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    """Of prompts that fit no narrow tile, too; drafts go on with torch's products."""
+    requests = [(prompt * 3, params) for prompt, params in REQUESTS[:4]]
+    alone, found = (gpu.run(generate_cuda, engines, way, requests, deterministic=True) for way in ("off", "erratic"))
+    assert found.tokens == alone.tokens
+    assert found.stats["num_accepted_tokens"] > 0
+    work = alone.counters.work["whole"]
+    assert {
+        "kernel matmul_bf16_m16",
+        "kernel matmul_bf16_fp32_m16",
+        "kernel verify_attention_bf16_h64_m64",
+    } <= work.keys()
+    assert not any("mm." in label or "attention_bf16_h64_m16" in label for label in work)

@@ -28,6 +28,20 @@ def test_splits_of_long_contexts_are_no_kernel_more(gpu: VirtualGpuProcess, tmp_
     assert layer.total() == 7
 
 
+def test_a_deterministic_target_has_products_of_ours_alone(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    """As many launches, with one tile of attention, and no splits of long contexts."""
+    layer, rest = of_layer(gpu, tmp_path, context=LONG_CONTEXT, deterministic=True)
+    kernels = {
+        "append_kv_normed_bf16": 1,
+        "gated_silu_bf16": 1,
+        "verify_attention_bf16_h64_m64": 1,
+        "matmul_bf16_m16": 4,
+    }
+    assert layer == {f"kernel {name}": count for name, count in kernels.items()}
+    assert rest["kernel matmul_bf16_fp32_m16"] == 1
+    assert not any("mm." in label for label in rest)
+
+
 def test_fp8_adds_the_scales_of_what_was_attended_and_the_residuals(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
     layer, _ = of_layer(gpu, tmp_path, Quantization.FP8)
     own = {"kernel quantize_rows": 1, "kernel add_quantize_rows": 2, "kernel gated_silu_e4m3": 1}

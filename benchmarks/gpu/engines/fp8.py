@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.agreement import common_prefix
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.exactness import greedy, policy_of, tokens_of
 from benchmarks.gpu.engines.steps import time_step
-from benchmarks.gpu.kernels.gemms import DRY_SHAPE, matrices
+from benchmarks.gpu.kernels.gemms import DRY_SHAPE, matrices, rows_not_as_alone
 from benchmarks.gpu.machine import num_copies
 from benchmarks.gpu.models.cuda_engines import PairLimits
 from benchmarks.gpu.models.enlarge import SHAPES, DecoderShape
@@ -108,16 +108,12 @@ def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict
         t["bf16"] += machine.time_ms([lambda w=w, x=x: linear(x, w) for w in plain], 5)  # type: ignore[misc]
         t["fp8"] += machine.time_ms([lambda w=w, x=x: product(x, w, None) for w in scaled], 5)  # type: ignore[misc]
         t["rows"] += machine.time_ms([lambda x=x: scale(x)], 5)  # type: ignore[misc]
-        t["parted"] += _rows_not_as_alone(linear(x, plain[0]), lambda row: linear(row, plain[0]), x)
+        t["parted"] += rows_not_as_alone(lambda rows: linear(rows, plain[0]), x)
         y = product(x, scaled[0], None)
-        t["apart"] += _rows_not_as_alone(y, lambda row: product(row, scaled[0], None), x)
+        t["apart"] += rows_not_as_alone(lambda rows: product(rows, scaled[0], None), x)
         wanted = scaled_linear_reference(x.float(), scaled[0], None)
         error = max(error, float(torch.linalg.norm(y.float() - wanted) / torch.linalg.norm(wanted)))
     return error
-
-
-def _rows_not_as_alone(together: Tensor, product: Any, x: Tensor) -> int:
-    return sum(not bool((product(x[i : i + 1])[0] == together[i]).all()) for i in range(min(len(x), 32)))
 
 
 def _passes(bench: Bench) -> None:

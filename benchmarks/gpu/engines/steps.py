@@ -16,6 +16,7 @@ BATCH_SIZES, DRY_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2)
 ROWS_EACH = (1, 5)  # decode, and verification of 4 drafts
 # A block of attention walks up to 512 positions, including the pass's own rows, so 512 is just over one chunk.
 CONTEXTS, DRY_CONTEXTS = (448, 512, 640), (24,)
+DETERMINISTIC_SIZES = (1, 8, 32, 128)  # of batches that are run with and without the option
 NUM_RUNS, DRY_NUM_RUNS = 20, 2
 SECONDS_PER_FORM = 20.0
 
@@ -24,6 +25,7 @@ def run(bench: Bench) -> None:
     rows: list[dict[str, Any]] = []
     for form in bench.forms(SECONDS_PER_FORM):
         bench.record.attempt(form, lambda form=form: _form(bench, form, rows))  # type: ignore[misc]
+    bench.record.attempt("deterministic", lambda: _deterministic(bench))
 
 
 def _form(bench: Bench, form: str, rows: list[dict[str, Any]]) -> None:
@@ -43,6 +45,28 @@ def _form(bench: Bench, form: str, rows: list[dict[str, Any]]) -> None:
             found = {"form": form, "batch_size": batch_size, "rows_each": each, "context": context}
             rows.append(found | {"ms": ms, "floor_ms": floor_ms})
             _write(bench, rows)
+
+
+def _deterministic(bench: Bench) -> None:
+    """Time passes of the first form with and without deterministic products and attention."""
+    dry, form = bench.is_dry, bench.options.forms[0]
+    sizes, context = (DRY_BATCH_SIZES, DRY_CONTEXTS[0]) if dry else (DETERMINISTIC_SIZES, CONTEXTS[0])
+    limits = PairLimits(max(sizes), context + 32, max(64 if dry else 1024, max(sizes) * max(ROWS_EACH)))
+    times: dict[tuple[int, int], list[float]] = {}
+    for deterministic in (False, True):
+        with open_pair(bench, form, limits, deterministic=deterministic) as pair:
+            probe = PairProbe(pair, context)
+            probe.fill()
+            for batch_size, each in itertools.product(sizes, ROWS_EACH):
+                work = probe.runner(Point("verify", "all", batch_size * each, batch_size, context))
+                ms = time_step(work, DRY_NUM_RUNS if dry else NUM_RUNS)
+                times.setdefault((batch_size, each), []).append(ms)
+    bench.record.table(
+        f"{form}: target passes with and without `deterministic`",
+        ("requests", "rows each", "ms", "deterministic ms", "ratio"),
+        [(*key, f"{fast:.3f}", f"{slow:.3f}", f"{slow / fast:.2f}") for key, (fast, slow) in times.items()],
+        f"Context {context}.",
+    )
 
 
 def time_step(work: Any, num_runs: int) -> float:

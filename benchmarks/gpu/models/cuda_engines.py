@@ -56,8 +56,10 @@ def open_engines(
     overlap: bool,
     stack: ExitStack,
     quantization: Quantization = Quantization.NONE,
+    deterministic: bool = False,
 ) -> OpenedEngines:
-    """Open engines of the target and the draft. overlap: capture graphs for all partitions instead of only "all"."""
+    """Open engines of the target, which may be deterministic, and the draft. overlap: capture graphs for all partitions
+    instead of only "all"."""
     gpu: Gpu = stack.enter_context(CudaGpu()) if machine.is_gpu else DryGpu()
     target_weights, draft_weights = weights
     vocab_size = target_weights.config.vocab_size
@@ -65,7 +67,7 @@ def open_engines(
         gpu.make_runtime(), gpu.whole, limits.max_batch_size, limits.max_draft_len, vocab_size
     )
     segments = (0, *exit_layers, target_weights.config.num_layers)
-    target, ops = _open(gpu, target_weights, segments, limits, None, stack, quantization)
+    target, ops = _open(gpu, target_weights, segments, limits, None, stack, quantization, deterministic)
     whole = (0, draft_weights.config.num_layers)
     draft, _ = _open(gpu, draft_weights, whole, limits, draft_probs, stack, quantization)
     sampler = GpuRejectionSampler(target, ops, limits.max_draft_len, draft_probs)
@@ -85,9 +87,10 @@ def _open(
     draft_probs: DeviceDraftProbs | None,
     stack: ExitStack,
     quantization: Quantization,
+    deterministic: bool = False,
 ) -> tuple[GpuEngine, Ops]:
     runtime = gpu.make_runtime()
-    ops = gpu.make_ops(runtime, made.config.head_dim)
+    ops = gpu.make_ops(runtime, made.config.head_dim, deterministic)
     engine = make_engine(
         device_weights(made, limits.max_seq_len, runtime.device, quantization),
         segments,

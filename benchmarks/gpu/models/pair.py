@@ -100,6 +100,7 @@ def open_pair(
     *,
     overlap: bool = False,
     quantization: Quantization = Quantization.NONE,
+    deterministic: bool = False,
 ) -> Pair:
     """Enlarge the trained pair and open its cuda engines; in a dry run tiny ones on the CPU.
 
@@ -115,7 +116,7 @@ def open_pair(
             trained = stack.enter_context(CheckpointWeights(directory))
             weights.append(EnlargedWeights(trained, config, shape, options.seed, bench.machine.device))
         exits = exit_layers(weights[0].config)
-        engines = open_engines(bench.machine, weights, exits, limits, overlap, stack, quantization)
+        engines = open_engines(bench.machine, weights, exits, limits, overlap, stack, quantization, deterministic)
         guard.pop_all()
         files = [sha256_of(path) for path in checkpoint_files(options)]
         made_of = json.dumps([form, options.seed, limits.max_draft_len, quantization.value, *files]).encode()

@@ -89,8 +89,8 @@ def check_mixture(path: str, compute_capability: str, quantization: Quantization
     """Raise ConfigError unless GPUs of this compute capability run this directory's mixture with these settings."""
     if deterministic:
         raise ConfigError(
-            f"deterministic is true, but the target of {path} is a mixture of experts, whose grouped products depend on "
-            "the rows of their pass; set it to false or build with --backend cpu"
+            f"deterministic is true, but the target of {path} is a mixture of experts, whose grouped products depend "
+            "on the rows of their pass; set it to false or build with --backend cpu"
         )
     if quantization is not Quantization.NONE:
         raise ConfigError(

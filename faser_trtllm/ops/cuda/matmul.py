@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TILES = {16: (16, 128), 64: (32, 128), 128: (128, 256)}
 """The outputs and threads of a block, by the rows of its tile."""
-_FULL_BLOCKS = 96  # blocks of the largest tile that are enough for a GPU
+_FULL_BLOCKS = 64  # blocks of the largest tile that are enough for a GPU
 _VECTOR = 8
 
 

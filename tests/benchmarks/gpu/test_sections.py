@@ -10,10 +10,11 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks.gpu.machine import DryMachine
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.section_process import run_entry
-from tests.benchmarks.gpu.harness import ENTRIES, walk
+from tests.benchmarks.gpu.harness import ENTRIES, emulator, walk
 
 
 @pytest.mark.parametrize("name", ["environment", "gemms", "steps", "partitions"])
@@ -21,6 +22,15 @@ def test_sections_walk_their_plan(options: GpuBenchOptions, name: str) -> None:
     found = walk(name, options)
     assert found["tables"]
     assert all(table["rows"] for table in found["tables"])
+
+
+def test_a_row_of_matmul_s_is_as_alone(options: GpuBenchOptions) -> None:
+    only = lambda stem, defines: emulator(stem, defines) if stem == "matmul" else None  # noqa: E731
+    found = walk("gemms", options, DryMachine(only))
+    assert found["values"]["num_faults"] == 0
+    products, passes = found["tables"]
+    assert products["header"][-1] == "matmul's rows not as alone"
+    assert [row[-1] for row in products["rows"]] == ["0"] * len(passes["rows"])
 
 
 @pytest.mark.gpu

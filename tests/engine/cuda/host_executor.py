@@ -97,6 +97,7 @@ def generate(
     kv_dtype=KvCacheDtype.AUTO,
     collector=None,
     num_branches=0,
+    deterministic=False,
     opened_all=lambda: None,
     on_step=lambda executor, step: None,
     drafters="model",
@@ -117,6 +118,7 @@ def generate(
             quantization=quantization,
             kv_dtype=kv_dtype,
             num_branches=num_branches,
+            deterministic=deterministic,
         )
         opened = open_cuda_engines(request, gpu or HostGpu(), stack)
         with doubtful_drafts():

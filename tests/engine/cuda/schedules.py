@@ -31,7 +31,6 @@ from tests.support.doubtful import doubtful_drafts
 from tests.support.executor_harness import Collector, ErraticPolicy
 
 MAX_SEQ_LEN, MAX_DRAFT_LEN, TOKENS_PER_BLOCK = 96, 4, 16
-SCHEDULES_EACH = 25  # of an executor
 NUM_TEXTS = 40
 
 
@@ -128,11 +127,11 @@ def make_requests(chance: random.Random, count: int, vocab_size: int):
     stems = [[chance.randrange(vocab_size) for _ in range(length)] for length in (20, 60)]
     requests = []
     for number in range(count):
-        prompt = [chance.randrange(vocab_size) for _ in range(chance.choice((1, 3, 5, 8)))]
-        prompt = chance.choice((prompt, prompt, (prompt * 5)[:12], *(stem + prompt for stem in stems)))
+        prompt = [chance.randrange(vocab_size) for _ in range(chance.choice((1, 2, 3, 5)))]
+        prompt = chance.choices((prompt, (prompt * 5)[:9], *(stem + prompt for stem in stems)), (8, 4, 2, 1))[0]
         drawn = {"temperature": 0.7, "seed": number} if number % 2 else {"temperature": 0.0}
         edits = {"repetition_penalty": 1.2} if number % 5 == 4 else {}
-        length = chance.choice((1, 3, 6, 14))
+        length = chance.choice((1, 2, 4, 4, 12))
         params = SamplingParams(max_tokens=length, end_ids=(2,), return_generation_logits=True, **drawn, **edits)
         requests.append((prompt, params))
     return requests
@@ -155,14 +154,14 @@ class Schedules:
                 self._wanted[kv_dtype] = [run(executor, [request], [0])[0] for request in self._requests]
         return self._wanted[kv_dtype]
 
-    def run(self, count: int) -> None:
-        """Run this many schedules, in executors of one setting each."""
+    def run(self, count: int, each: int = 25) -> None:
+        """Run this many schedules, up to `each` of them in an executor of one setting."""
         chance = self._chance
         while count:
             setting = Setting.random(chance, chance.choice((KvCacheDtype.AUTO, KvCacheDtype.AUTO, KvCacheDtype.FP8)))
             wanted = self.wanted(setting.kv_dtype)
             with opened(self._engines, setting) as executor:
-                for _ in range(min(count, SCHEDULES_EACH)):
+                for _ in range(min(count, each)):
                     chosen = chance.choices(range(NUM_TEXTS), k=chance.randint(1, 4))
                     arrivals = [chance.choice((0, 0, 1, 3)) for _ in chosen]
                     found = run(executor, [self._requests[number] for number in chosen], arrivals)
@@ -173,9 +172,9 @@ class Schedules:
                 self.totals.update({name: value for name, value in executor.stats().items() if name.startswith("num_")})
 
 
-def build(directory: Path):
+def build(directory: Path, dtype: str = "bfloat16"):
     sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 64}
-    return build_pair(directory, exit_layers=(1,), max_seq_len=MAX_SEQ_LEN, **sizes)
+    return build_pair(directory, dtype, exit_layers=(1,), max_seq_len=MAX_SEQ_LEN, **sizes)
 
 
 def main() -> None:

@@ -42,6 +42,13 @@ def test_a_pair_in_bf16(pair: EngineDir) -> None:
     assert lint.ops["aten.mm.dtype_out"] > 0, "logits by the product that only CUDA has"
 
 
+def test_a_deterministic_target_calls_no_product_of_torch_s(pair: EngineDir) -> None:
+    products = ("aten.mm.default", "aten.mm.dtype_out", "aten.addmm_.default")
+    plain, deterministic = (capture(pair, deterministic=way) for way in (False, True))
+    draft_alone = [deterministic.ops[name] for name in products]
+    assert all(0 < found < plain.ops[name] for found, name in zip(draft_alone, products, strict=True))
+
+
 def test_a_pair_in_fp8(pair: EngineDir) -> None:
     lint = capture(pair, quantization=Quantization.FP8, kv_dtype=KvCacheDtype.FP8)
     assert lint.ops["aten._scaled_mm.default"] > 0
