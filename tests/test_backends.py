@@ -56,6 +56,22 @@ def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
     relabel(engine_dir, "cpu")
 
 
+def test_only_backends_whose_rows_can_be_alone_are_deterministic(engine_dir: Path) -> None:
+    """Those of the CPU always are."""
+    config = ExecutorConfig(deterministic=True)
+    with open_executor(engine_dir, config):
+        pass
+    relabel(engine_dir, "tensorrt")
+    try:
+        with pytest.raises(
+            ConfigError, match=r"^deterministic is true, .* holds tensorrt engines, whose products"
+        ) as error:
+            open_executor(engine_dir, config)
+    finally:
+        relabel(engine_dir, "cpu")
+    assert str(error.value).endswith("set it to false or build with --backend cpu or cuda")
+
+
 def test_a_backend_without_token_trees_says_so(engine_dir: Path) -> None:
     for backend in ("tensorrt", "tensorrt_rtx"):
         relabel(engine_dir, backend)

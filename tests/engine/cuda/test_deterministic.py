@@ -14,7 +14,7 @@ from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.opening import OpenRequest, check_request
 from faser_trtllm.errors import ConfigError
-from tests.engine.cuda.harness import build_moe_pair
+from tests.engine.cuda.harness import build_moe_pair, build_pair
 from tests.engine.cuda.host_executor import HostGpu
 from tests.engine.cuda.kernel_rows import RowCountProducts
 from tests.engine.cuda.schedules import Schedules, Setting, build, make_requests, opened, run
@@ -50,7 +50,7 @@ def test_random_schedules_change_no_bit_in_fp16(tmp_path: Path) -> None:
 def test_a_library_that_counts_rows_changes_texts_unless_it_is_not_called(engines: EngineDir) -> None:
     """Its sums depend on the number of rows. Without the option the same requests have other logits together with
     others, and texts part; with it no product of the target is the library's."""
-    requests = make_requests(random.Random(0), 12, engines.vocab_size)
+    requests = make_requests(random.Random(0), 7, engines.vocab_size)
     texts = {}
     for deterministic in (False, True):
         with RowCountProducts() as library:
@@ -70,6 +70,11 @@ def test_what_cannot_be_deterministic_is_refused(engines: EngineDir, tmp_path: P
     check_request(request)
     with pytest.raises(ConfigError, match=r"^deterministic is true and quantization is fp8, .*; set deterministic to"):
         check_request(replace(request, quantization=Quantization.FP8))
+    split = build_pair(tmp_path / "split", tp_size=2)
+    with pytest.raises(
+        ConfigError, match=r"^deterministic is true, .* is split over 2 GPUs, .* build with --tp_size 1$"
+    ):
+        check_request(replace(request, engines=split))
     mixture = build_moe_pair(tmp_path)
     with (
         ExitStack() as stack,
