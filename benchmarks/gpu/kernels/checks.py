@@ -21,6 +21,7 @@ FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "prune_rows": pruning.prune_rows_cases,
     "quantize_rows": layers.quantize_rows_cases,
     "gated_silu": layers.gated_silu_cases,
+    "matmul": layers.matmul_cases,
     "route_rows": layers.route_cases,
     "combine_rows": layers.combine_cases,
     "sample": drafting.sample_cases,

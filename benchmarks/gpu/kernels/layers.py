@@ -1,4 +1,4 @@
-"""Cases of the kernels between a layer's products, and of mixtures of experts."""
+"""Cases of the kernels between a layer's products, of deterministic products, and of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernels.attention import BATCHES, DRAFT_HIDDEN, TARGET_HIDDEN
 from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.kernels.op_case import Functions, Source, op_case
-from faser_trtllm.ops.cuda import gated_silu, quantize_rows
+from faser_trtllm.ops.cuda import gated_silu, matmul, quantize_rows
 from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TARGET_INNER, DRAFT_INNER = 14336, 4096
 EPS = 1e-5
+L2_TIME = 0.56  # of a byte from the L2 cache, in that of one from memory
 MIXTURE = (128, 8, 2048)  # experts, experts per row and hidden size of Qwen3-30B-A3B
 
 
@@ -64,6 +65,37 @@ def _silu_case(bench: Bench, num_rows: int, inner: int, hidden_size: int, *, is_
     num_bytes = num_rows * ((5.0 if is_scaled else 6.0) * inner + 2.0 * hidden_size)
     shape = silu_shape(num_rows, inner, hidden_size) + (", to e4m3" if is_scaled else "")
     return op_case(bench, "gated_silu", shape, "gated_silu", functions, make, 1, num_bytes)
+
+
+def matmul_cases(bench: Bench) -> Iterator[KernelCase]:
+    """Yield products of the 8B's gate_up and down. The model takes each block's reads of rows and weights from L2."""
+    import torch
+
+    matrices = ((2 * TARGET_INNER, TARGET_HIDDEN), (TARGET_HIDDEN, TARGET_INNER))
+    for num_rows, num_outs, width in (
+        ((3, 40, 64),) if bench.is_dry else tuple((n, *matrix) for n in (1, 32, 160, 640) for matrix in matrices)
+    ):
+
+        def make(source: Source, n: int = num_rows, outs: int = num_outs, size: int = width) -> tuple[Any, ...]:
+            return (source.noise(n, size), source.noise(outs, size), source.noise(n, outs))
+
+        tile_rows = matmul.choose_tile_rows(num_rows, num_outs)
+        tile_outs = matmul.TILES[tile_rows][0]
+        num_blocks = -(-num_rows // tile_rows) * -(-num_outs // tile_outs)
+        read = 2.0 * width * num_blocks * (tile_outs + min(num_rows, tile_rows))
+        case = op_case(
+            bench,
+            "matmul",
+            f"{num_rows} rows of {width}, {num_outs} outputs",
+            "matmul",
+            (matmul.launch, matmul.matmul_reference),
+            make,
+            1,
+            2.0 * (num_rows * (width + num_outs) + num_outs * width),
+            peer=lambda x, weight, out: torch.mm(x, weight.t(), out=out),
+        )
+        more_bytes = max(0.0, L2_TIME * read - case.num_bytes)
+        yield dataclasses.replace(case, num_flops=2.0 * num_rows * num_outs * width, more_bytes=more_bytes)
 
 
 def quantize_rows_cases(bench: Bench) -> Iterator[KernelCase]:
