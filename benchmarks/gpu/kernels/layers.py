@@ -12,9 +12,10 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernels.attention import BATCHES, DRAFT_HIDDEN, TARGET_HIDDEN
 from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.kernels.op_case import Functions, Source, op_case
-from faser_trtllm.ops.cuda import gated_silu, matmul, quantize_rows
+from faser_trtllm.ops.cuda import gated_silu, quantize_rows
 from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
+from faser_trtllm.ops.cuda.products import matmul
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference

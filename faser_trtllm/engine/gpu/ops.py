@@ -14,7 +14,6 @@ from faser_trtllm.ops.cuda import (
     copy_kv,
     early_exit,
     gated_silu,
-    matmul,
     prune_rows,
     quantize_rows,
     sample,
@@ -26,6 +25,7 @@ from faser_trtllm.ops.cuda.driver import Launcher, OnStream, StreamLauncher
 from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.launch_cache import LaunchCache
+from faser_trtllm.ops.cuda.products import matmul
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
 

@@ -27,7 +27,6 @@ def test_sections_walk_their_plan(options: GpuBenchOptions, name: str) -> None:
 def test_a_row_of_matmul_s_is_as_alone(options: GpuBenchOptions) -> None:
     only = lambda stem, defines: emulator(stem, defines) if stem == "matmul" else None  # noqa: E731
     found = walk("gemms", options, DryMachine(only))
-    assert found["values"]["num_faults"] == 0
     products, passes = found["tables"]
     assert products["header"][-1] == "matmul's rows not as alone"
     assert [row[-1] for row in products["rows"]] == ["0"] * len(passes["rows"])

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig, KvCacheDtype, SchedulerConfig
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.static import OffPolicy
+from lab.clock import ManualClock
 from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.kernel_rows import KernelRowsGpu
 from tests.support.doubtful import doubtful_drafts

@@ -25,8 +25,8 @@ from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
 from tests.ops.cuda.exit_cases import EPS, inputs
 from tests.ops.cuda.experts.cases import combine_case, random_case
-from tests.ops.cuda.matmul_case import Case as MatmulCase
 from tests.ops.cuda.paged_cases import paged_case
+from tests.ops.cuda.products.case import Case as MatmulCase
 from tests.ops.cuda.prune_cases import boundary_batch
 from tests.ops.cuda.sample_cases import FIELDS, SampleCase
 

@@ -29,7 +29,6 @@ from tests.ops.cuda import (
     compact_cases,
     copied_tokens,
     exit_cases,
-    matmul_case,
     prune_cases,
     quantized_rows,
     sample_cases,
@@ -39,6 +38,7 @@ from tests.ops.cuda.accept_batches import SMALL_BLOCK, SmallLaunches
 from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.experts import cases as expert_cases
 from tests.ops.cuda.paged_cases import garbage
+from tests.ops.cuda.products import case as matmul_case
 from tests.ops.cuda.ptx.interpretation import InterpretedModule, program_of
 from tests.support.effort import pick
 from tests.support.sampling_slots import Slots

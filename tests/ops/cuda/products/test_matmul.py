@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda import matmul as op
+from faser_trtllm.ops.cuda.products import matmul as op
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.matmul_case import Case, assert_near
+from tests.ops.cuda.products.case import Case, assert_near
 from tests.support.effort import examples, pick
 
 TYPES = [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")]

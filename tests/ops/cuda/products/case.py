@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from faser_trtllm.ops.cuda import matmul as op
+from faser_trtllm.ops.cuda.products import matmul as op
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 
 
