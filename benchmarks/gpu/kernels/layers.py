@@ -19,6 +19,7 @@ from faser_trtllm.ops.cuda.products import matmul
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference
+from lab.reference.cuda.products.matmul import matmul_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +90,7 @@ def matmul_cases(bench: Bench) -> Iterator[KernelCase]:
             "matmul",
             f"{num_rows} rows of {width}, {num_outs} outputs",
             "matmul",
-            (matmul.launch, matmul.matmul_reference),
+            (matmul.launch, matmul_reference),
             make,
             1,
             2.0 * (num_rows * (width + num_outs) + num_outs * width),

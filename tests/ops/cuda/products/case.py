@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from faser_trtllm.ops.cuda.products import matmul as op
+from lab.reference.cuda.products.matmul import matmul_reference
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 
 
@@ -60,7 +61,7 @@ class Case:
 
     def reference(self) -> torch.Tensor:
         out = torch.empty((len(self.x), len(self.weight)), dtype=self.result_type)
-        op.matmul_reference(self.x, self.weight, out, self.addend, self.bias)
+        matmul_reference(self.x, self.weight, out, self.addend, self.bias)
         return out
 
 
