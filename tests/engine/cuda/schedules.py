@@ -31,7 +31,6 @@ from tests.support.doubtful import doubtful_drafts
 from tests.support.executor_harness import Collector, ErraticPolicy
 
 MAX_SEQ_LEN, MAX_DRAFT_LEN, TOKENS_PER_BLOCK = 96, 4, 16
-NUM_TEXTS = 40
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Setting:
     policy_seed: int | None = None  # None: no speculation
     max_batch_size: int = 1
     max_num_tokens: int = 64
+    max_seq_len: int = MAX_SEQ_LEN
     num_blocks: int = 6
     capacity: str = "GUARANTEED_NO_EVICT"
     reuse: bool = False
@@ -50,13 +50,15 @@ class Setting:
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
 
     @classmethod
-    def random(cls, chance: random.Random, kv_dtype: KvCacheDtype) -> Setting:
+    def random(cls, chance: random.Random, kv_dtype: KvCacheDtype, max_seq_len: int) -> Setting:
+        of_one = max_seq_len // TOKENS_PER_BLOCK
         drafters = chance.choice((("model",), ("suffix",), ("suffix", "model")))
         return cls(
             policy_seed=chance.randrange(10**6),
             max_batch_size=chance.choice((2, 3, 5)),
             max_num_tokens=chance.choice((6, 11, 24, 64)),
-            num_blocks=chance.choice((6, 7, 18)),
+            max_seq_len=max_seq_len,
+            num_blocks=chance.choice((of_one, of_one + 1, 3 * of_one)),
             capacity=chance.choice(("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")),
             reuse=chance.choice((True, False)),
             chunk_unit_size=chance.choice((1, 2, 16)),
@@ -72,7 +74,7 @@ def opened(engines, setting, deterministic=True):
     is_off = setting.policy_seed is None
     drafters = tuple(map(DrafterName, setting.drafters))
     max_draft_len = 0 if is_off else MAX_DRAFT_LEN
-    sizes = (setting.max_batch_size, setting.max_num_tokens, MAX_SEQ_LEN, max_draft_len, TOKENS_PER_BLOCK)
+    sizes = (setting.max_batch_size, setting.max_num_tokens, setting.max_seq_len, max_draft_len, TOKENS_PER_BLOCK)
     request = OpenRequest(
         engines,
         BuildConfig(*sizes),
@@ -96,7 +98,7 @@ def opened(engines, setting, deterministic=True):
                     capacity_scheduler_policy=setting.capacity, chunk_unit_size=setting.chunk_unit_size
                 ),
             ),
-            max_seq_len=MAX_SEQ_LEN,
+            max_seq_len=setting.max_seq_len,
             max_draft_len=max_draft_len,
             clock=ManualClock(),
             resources=stack.pop_all(),
@@ -122,13 +124,13 @@ def run(executor, requests, arrivals):
     return [(tokens, [row.tobytes() for row in rows]) for tokens, rows in found]
 
 
-def make_requests(chance: random.Random, count: int, vocab_size: int):
+def make_requests(chance: random.Random, count: int, vocab_size: int, stem_lens=(20, 60)):
     """Greedy and seeded in turn; some repeat themselves, and some begin alike, over the end of a block."""
-    stems = [[chance.randrange(vocab_size) for _ in range(length)] for length in (20, 60)]
-    requests = []
+    stems = [[chance.randrange(vocab_size) for _ in range(length)] for length in stem_lens]
+    requests, weights = [], (8, 4, 2, 1, 1)[: 2 + len(stems)]
     for number in range(count):
         prompt = [chance.randrange(vocab_size) for _ in range(chance.choice((1, 2, 3, 5)))]
-        prompt = chance.choices((prompt, (prompt * 5)[:9], *(stem + prompt for stem in stems)), (8, 4, 2, 1))[0]
+        prompt = chance.choices((prompt, (prompt * 5)[:9], *(stem + prompt for stem in stems)), weights)[0]
         drawn = {"temperature": 0.7, "seed": number} if number % 2 else {"temperature": 0.0}
         edits = {"repetition_penalty": 1.2} if number % 5 == 4 else {}
         length = chance.choice((1, 2, 4, 4, 12))
@@ -140,29 +142,35 @@ def make_requests(chance: random.Random, count: int, vocab_size: int):
 class Schedules:
     """Runs random schedules over the engines; totals: the executors' statistics."""
 
-    def __init__(self, engines, seed: int) -> None:
-        self._engines = engines
+    def __init__(self, engines, seed: int, num_texts: int = 40, stem_lens=(20, 60)) -> None:
+        self._engines, self._max_seq_len = engines, engines.build_config.max_seq_len
         self._chance = random.Random(seed)
-        self._requests = make_requests(self._chance, NUM_TEXTS, engines.vocab_size)
+        self._requests = make_requests(self._chance, num_texts, engines.vocab_size, stem_lens)
         self._wanted: dict[KvCacheDtype, list] = {}
         self.totals: Counter[str] = Counter()
 
     def wanted(self, kv_dtype: KvCacheDtype):
         """Of every request alone, without speculation, with its whole prompt in one pass."""
         if kv_dtype not in self._wanted:
-            with opened(self._engines, Setting(kv_dtype=kv_dtype)) as executor:
+            with opened(self._engines, self._alone(kv_dtype)) as executor:
                 self._wanted[kv_dtype] = [run(executor, [request], [0])[0] for request in self._requests]
         return self._wanted[kv_dtype]
+
+    def _alone(self, kv_dtype: KvCacheDtype) -> Setting:
+        return Setting(
+            kv_dtype=kv_dtype, max_seq_len=self._max_seq_len, num_blocks=self._max_seq_len // TOKENS_PER_BLOCK
+        )
 
     def run(self, count: int, each: int = 25) -> None:
         """Run this many schedules, up to `each` of them in an executor of one setting."""
         chance = self._chance
         while count:
-            setting = Setting.random(chance, chance.choice((KvCacheDtype.AUTO, KvCacheDtype.AUTO, KvCacheDtype.FP8)))
+            kv_dtype = chance.choice((KvCacheDtype.AUTO, KvCacheDtype.AUTO, KvCacheDtype.FP8))
+            setting = Setting.random(chance, kv_dtype, self._max_seq_len)
             wanted = self.wanted(setting.kv_dtype)
             with opened(self._engines, setting) as executor:
                 for _ in range(min(count, each)):
-                    chosen = chance.choices(range(NUM_TEXTS), k=chance.randint(1, 4))
+                    chosen = chance.choices(range(len(self._requests)), k=chance.randint(1, 4))
                     arrivals = [chance.choice((0, 0, 1, 3)) for _ in chosen]
                     found = run(executor, [self._requests[number] for number in chosen], arrivals)
                     for number, text in zip(chosen, found, strict=True):
@@ -172,9 +180,10 @@ class Schedules:
                 self.totals.update({name: value for name, value in executor.stats().items() if name.startswith("num_")})
 
 
-def build(directory: Path, dtype: str = "bfloat16"):
+def build(directory: Path, dtype: str = "bfloat16", max_seq_len: int = MAX_SEQ_LEN):
     sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 64}
-    return build_pair(directory, dtype, exit_layers=(1,), max_seq_len=MAX_SEQ_LEN, **sizes)
+    sizes |= {"max_seq_len": max_seq_len, "max_position_embeddings": max_seq_len}
+    return build_pair(directory, dtype, exit_layers=(1,), **sizes)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from tests.engine.cuda.harness import build_moe_pair, build_pair
 from tests.engine.cuda.host_executor import HostGpu
 from tests.engine.cuda.kernel_rows import RowCountProducts
 from tests.engine.cuda.schedules import Schedules, Setting, build, make_requests, opened, run
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 
 TOGETHER = Setting(policy_seed=3, max_batch_size=3, max_num_tokens=24, num_blocks=18, drafters=("suffix",))
 
@@ -44,6 +44,14 @@ def test_random_schedules_change_no_bit(engines: EngineDir) -> None:
 @pytest.mark.slow
 def test_random_schedules_change_no_bit_in_fp16(tmp_path: Path) -> None:
     Schedules(build(tmp_path, "float16"), seed=2).run(pick(3, 25))
+
+
+@ONLY_ALL
+@pytest.mark.slow
+def test_contexts_that_are_split_change_no_bit(tmp_path: Path) -> None:
+    """Contexts of two chunks, in passes with slots for all of them, for a few, or for none that are needed."""
+    schedules = Schedules(build(tmp_path, max_seq_len=1024), seed=3, num_texts=6, stem_lens=(780, 900, 780))
+    schedules.run(6, 2)
 
 
 @pytest.mark.slow
