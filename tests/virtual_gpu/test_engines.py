@@ -137,14 +137,15 @@ def test_log_probs_of_prompts_say_what_was_generated_greedily(
 
 @ONLY_ALL
 def test_long_contexts_are_split_and_change_no_token(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
-    """A context of two chunks among short ones: in captured passes, and with drafts."""
+    """A context of two chunks among short ones: in captured passes, and with rows pruned in between."""
     sizes = {"max_seq_len": 1024, "max_position_embeddings": 1024, "num_layers": 2, "vocab_size": 300}
     engines = build_pair(tmp_path, exit_layers=(1,), **sizes)
-    long = [3 + place % 290 for place in range(800)], SamplingParams(max_tokens=8, end_ids=(2,))
+    long = [3 + place % 290 for place in range(770)], SamplingParams(max_tokens=60, end_ids=(2,))
     requests = [long, _request(1), _request(2)]
     limits = {"max_seq_len": 1024, "num_blocks": 64, "max_num_tokens": 96}
     alone, pruned = (gpu.run(generate_cuda, engines, policy, requests, **limits) for policy in ("off", "erratic"))
     assert pruned.tokens == alone.tokens
+    assert pruned.stats["num_pruned_rows"] > 0
 
 
 @pytest.mark.parametrize("policy", ["price:prune=on", *pick([], ["erratic"])])

@@ -161,16 +161,19 @@ class Schedules:
             kv_dtype=kv_dtype, max_seq_len=self._max_seq_len, num_blocks=self._max_seq_len // TOKENS_PER_BLOCK
         )
 
-    def run(self, count: int, each: int = 25) -> None:
-        """Run this many schedules, up to `each` of them in an executor of one setting."""
+    def run(self, count: int, each: int = 25, prompt_len: int = 0) -> None:
+        """Run this many schedules, up to `each` of them in an executor of one setting; a request of each has a prompt of
+        at least prompt_len tokens."""
         chance = self._chance
+        numbers = range(len(self._requests))
+        long = [number for number in numbers if len(self._requests[number][0]) >= prompt_len]
         while count:
             kv_dtype = chance.choice((KvCacheDtype.AUTO, KvCacheDtype.AUTO, KvCacheDtype.FP8))
             setting = Setting.random(chance, kv_dtype, self._max_seq_len)
             wanted = self.wanted(setting.kv_dtype)
             with opened(self._engines, setting) as executor:
                 for _ in range(min(count, each)):
-                    chosen = chance.choices(range(len(self._requests)), k=chance.randint(1, 4))
+                    chosen = [chance.choice(long), *chance.choices(numbers, k=chance.randint(0, 3))]
                     arrivals = [chance.choice((0, 0, 1, 3)) for _ in chosen]
                     found = run(executor, [self._requests[number] for number in chosen], arrivals)
                     for number, text in zip(chosen, found, strict=True):

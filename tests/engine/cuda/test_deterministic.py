@@ -50,8 +50,8 @@ def test_random_schedules_change_no_bit_in_fp16(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_contexts_that_are_split_change_no_bit(tmp_path: Path) -> None:
     """Contexts of two chunks, in passes with slots for all of them, for a few, or for none that are needed."""
-    schedules = Schedules(build(tmp_path, max_seq_len=1024), seed=3, num_texts=6, stem_lens=(780, 900, 780))
-    schedules.run(6, 2)
+    schedules = Schedules(build(tmp_path, max_seq_len=1024), seed=3, num_texts=12, stem_lens=(780, 900, 780))
+    schedules.run(6, 2, prompt_len=780)
 
 
 @pytest.mark.slow
