@@ -243,7 +243,7 @@ def parse_sizes(text: str, vocab: int) -> Sizes:
     try:
         hidden, layers, heads, kv_heads, inner = (int(part) for part in text.split(","))
     except ValueError:
-        raise SystemExit(f"sizes are {text!r}, they must be five whole numbers as in 512,9,8,4,1408") from None
+        raise SystemExit(f"sizes are {text!r}; they must be five whole numbers as in 512,9,8,4,1408") from None
     return Sizes(vocab, hidden, layers, heads, kv_heads, inner)
 
 

@@ -94,6 +94,6 @@ def _lengths(where: str, value: Any) -> tuple[float, ...]:
     for count in range(1, len(value) + 1):
         length = value.get(count)
         if type(length) not in (int, float) or not 1.0 <= length <= count + 1.0:  # type: ignore[operator]
-            raise InvalidArgumentError(f"{where} has {length!r:.40} at {count}, it must be 1 to {count + 1}")
+            raise InvalidArgumentError(f"{where} has {length!r:.40} at {count}; it must be 1 to {count + 1}")
         found.append(float(length))  # type: ignore[arg-type]
     return tuple(found)

@@ -156,9 +156,9 @@ def test_benchmarks_are_found_from_any_directory(tmp_path: Path) -> None:
         ((), "the following arguments are required: --checkpoint_dir, --draft_checkpoint_dir, --output_dir"),
         ((*PEERS, "--bild"), "unrecognized arguments: --bild"),
         ((*PEERS, "--rounds", "x"), "argument --rounds: invalid int value: 'x'"),
-        ((*PEERS, "--expand", "1,x"), "argument --expand: is '1,x', it must be whole numbers as in 2,4"),
+        ((*PEERS, "--expand", "1,x"), "argument --expand: is '1,x'; it must be whole numbers as in 2,4"),
         ((*PEERS, "--expand", ","), "expand is empty, give at least one"),
-        ((*PEERS, "--peers", "none", "--batch_sizes", "3", "--quick"), "num_prompts is 4, it must be a multiple of"),
+        ((*PEERS, "--peers", "none", "--batch_sizes", "3", "--quick"), "num_prompts is 4; it must be a multiple of"),
     ],
 )
 def test_bad_flags_of_a_bench_are_named(refused: Callable[..., str], flags: tuple[str, ...], says: str) -> None:
@@ -312,7 +312,7 @@ def test_a_full_disk_is_a_sentence(
 
 def test_bad_build_flags_are_named(pair: tuple[Path, Path], tmp_path: Path, refused: Callable[..., str]) -> None:
     build = ("build", "--checkpoint_dir", pair[0], "--output_dir", tmp_path / "engines")
-    assert "exit_layers is '1,x', it must be whole numbers as in 2,4" in refused(*build, "--exit_layers", "1,x")
+    assert "exit_layers is '1,x'; it must be whole numbers as in 2,4" in refused(*build, "--exit_layers", "1,x")
     rtx = (*build, "--backend", "tensorrt_rtx")
     assert "compute_capability has 1.0, tensorrt_rtx" in refused(*rtx, "--compute_capability", "8.6, 1.0")
     assert not (tmp_path / "engines").exists()

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags.flag("num_held", "number of cases whose memory is measured; default: all that are served")
     options = flags.parse(argv)
     if options.seconds <= 0:
-        raise InvalidArgumentError(f"is {options.seconds:g}, it must be more than 0", "seconds", options.seconds)
+        raise InvalidArgumentError(f"is {options.seconds:g}; it must be more than 0", "seconds", options.seconds)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     cases = [case for case in all_cases() if options.cases in case.name]
     log_file = options.output_dir / "server.log"

@@ -83,6 +83,6 @@ def _converter(kind: Any) -> Any:
         try:
             return tuple(parts[0](part.strip()) for part in text.split(",") if part.strip())
         except ValueError:
-            raise argparse.ArgumentTypeError(f"is {text!r}, it must be whole numbers as in 2,4") from None
+            raise argparse.ArgumentTypeError(f"is {text!r}; it must be whole numbers as in 2,4") from None
 
     return split

@@ -51,12 +51,12 @@ class GpuBenchOptions:
         for name in ("concurrency", "fixed"):
             for value in getattr(self, name):
                 if value < 1:
-                    raise InvalidArgumentError(f"{name} has {value}, it must be 1 or more")
+                    raise InvalidArgumentError(f"{name} has {value}; it must be 1 or more")
         for name in ("prompt_len", "max_tokens"):
             if getattr(self, name) < 2:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be 2 or more")
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 2 or more")
         if not self.minutes > 0:
-            raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
+            raise InvalidArgumentError(f"minutes is {self.minutes}; it must be more than 0")
 
     def to_json(self) -> str:
         return json.dumps({name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()})

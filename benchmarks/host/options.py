@@ -46,17 +46,17 @@ class HostBenchOptions:
         """Raise InvalidArgumentError for options that cannot be measured."""
         if not self.num_requests or not all(1 <= n <= MAX_REQUESTS for n in self.num_requests):
             raise InvalidArgumentError(
-                f"requests is {','.join(map(str, self.num_requests))!r}, it must be numbers of 1 to {MAX_REQUESTS}"
+                f"requests is {','.join(map(str, self.num_requests))!r}; it must be numbers of 1 to {MAX_REQUESTS}"
             )
         for name, value in (("rounds", self.num_rounds), ("steps", self.num_steps)):
             if value < 1:
-                raise InvalidArgumentError(f"{name} is {value}, it must be 1 or more")
+                raise InvalidArgumentError(f"{name} is {value}; it must be 1 or more")
         if not self.systems:
             raise InvalidArgumentError("policies is empty, name at least one, for instance off")
         for system in self.systems:
             split_system(system)
         if self.engines not in ENGINES:
-            raise InvalidArgumentError(f"engines is {self.engines!r}, it must be one of {', '.join(ENGINES)}")
+            raise InvalidArgumentError(f"engines is {self.engines!r}; it must be one of {', '.join(ENGINES)}")
         if self.engines == GPU and find_spec("torch") is None:
             raise ConfigError(f"engines is {GPU!r}, which needs torch; {install('bench')}")
 

@@ -93,18 +93,18 @@ class MoeBenchOptions:
                 raise InvalidArgumentError(f"{name} is empty, give at least one")
         for value in self.acceptance:
             if not 0.0 <= value <= 1.0:
-                raise InvalidArgumentError(f"acceptance has {value}, it must be between 0 and 1")
+                raise InvalidArgumentError(f"acceptance has {value}; it must be between 0 and 1")
         for value in self.fixed:
             if not 1 <= value <= MAX_DRAFT_LEN:
-                raise InvalidArgumentError(f"fixed has {value}, it must be between 1 and {MAX_DRAFT_LEN}")
+                raise InvalidArgumentError(f"fixed has {value}; it must be between 1 and {MAX_DRAFT_LEN}")
         for value in self.embedding_scales:
             if not value > 0:
-                raise InvalidArgumentError(f"embedding_scales has {value}, it must be more than 0")
+                raise InvalidArgumentError(f"embedding_scales has {value}; it must be more than 0")
         for name, low in (("num_fixed_kept", 1), ("blocks", 2), ("prompt_len", 1), ("max_tokens", 2)):
             if getattr(self, name) < low:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be {low} or more")
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be {low} or more")
         if min(self.batch_sizes) < 1:
-            raise InvalidArgumentError(f"batch_sizes has {min(self.batch_sizes)}, it must be 1 or more")
+            raise InvalidArgumentError(f"batch_sizes has {min(self.batch_sizes)}; it must be 1 or more")
         for name in ("seconds", "slice_ms", "profile_s", "learning_s"):
             if not getattr(self, name) > 0:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be more than 0")
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be more than 0")

@@ -37,7 +37,7 @@ def run_paper_bench(options: PaperBenchOptions, say: Callable[[str], None] = lam
         if name not in (*SECTIONS, *QUESTIONS):
             raise InvalidArgumentError(f"section is {name!r}, there are {', '.join((*SECTIONS, *QUESTIONS))}")
     if not minutes > 0:
-        raise InvalidArgumentError(f"minutes is {minutes}, it must be more than 0")
+        raise InvalidArgumentError(f"minutes is {minutes}; it must be more than 0")
     output_dir.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(options.command_line) | {"anchors": anchors_version(), "times": "modelled"}
     deadline_s = time.monotonic() + 60.0 * minutes

@@ -80,12 +80,12 @@ class BenchOptions:
                 _at_least(name, getattr(self, name), 1)
         if self.speculation[0] != "off":
             raise InvalidArgumentError(
-                f"speculation starts with {self.speculation[0]}, it must start with off, the baseline of all ratios"
+                f"speculation starts with {self.speculation[0]}; it must start with off, the baseline of all ratios"
             )
         for size in self.batch_sizes:
             if self.num_prompts % size:
                 raise InvalidArgumentError(
-                    f"num_prompts is {self.num_prompts}, it must be a multiple of batch size {size}, "
+                    f"num_prompts is {self.num_prompts}; it must be a multiple of batch size {size}, "
                     "so that every case runs the same prompts"
                 )
         for peer in self.peers:
@@ -103,4 +103,4 @@ class BenchOptions:
 
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
-        raise InvalidArgumentError(f"{name} is {value}, it must be {low} or more")
+        raise InvalidArgumentError(f"{name} is {value}; it must be {low} or more")

@@ -111,17 +111,17 @@ class PolicyBenchOptions:
             if policy not in POLICIES:
                 raise InvalidArgumentError(f"policy {policy} is unknown, there are {', '.join(POLICIES)}")
         if not self.minutes > 0:
-            raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
+            raise InvalidArgumentError(f"minutes is {self.minutes}; it must be more than 0")
         if self.cost_table is not None and not self.simulated:
             raise InvalidArgumentError("cost_table is given, but a run that is not simulated measures; add --simulated")
         if not self.slowdown >= 1:
-            raise InvalidArgumentError(f"slowdown is {self.slowdown}, it must be 1 or more")
+            raise InvalidArgumentError(f"slowdown is {self.slowdown}; it must be 1 or more")
         if self.slowdown > 1 and not self.simulated:
             raise InvalidArgumentError("slowdown is given, but it is for simulated machines only; add --simulated")
         if not self.swing >= 1:
-            raise InvalidArgumentError(f"swing is {self.swing}, it must be 1 or more")
+            raise InvalidArgumentError(f"swing is {self.swing}; it must be 1 or more")
 
 
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
-        raise InvalidArgumentError(f"{name} is {value}, it must be {low} or more")
+        raise InvalidArgumentError(f"{name} is {value}; it must be {low} or more")

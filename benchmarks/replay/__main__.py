@@ -70,7 +70,7 @@ def parse_outputs(text: str) -> tuple[int, int]:
     """Parse "32,96", the least and the most output tokens of a request."""
     least, _, most = text.partition(",")
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= NUM_OUTPUT):
-        raise argparse.ArgumentTypeError(f"outputs is {text!r}, it must be LEAST,MOST of 1 to {NUM_OUTPUT} tokens")
+        raise argparse.ArgumentTypeError(f"outputs is {text!r}; it must be LEAST,MOST of 1 to {NUM_OUTPUT} tokens")
     return int(least), int(most)
 
 

@@ -60,7 +60,7 @@ def _object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"is {text!r:.60}, it must be a JSON object")
+        raise argparse.ArgumentTypeError(f"is {text!r:.60}; it must be a JSON object")
     return value
 
 
@@ -69,7 +69,7 @@ def _bound(text: str) -> tuple[str, float]:
     try:
         return name, float(bound)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r:.60}, it must be a name and ms as in ttft:300") from None
+        raise argparse.ArgumentTypeError(f"is {text!r:.60}; it must be a name and ms as in ttft:300") from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

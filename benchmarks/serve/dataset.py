@@ -94,7 +94,7 @@ def _parsed(data: bytes, where: str) -> Any:
 
 def _row(value: Any, where: str) -> Row:
     if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{where} is {_short(value)}, it must be an object")
+        raise InvalidArgumentError(f"{where} is {_short(value)}; it must be an object")
     return value
 
 
@@ -142,24 +142,24 @@ def _custom(row: Row, where: str) -> Conversation:
     """Convert a row of vLLM's custom dataset: `prompt`, optional `output_tokens`, and our own `category`."""
     length = row.get("output_tokens")
     if length is not None and not (type(length) is int and 1 <= length <= MAX_OUTPUT_LEN):
-        raise InvalidArgumentError(f"{where}: output_tokens is {_short(length)}, it must be 1 to {MAX_OUTPUT_LEN}")
+        raise InvalidArgumentError(f"{where}: output_tokens is {_short(length)}; it must be 1 to {MAX_OUTPUT_LEN}")
     category = _text(row.get("category", "all"), "category", where)
     return Conversation((_prompt(row.get("prompt"), "prompt", where),), category, output_len=length)
 
 
 def _list(value: Any, name: str, where: str) -> list[Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_TURNS:
-        raise InvalidArgumentError(f"{where}: {name} is {_short(value)}, it must be a list of 1 to {MAX_TURNS}")
+        raise InvalidArgumentError(f"{where}: {name} is {_short(value)}; it must be a list of 1 to {MAX_TURNS}")
     return value
 
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{where}: {name} is {_short(value)}, it must be a text")
+        raise InvalidArgumentError(f"{where}: {name} is {_short(value)}; it must be a text")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError(f"{where}: {name} has half of a surrogate pair, it must be Unicode text") from None
+        raise InvalidArgumentError(f"{where}: {name} has half of a surrogate pair; it must be Unicode text") from None
     return value
 
 
@@ -171,7 +171,7 @@ def _prompt(value: Any, name: str, where: str) -> str:
             "SPEED-Bench is prepared, or choose another --category"
         )
     if not text:
-        raise InvalidArgumentError(f"{where}: {name} is empty, it must be a text")
+        raise InvalidArgumentError(f"{where}: {name} is empty; it must be a text")
     return text
 
 

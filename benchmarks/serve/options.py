@@ -50,11 +50,11 @@ class ServeBenchOptions:
     def validate(self) -> None:
         """Raise InvalidArgumentError for a run that cannot work or would be meaningless."""
         if self.dataset not in DATASETS:
-            raise InvalidArgumentError(f"dataset is {self.dataset!r}, it must be one of {', '.join(DATASETS)}")
+            raise InvalidArgumentError(f"dataset is {self.dataset!r}; it must be one of {', '.join(DATASETS)}")
         if self.backend is not None and self.backend not in BACKENDS:
-            raise InvalidArgumentError(f"backend is {self.backend!r}, it must be {' or '.join(BACKENDS)}")
+            raise InvalidArgumentError(f"backend is {self.backend!r}; it must be {' or '.join(BACKENDS)}")
         if not self.base_url.startswith(("http://", "https://")):
-            raise InvalidArgumentError(f"base_url is {self.base_url!r}, it must begin with http:// or https://")
+            raise InvalidArgumentError(f"base_url is {self.base_url!r}; it must begin with http:// or https://")
         for name in ("max_concurrency", "num_prompts", "max_turns", "output_len"):
             limit = MAX_OUTPUT_LEN if name == "output_len" else MAX_PROMPTS
             value = getattr(self, name)
@@ -63,15 +63,15 @@ class ServeBenchOptions:
         if not 0 <= self.num_warmups <= MAX_PROMPTS:
             raise InvalidArgumentError(f"num_warmups is {self.num_warmups}, allowed is 0 to {MAX_PROMPTS}")
         if not self.request_rate > 0.0:
-            raise InvalidArgumentError(f"request_rate is {self.request_rate:g}, it must be more than 0, or inf")
+            raise InvalidArgumentError(f"request_rate is {self.request_rate:g}; it must be more than 0, or inf")
         for name in ("burstiness", "timeout_s"):
             if not 0.0 < getattr(self, name) < math.inf:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name):g}, it must be more than 0")
+                raise InvalidArgumentError(f"{name} is {getattr(self, name):g}; it must be more than 0")
         if not 0.0 <= self.temperature < math.inf:
-            raise InvalidArgumentError(f"temperature is {self.temperature:g}, it must be 0 or more")
+            raise InvalidArgumentError(f"temperature is {self.temperature:g}; it must be 0 or more")
         for name, bound in self.goodput:
             if name not in GOODPUT or not 0.0 < bound < math.inf:
-                raise InvalidArgumentError(f"goodput has {name}:{bound:g}, it must be {', '.join(GOODPUT)} and ms")
+                raise InvalidArgumentError(f"goodput has {name}:{bound:g}; it must be {', '.join(GOODPUT)} and ms")
         if fixed := [name for name in OWN_FIELDS if name in (self.extra_body or ())]:
             raise InvalidArgumentError(f"extra_body has {fixed[0]}, which the bench sets; leave it out")
         if self.tokenizer is not None and self.dataset != "sharegpt":

@@ -78,13 +78,13 @@ class SoakOptions:
         for name in (*positive, *bounds, "max_server_recovery_s"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
-                raise InvalidArgumentError(f"{name} is {value:g}, it must be more than 0")
+                raise InvalidArgumentError(f"{name} is {value:g}; it must be more than 0")
         if self.kv_cache_tokens < 1:
-            raise InvalidArgumentError(f"kv_cache_tokens is {self.kv_cache_tokens}, it must be 1 or more")
+            raise InvalidArgumentError(f"kv_cache_tokens is {self.kv_cache_tokens}; it must be 1 or more")
         if not 0.0 <= self.kill_period_s < math.inf:
-            raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}, it must be 0 (no kills) or more")
+            raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}; it must be 0 (no kills) or more")
         if not 0.0 <= self.pause_s < math.inf:
-            raise InvalidArgumentError(f"pause_s is {self.pause_s:g}, it must be 0 (no pauses) or more")
+            raise InvalidArgumentError(f"pause_s is {self.pause_s:g}; it must be 0 (no pauses) or more")
         if not 0.0 <= self.storm_minutes < self.minutes:
             raise InvalidArgumentError(
                 f"storm_minutes is {self.storm_minutes:g}, allowed is 0 (a third) to less than minutes, "
@@ -97,11 +97,11 @@ class SoakOptions:
         others = self.cancel_share + self.bad_share + self.late_share
         if others >= 1.0:
             raise InvalidArgumentError(
-                f"cancel_share, bad_share and late_share are {others:g} together, they must leave room for requests "
+                f"cancel_share, bad_share and late_share are {others:g} together; they must leave room for requests "
                 "that finish; lower one"
             )
         if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidArgumentError(f"concurrency is {self.concurrency}, it must be 1 or more")
+            raise InvalidArgumentError(f"concurrency is {self.concurrency}; it must be 1 or more")
         addresses = (self.url, self.http_url, self.metrics_url)
         if any(addresses) and not all(addresses):
             raise InvalidArgumentError("--url, --http_url and --metrics_url go together; give all of them or none")

@@ -42,7 +42,7 @@ def paged_block_size(wanted: int | None) -> int:
     """Return EngineBuilder.tokens_per_block for paged KV caches."""
     size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
     if size < 16 or size % 16:
-        raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
+        raise InvalidArgumentError(f"tokens_per_block is {size}; it must be a multiple of 16")
     return size
 
 

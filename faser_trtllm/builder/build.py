@@ -111,7 +111,7 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
     max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
         raise InvalidArgumentError(
-            f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the target's max_position_embeddings"
+            f"max_seq_len is {max_seq_len}; it must be between 2 and {longest}, the target's max_position_embeddings"
         )
     max_draft_len, head = options.max_draft_len, sources[-1].head
     if isinstance(head, BlockDrafter):

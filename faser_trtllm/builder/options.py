@@ -123,7 +123,7 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.eagle3_norm_output and options.eagle3_norm_output not in NORM_OUTPUTS:
         raise InvalidArgumentError(
-            f"eagle3_norm_output is {options.eagle3_norm_output}, it must be {' or '.join(NORM_OUTPUTS)}"
+            f"eagle3_norm_output is {options.eagle3_norm_output}; it must be {' or '.join(NORM_OUTPUTS)}"
         )
     if options.mtp and options.draft_checkpoint_dir is not None:
         raise InvalidArgumentError(
@@ -131,7 +131,7 @@ def check_options(options: BuildOptions) -> None:
             "out"
         )
     if options.block_slots and options.block_slots not in SLOTS:
-        raise InvalidArgumentError(f"block_slots is {options.block_slots}, it must be {' or '.join(SLOTS)}")
+        raise InvalidArgumentError(f"block_slots is {options.block_slots}; it must be {' or '.join(SLOTS)}")
     if options.mtp_reads_normed and not options.mtp:
         raise InvalidArgumentError("mtp_reads_normed is set without mtp; add --mtp or leave it out")
     if "draft" in {*schemes, *in_fp8} and options.draft_checkpoint_dir is None and not options.mtp:
@@ -151,11 +151,11 @@ def check_options(options: BuildOptions) -> None:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
     if not 0 < options.min_vocab_overlap <= 1:
         raise InvalidArgumentError(
-            f"min_vocab_overlap is {options.min_vocab_overlap:g}, it must be above 0 and at most 1"
+            f"min_vocab_overlap is {options.min_vocab_overlap:g}; it must be above 0 and at most 1"
         )
     for name in ("max_batch_size", "max_num_tokens", "expand", "tp_size"):
         if getattr(options, name) < 1:
-            raise InvalidArgumentError(f"{name} is {getattr(options, name)}, it must be at least 1")
+            raise InvalidArgumentError(f"{name} is {getattr(options, name)}; it must be at least 1")
     if options.tp_size > 1 and not backend.has_ranks:
         raise InvalidArgumentError(
             f"tp_size is {options.tp_size}, and only {names_with(lambda b: b.has_ranks)} engines are split over GPUs, "
@@ -163,12 +163,12 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.max_num_tokens < options.max_batch_size:
         raise InvalidArgumentError(
-            f"max_num_tokens is {options.max_num_tokens}, it must be at least max_batch_size "
+            f"max_num_tokens is {options.max_num_tokens}; it must be at least max_batch_size "
             f"({options.max_batch_size}), one row for each request"
         )
     if options.max_draft_len is not None and not 0 <= options.max_draft_len <= MAX_DRAFT_LEN:
         raise InvalidArgumentError(
-            f"max_draft_len is {options.max_draft_len}, it must be between 0 and {MAX_DRAFT_LEN}"
+            f"max_draft_len is {options.max_draft_len}; it must be between 0 and {MAX_DRAFT_LEN}"
         )
 
 

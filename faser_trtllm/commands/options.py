@@ -31,4 +31,4 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
-        raise InvalidArgumentError(f"{name} is {text!r}, it must be whole numbers as in 2,4") from None
+        raise InvalidArgumentError(f"{name} is {text!r}; it must be whole numbers as in 2,4") from None

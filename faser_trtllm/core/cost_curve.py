@@ -96,7 +96,7 @@ def read_curve(item: Mapping[str, Any]) -> CostCurve:
 
 def _checked(what: str, number: Number, least: float = 0) -> Number:
     if not least <= number <= _MAX_NUMBER:
-        raise ValueError(f"{number!r:.40} {what}, it must be {least} to {_MAX_NUMBER}")
+        raise ValueError(f"{number!r:.40} {what}; it must be {least} to {_MAX_NUMBER}")
     return number
 
 

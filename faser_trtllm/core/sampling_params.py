@@ -236,7 +236,7 @@ class SamplingParams(SamplingFields):
         for token, value in self.logit_bias:
             if not math.isfinite(value):
                 raise InvalidArgumentError(
-                    f"of token {token} is {value}, it must be a finite number", "logit_bias", value, "finite"
+                    f"of token {token} is {value}; it must be a finite number", "logit_bias", value, "finite"
                 )
 
 

@@ -40,7 +40,7 @@ def choose_limits(engines: EngineDir, config: ExecutorConfig) -> tuple[BuildConf
     )
     if limits.max_num_tokens < limits.max_batch_size:
         raise ConfigError(
-            f"max_num_tokens is {limits.max_num_tokens}, it must be at least max_batch_size ({limits.max_batch_size}), "
+            f"max_num_tokens is {limits.max_num_tokens}; it must be at least max_batch_size ({limits.max_batch_size}), "
             "one row each"
         )
     return limits, _num_blocks(config, engines, limits)
@@ -140,7 +140,7 @@ def _num_blocks(config: ExecutorConfig, engines: EngineDir, limits: BuildConfig)
     if max_tokens is not None:
         if max_tokens < tokens_per_block:
             raise ConfigError(
-                f"kv_cache_config.max_tokens is {max_tokens}, it must hold at least one block of {tokens_per_block}"
+                f"kv_cache_config.max_tokens is {max_tokens}; it must hold at least one block of {tokens_per_block}"
             )
         return max_tokens // tokens_per_block
     max_blocks_per_seq = -(-limits.max_seq_len // tokens_per_block)

@@ -166,7 +166,7 @@ def token_ids(value: Any, what: str) -> tuple[int, ...]:
     """Return a token id, a list of them or None as a tuple; CheckpointError otherwise."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise CheckpointError(f"{what} is {value!r}, it must be a token id or a list of them")
+        raise CheckpointError(f"{what} is {value!r}; it must be a token id or a list of them")
     return tuple(ids)
 
 
@@ -190,9 +190,9 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be an integer of at least {minimum}")
+            raise CheckpointError(f"{self.source}: {key} is {value!r}; it must be an integer of at least {minimum}")
         if value > maximum:
-            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}, it must be at most {maximum}")
+            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}; it must be at most {maximum}")
         return value
 
     def number(self, key: str, default: Any = _MISSING, above: float = 0.0) -> Any:
@@ -200,13 +200,13 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= _MAX_NUMBER:
-            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}, it must be a number greater than {above:g}")
+            raise CheckpointError(f"{self.source}: {key} is {value!r:.80}; it must be a number greater than {above:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be true or false")
+            raise CheckpointError(f"{self.source}: {key} is {value!r}; it must be true or false")
         return value
 
 
@@ -240,7 +240,7 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
     data, source = fields.data, fields.source
     rope = data.get("rope_scaling") or data.get("rope_parameters") or _DEFAULT_ROPE.get(architecture, {})
     if not isinstance(rope, dict):
-        raise CheckpointError(f"{source}: rope_parameters is {rope!r}, it must be an object")
+        raise CheckpointError(f"{source}: rope_parameters is {rope!r}; it must be an object")
     if any(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(f"{source}: rope_parameters differ by layer, only one rope for all layers is supported")
     rope = {"rope_theta": data.get("rope_theta")} | rope
@@ -289,7 +289,7 @@ def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
     is_known = isinstance(kinds, list) and all(kind in (_SLIDING, "full_attention") for kind in kinds)
     if not is_known or (len(kinds) != num_layers and len(set(kinds)) > 1):
         raise CheckpointError(
-            f"{fields.source}: layer_types is {kinds!r:.80}, it must name full_attention or {_SLIDING} for each of the "
+            f"{fields.source}: layer_types is {kinds!r:.80}; it must name full_attention or {_SLIDING} for each of the "
             f"{num_layers} layers"
         )
     slides = tuple(kind == _SLIDING for kind in kinds)
@@ -320,7 +320,7 @@ def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[
     if window is None:
         return (0,) * num_layers
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= _MAX_INTEGER:
-        raise CheckpointError(f"{fields.source}: sliding_window is {window!r:.80}, it must be null or at least 1")
+        raise CheckpointError(f"{fields.source}: sliding_window is {window!r:.80}; it must be null or at least 1")
     return tuple(window if slide else 0 for slide in slides)
 
 

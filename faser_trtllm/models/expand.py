@@ -32,7 +32,7 @@ class ExpandedWeights(DerivedWeights):
 
     def __init__(self, weights: Weights, expand: int) -> None:
         if expand < 1:
-            raise InvalidArgumentError(f"expand is {expand}, it must be at least 1")
+            raise InvalidArgumentError(f"expand is {expand}; it must be at least 1")
         self._weights = weights
         self._expand = expand
 

@@ -60,7 +60,7 @@ class Scheme:
             if bits == 4 and group_size in GROUP_SIZES:
                 return cls(4, group_size, activation_bits=activation_bits)
         raise InvalidArgumentError(
-            f"{field} is {text}, it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
+            f"{field} is {text}; it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
             "groups of 32 or 128 inputs (int4:128, W4A8:128), mxfp4 (experts only), or FP8 on the TensorRT backends"
         )
 

@@ -193,7 +193,7 @@ class CheckpointWeights(Weights, Closing):
         dtype = self._entry(name).dtype
         if dtype not in dtypes:
             raise CheckpointError(
-                f"{self._file_of[name]}: tensor {name} is of type {dtype}, it must be {' or '.join(dtypes)}"
+                f"{self._file_of[name]}: tensor {name} is of type {dtype}; it must be {' or '.join(dtypes)}"
             )
         return self._files[self._file_of[name]].array(name, dtypes[dtype])
 

@@ -33,7 +33,7 @@ class CoreSet(Closing):
         allowed = _allowed_cores()
         self.cores: tuple[int, ...] = tuple(cores) if cores is not None else allowed
         if not self.cores or len(set(self.cores)) < len(self.cores):
-            raise ConfigError(f"cores is {list(self.cores)}, it must name at least one core and none twice")
+            raise ConfigError(f"cores is {list(self.cores)}; it must name at least one core and none twice")
         foreign = [core for core in self.cores if core not in allowed]
         if foreign:
             raise ConfigError(f"cores holds {foreign[0]}, this process may use {list(allowed)}")

@@ -102,7 +102,7 @@ class GpuPartitions(Closing):
         for count in counts:
             if not 1 <= count < self.num_sms:
                 raise ConfigError(
-                    f"draft_sms has {count}, it must be 1 to {self.num_sms - 1}, which leaves the target at least one "
+                    f"draft_sms has {count}; it must be 1 to {self.num_sms - 1}, which leaves the target at least one "
                     f"of the GPU's {self.num_sms} SMs"
                 )
         self._given_back = _given_back[ordinal, counts, require_green, plain_streams]

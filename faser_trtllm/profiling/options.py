@@ -36,6 +36,6 @@ class ProfileOptions:
     def validate(self) -> None:
         for name in ("num_prompts", "prompt_len", "max_tokens"):
             if getattr(self, name) < 1:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be 1 or more")
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if not self.time_budget_s > 0:
-            raise InvalidArgumentError(f"time_budget_s is {self.time_budget_s}, it must be more than 0 seconds")
+            raise InvalidArgumentError(f"time_budget_s is {self.time_budget_s}; it must be more than 0 seconds")

@@ -107,13 +107,13 @@ def check_drafter(options: DrafterOptions) -> None:
         raise ConfigError(f"{options.engine_dir} has no draft engine; build one with --draft_checkpoint_dir")
     check_draft_backend(engines)
     if options.max_draft_len < 1:
-        raise ConfigError(f"max_draft_len is {options.max_draft_len}, it must be at least 1")
+        raise ConfigError(f"max_draft_len is {options.max_draft_len}; it must be at least 1")
     check_spelling(options.policy, options.max_draft_len)
     if needs_costs(options.policy) and options.cost_table is None:
         raise ConfigError(f"speculation is {options.policy}, which needs a cost_table; name one or use fixed:K")
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise ConfigError(
-            f"max_concurrency is {options.max_concurrency}, it must be at least 1; leave it out for no limit"
+            f"max_concurrency is {options.max_concurrency}; it must be at least 1; leave it out for no limit"
         )
     if options.draft_len_schedule is not None:
         _check_schedule(options.draft_len_schedule, options.max_draft_len)
@@ -125,7 +125,7 @@ def _check_schedule(schedule: Mapping[int, int], max_draft_len: int) -> None:
         size < 1 or not 0 <= length <= max_draft_len for size, length in schedule.items()
     ):
         raise ConfigError(
-            f"draft_len_schedule is {dict(schedule)}, it must give 1 active request the length max_draft_len "
+            f"draft_len_schedule is {dict(schedule)}; it must give 1 active request the length max_draft_len "
             f"({max_draft_len}), and more of them lengths from 0 to that"
         )
 

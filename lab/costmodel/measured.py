@@ -49,7 +49,7 @@ class MeasuredGpu:
 
     def __init__(self, name: str = H100, *, is_padded: bool = True) -> None:
         if name not in NAMES:
-            raise ConfigError(f"the measured table is {name!r}, it must be one of: {', '.join(NAMES)}")
+            raise ConfigError(f"the measured table is {name!r}; it must be one of: {', '.join(NAMES)}")
         path = files("lab.costmodel") / "data" / f"{name.replace('-', '_')}.json"
         self.data: Mapping[str, Any] = json.loads(path.read_text())
         self.name = name

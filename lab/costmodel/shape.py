@@ -156,7 +156,7 @@ class ModelShape:
         """Return the mixture with this overlap of experts of two rows of a request; InvalidArgumentError if invalid."""
         if not 0.0 <= overlap < 1.0:
             raise InvalidArgumentError(
-                f"expert_overlap is {overlap}, it must be at least 0 and less than 1: the share of a row's experts "
+                f"expert_overlap is {overlap}; it must be at least 0 and less than 1: the share of a row's experts "
                 "that another row of its request takes too"
             )
         if self.experts is None:

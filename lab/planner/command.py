@@ -104,7 +104,7 @@ def plan(
     from lab.planner.text import render_text
 
     if quantization not in ("none", "fp8"):
-        raise ConfigError(f"quantization is {quantization!r}, it must be none or fp8")
+        raise ConfigError(f"quantization is {quantization!r}; it must be none or fp8")
     for path in (report, save_table):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path} has no folder to go to; create {path.absolute().parent}")

@@ -57,9 +57,9 @@ class PlanOptions:
         for name in ("ttft_ms", "tpot_ms"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise InvalidArgumentError(f"{name} is {value}, it must be more than 0")
+                raise InvalidArgumentError(f"{name} is {value}; it must be more than 0")
         if self.max_requests < 1:
-            raise InvalidArgumentError(f"max_requests is {self.max_requests}, it must be at least 1")
+            raise InvalidArgumentError(f"max_requests is {self.max_requests}; it must be at least 1")
         vocab_sizes = self.target.vocab_size, self.draft.vocab_size
         if not self.draft.is_head and abs(vocab_sizes[0] - vocab_sizes[1]) > MAX_PADDING:
             raise InvalidArgumentError(
@@ -69,7 +69,7 @@ class PlanOptions:
         largest = max(load.concurrency or 1 for load in self.loads)
         if self.max_num_tokens < largest:
             raise InvalidArgumentError(
-                f"max_num_tokens is {self.max_num_tokens}, it must be at least the largest load, {largest}, one "
+                f"max_num_tokens is {self.max_num_tokens}; it must be at least the largest load, {largest}, one "
                 "row each"
             )
 
@@ -82,7 +82,7 @@ def parse_loads(text: str, seed: int) -> tuple[Load, ...]:
 def _parse_load(text: str, seed: int) -> Load:
     if text.isdecimal():
         if not 1 <= int(text) <= 4096:
-            raise InvalidArgumentError(f"load is {text} requests in flight, it must be from 1 to 4096")
+            raise InvalidArgumentError(f"load is {text} requests in flight; it must be from 1 to 4096")
         return Load(f"{int(text)} in flight", int(text))
     name, colon, rate = text.partition(":")
     if colon and name in TRACES:
@@ -120,7 +120,7 @@ def parse_requests(text: str) -> Lengths:
     if prompt.isdecimal() and output.isdecimal() and 0 < int(prompt) <= MAX_PROMPT and 0 < int(output) <= MAX_OUTPUT:
         return Lengths(int(prompt), 0.0, int(output), 0.0)
     raise InvalidArgumentError(
-        f"requests is {text!r}, it must be one of {', '.join(TRACES)} or PROMPT,OUTPUT in tokens, at most "
+        f"requests is {text!r}; it must be one of {', '.join(TRACES)} or PROMPT,OUTPUT in tokens, at most "
         f"{MAX_PROMPT},{MAX_OUTPUT}"
     )
 
@@ -143,7 +143,7 @@ def parse_exit_signal(text: str) -> ExitSignal:
         recall = false = -1.0
     if not 0.0 < false < recall < 1.0:
         raise InvalidArgumentError(
-            f"exit_signal is {text!r}, it must be two shares between 0 and 1: of the drafts that will be rejected, and "
+            f"exit_signal is {text!r}; it must be two shares between 0 and 1: of the drafts that will be rejected, and "
             "of the others, fewer, those that an early exit doubts; as in 0.4,0.03"
         )
     return ExitSignal(recall=recall, false=false)

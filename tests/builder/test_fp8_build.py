@@ -323,8 +323,8 @@ def test_notes(plain: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "value", "message"),
     [
-        ("input_scale", [0.0], r"q_proj\.input_scale is \[0\.0\], it must be one positive number"),
-        ("input_scale", [1.0, 2.0], r"input_scale is \[1\.0, 2\.0\], it must be one"),
+        ("input_scale", [0.0], r"q_proj\.input_scale is \[0\.0\]; it must be one positive number"),
+        ("input_scale", [1.0, 2.0], r"input_scale is \[1\.0, 2\.0\]; it must be one"),
         ("weight_scale", [float("nan")], r"q_proj\.weight_scale cannot be used: a scale is not positive"),
     ],
 )

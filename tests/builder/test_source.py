@@ -88,5 +88,5 @@ def test_wrong_flags_are_refused(tmp_path, target):
             build_engines(options)
     with pytest.raises(InvalidArgumentError, match=r"eagle3_layers is 1,2, but the draft .* and no block drafter"):
         build_engines(BuildOptions(target, draft, tmp_path / "e", eagle3_layers=(1, 2), dry_run=True))
-    with pytest.raises(InvalidArgumentError, match="block_slots is second, it must be anchor or mask"):
+    with pytest.raises(InvalidArgumentError, match="block_slots is second; it must be anchor or mask"):
         build_engines(BuildOptions(target, draft, tmp_path / "e", block_slots="second", dry_run=True))

@@ -176,7 +176,7 @@ def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.Monke
     assert registered == [(full, "sm_90")]
     assert backend._requirements == plan_file.Requirements("tensorrt", "11.1.0", ("9.0",), portable=False)
     assert [backend.tokens_per_block(wanted, 96) for wanted in (None, 64)] == [32, 64]
-    with pytest.raises(InvalidArgumentError, match="tokens_per_block is 24, it must be a multiple of 16"):
+    with pytest.raises(InvalidArgumentError, match="tokens_per_block is 24; it must be a multiple of 16"):
         backend.tokens_per_block(24, 96)
 
 

@@ -191,7 +191,7 @@ def test_what_cannot_be_built_is_refused(tmp_path):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
     with pytest.raises(InvalidArgumentError, match="eagle3_norm_output is fed, but the draft checkpoint is no EAGLE"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_norm_output="fed", **SIZES))
-    with pytest.raises(InvalidArgumentError, match="eagle3_norm_output is both, it must be fed or head"):
+    with pytest.raises(InvalidArgumentError, match="eagle3_norm_output is both; it must be fed or head"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_norm_output="both", **SIZES))
 
 

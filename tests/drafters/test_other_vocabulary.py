@@ -167,7 +167,7 @@ def test_too_few_common_tokens_are_refused_with_their_number(checkpoints: dict[s
     build_engines(replace(given, min_vocab_overlap=0.5))
     with pytest.raises(CheckpointError, match=r"90.62 % .*, min_vocab_overlap is 95 %"):
         build_engines(replace(options(checkpoints, tmp_path / "f"), min_vocab_overlap=0.95))
-    with pytest.raises(InvalidArgumentError, match="min_vocab_overlap is 0, it must be above 0 and at most 1"):
+    with pytest.raises(InvalidArgumentError, match="min_vocab_overlap is 0; it must be above 0 and at most 1"):
         build_engines(replace(given, min_vocab_overlap=0.0))
 
 

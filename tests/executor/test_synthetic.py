@@ -124,5 +124,5 @@ def test_the_variable_of_tensorrt_llm_is_taken_unless_the_configuration_says_som
     own = parse(ExecutorConfig, {"synthetic_acceptance": [0.5, 0.25]})
     assert with_forced_acceptance(own, {FORCED_ACCEPTANCE: "2.5"}).synthetic_acceptance == (0.5, 0.25)
     for wrong in ("many", "-1", "nan"):
-        with pytest.raises(ConfigError, match=f"{FORCED_ACCEPTANCE} is '{wrong}', it must be a number"):
+        with pytest.raises(ConfigError, match=f"{FORCED_ACCEPTANCE} is '{wrong}'; it must be a number"):
             with_forced_acceptance(config, {FORCED_ACCEPTANCE: wrong})

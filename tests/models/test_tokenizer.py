@@ -268,11 +268,11 @@ def test_end_tokens_without_a_row_of_the_model_are_left_out(tmp_path: Path) -> N
     [
         (320, "is 320, the model's ids are 0 to 319; correct or remove it"),
         ([0, 10**12], "is 1000000000000, the model's ids are 0 to 319"),
-        (-1, "is -1, it must be a token id"),
-        ([2, True], r"is \[2, True\], it must be a token id"),
-        (2.0, r"is 2\.0, it must be a token id"),
-        ("2", "is '2', it must be a token id"),
-        ({"a": 2}, "is {'a': 2}, it must be a token id"),
+        (-1, "is -1; it must be a token id"),
+        ([2, True], r"is \[2, True\]; it must be a token id"),
+        (2.0, r"is 2\.0; it must be a token id"),
+        ("2", "is '2'; it must be a token id"),
+        ({"a": 2}, "is {'a': 2}; it must be a token id"),
     ],
 )
 def test_configurations_name_end_tokens_of_the_model(tmp_path: Path, file: str, ids: object, sentence: str) -> None:

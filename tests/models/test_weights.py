@@ -147,7 +147,7 @@ def test_other_types_are_refused_when_they_are_read(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
     with (
         CheckpointWeights(tmp_path) as weights,
-        pytest.raises(CheckpointError, match="tensor a is of type I8, it must be BF16 or F16 or F32"),
+        pytest.raises(CheckpointError, match="tensor a is of type I8; it must be BF16 or F16 or F32"),
     ):
         weights.bfloat16("a", (4,))
 

@@ -132,7 +132,7 @@ def test_counts_that_cannot_be_are_refused(library: Path) -> None:
     for count in (0, 132):
         lines, calls = tell(library, f"[{count}]")
         assert lines == [
-            f"ConfigError draft_sms has {count}, it must be 1 to 131, which leaves the target at least one of the "
+            f"ConfigError draft_sms has {count}; it must be 1 to 131, which leaves the target at least one of the "
             "GPU's 132 SMs"
         ]
         assert not calls

@@ -138,7 +138,7 @@ def test_fp8_becomes_an_option_of_the_build_and_a_key_of_the_server() -> None:
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
         ({"scheduler_config": {"context_chunking_policy": "LONGEST"}}, "one of FIRST_COME_FIRST_SERVED, EQUAL_PROG"),
         ({"scheduler_config": 3}, "it must be a mapping"),
-        ({"max_batch_size": "many"}, "max_batch_size is many, it must be a whole number of at least 1"),
+        ({"max_batch_size": "many"}, "max_batch_size is many; it must be a whole number of at least 1"),
         ({"max_batch_size": True, "model": "x"}, "max_batch_size is true"),
         ({"guided_decoding_backnd": "xgrammar"}, "did you mean guided_decoding_backend?"),
         ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean free_gpu_memory_fraction?"),
@@ -276,7 +276,7 @@ def test_shifted_labels_say_which_row_drafts_first(shifted: bool, slots: str) ->
     [
         ({"markov_head_type": "rnn"}, "markov_head_type is rnn, only DSpark's vanilla Markov head is supported"),
         ({"target_layer_ids": [-1, 3]}, "it must list layers from 0 on"),
-        ({"shift_label": 1}, "shift_label is 1, it must be true or false"),
+        ({"shift_label": 1}, "shift_label is 1; it must be true or false"),
         ({"speculative_model_subfolder": "draft"}, "name that folder in speculative_model"),
         ({"sa_config": {"threshold": 4}}, "is not a key of TensorRT-LLM"),
     ],

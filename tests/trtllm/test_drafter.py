@@ -569,7 +569,7 @@ def test_a_failure_ends_drafting_and_nothing_else(drafter_class, engine_dir, mon
         ({"max_draft_len": 0}, "max_draft_len is 0"),
         ({"speculation": "price"}, "needs a cost_table"),
         ({"speculation": "fixed:9"}, "max_draft_len 4"),
-        ({"max_concurrency": 0}, "max_concurrency is 0, it must be at least 1"),
+        ({"max_concurrency": 0}, "max_concurrency is 0; it must be at least 1"),
         ({"draft_len_schedule": {4: 2}}, "it must give 1 active request the length max_draft_len"),
         ({"draft_len_schedule": {1: 4, 2: 5}}, "lengths from 0 to that"),
     ],

@@ -86,19 +86,19 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
                 f"{name} is true in a {config.architecture}, only models without can be enlarged"
             )
     if config.rope.rope_type not in _ROPES:
-        raise InvalidArgumentError(f"rope_type is {config.rope.rope_type}, it must be one of {', '.join(_ROPES)}")
+        raise InvalidArgumentError(f"rope_type is {config.rope.rope_type}; it must be one of {', '.join(_ROPES)}")
     for name in ("hidden_size", "intermediate_size", "num_layers", "num_kv_heads"):
         if getattr(shape, name) < getattr(config, name):
             raise InvalidArgumentError(
-                f"{name} is {getattr(shape, name)}, it must be at least the trained model's {getattr(config, name)}"
+                f"{name} is {getattr(shape, name)}; it must be at least the trained model's {getattr(config, name)}"
             )
     if shape.head_dim % config.head_dim:
         raise InvalidArgumentError(
-            f"head_dim is {shape.head_dim}, it must be a multiple of the trained model's {config.head_dim}"
+            f"head_dim is {shape.head_dim}; it must be a multiple of the trained model's {config.head_dim}"
         )
     if shape.num_heads % shape.num_kv_heads:
         raise InvalidArgumentError(
-            f"num_heads is {shape.num_heads}, it must be a multiple of num_kv_heads, {shape.num_kv_heads}"
+            f"num_heads is {shape.num_heads}; it must be a multiple of num_kv_heads, {shape.num_kv_heads}"
         )
     fewest = shape.num_kv_heads // config.num_kv_heads * (shape.num_heads // shape.num_kv_heads)
     group = config.num_heads // config.num_kv_heads
@@ -109,13 +109,13 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
     vocab_size = shape.vocab_size or config.vocab_size
     if vocab_size < config.vocab_size:
         raise InvalidArgumentError(
-            f"vocab_size is {vocab_size}, it must be at least the trained model's {config.vocab_size}, or 0 for that"
+            f"vocab_size is {vocab_size}; it must be at least the trained model's {config.vocab_size}, or 0 for that"
         )
     epsilon = config.rms_norm_eps * config.hidden_size
     if vocab_size > config.vocab_size:
         if shape.hidden_size == config.hidden_size:
             raise InvalidArgumentError(
-                f"hidden_size is {shape.hidden_size}, it must be more than the trained model's for vocab_size "
+                f"hidden_size is {shape.hidden_size}; it must be more than the trained model's for vocab_size "
                 f"{vocab_size}: added tokens need a dimension of their own"
             )
         epsilon -= _constant(config) ** 2
@@ -137,7 +137,7 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
 def _constant(config: ModelConfig) -> float:
     """Return the constant c of added tokens: a power of two, exact in bf16, whose square fits into the epsilon."""
     if not config.rms_norm_eps > 0:
-        raise InvalidArgumentError("rms_norm_eps is 0, it must be more for a larger vocabulary")
+        raise InvalidArgumentError("rms_norm_eps is 0; it must be more for a larger vocabulary")
     return 2.0 ** math.floor(math.log2(config.rms_norm_eps * config.hidden_size) / 2)
 
 

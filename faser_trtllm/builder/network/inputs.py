@@ -28,7 +28,7 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
     check_positions(batch, max_seq_len)
     counts, past = np.diff(batch.cu_rows), batch.positions[batch.cu_rows[:-1]]
     if cache_rows.size and (cache_rows.min() < 0 or cache_rows.max() >= max_batch_size):
-        raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}, they must be 0 to {max_batch_size - 1}")
+        raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}; they must be 0 to {max_batch_size - 1}")
     if np.unique(cache_rows).size != cache_rows.size:
         raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}, each must be there once")
     num_rows = np.zeros(max_batch_size, np.int32)

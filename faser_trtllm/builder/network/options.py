@@ -36,22 +36,22 @@ class NetworkOptions:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}, it must be one of {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
         for name in ("max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block", "max_query_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_candidates < 1:
-            raise ConfigError(f"num_candidates is {self.num_candidates}, it must be at least 1")
+            raise ConfigError(f"num_candidates is {self.num_candidates}; it must be at least 1")
         if self.max_query_rows > self.max_num_tokens:
             raise ConfigError(
-                f"max_query_rows is {self.max_query_rows}, it must be at most max_num_tokens ({self.max_num_tokens})"
+                f"max_query_rows is {self.max_query_rows}; it must be at most max_num_tokens ({self.max_num_tokens})"
             )
         if self.num_blocks < 0:
-            raise ConfigError(f"num_blocks is {self.num_blocks}, it must be at least 1, or 0 for the default")
+            raise ConfigError(f"num_blocks is {self.num_blocks}; it must be at least 1, or 0 for the default")
         limits = (0, *self.profile_rows, self.max_num_tokens)
         if any(low >= high for low, high in pairwise(limits)):
             raise ConfigError(
-                f"profile_rows is {list(self.profile_rows)}, it must ascend between 1 and max_num_tokens - 1 "
+                f"profile_rows is {list(self.profile_rows)}; it must ascend between 1 and max_num_tokens - 1 "
                 f"({self.max_num_tokens - 1})"
             )
 

@@ -83,7 +83,7 @@ def build_segment(
     Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
-        raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")
+        raise InvalidArgumentError(f"layers are [{first}, {last}); they must lie within [0, {config.num_layers}]")
     graph = Graph(trt, network, options, weights, fp8)
     if first == 0:
         x = add_embedding(graph, config, graph.add_input("token_ids", "int32", "rows"))

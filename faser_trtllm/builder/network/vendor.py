@@ -25,7 +25,7 @@ _NO_DRIVER = "CUDA driver version is insufficient"
 def load_tensorrt(name: str) -> Any:
     """Import tensorrt_rtx or tensorrt; ConfigError names the package to install if that fails."""
     if name not in MODULES:
-        raise ConfigError(f"TensorRT module is {name!r}, it must be one of {', '.join(MODULES)}")
+        raise ConfigError(f"TensorRT module is {name!r}; it must be one of {', '.join(MODULES)}")
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:

@@ -46,9 +46,9 @@ class Routing:
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts <= _MOST_EXPERTS:
-            raise ValueError(f"{self.top_k} of {self.num_experts} experts, it must be 1 to all of at most 65536")
+            raise ValueError(f"{self.top_k} of {self.num_experts} experts; it must be 1 to all of at most 65536")
         if not (0.0 <= self.overlap <= 1.0 and 0.0 <= self.across <= 1.0):
-            raise ValueError(f"overlaps {self.overlap} and {self.across}, they must be 0 to 1")
+            raise ValueError(f"overlaps {self.overlap} and {self.across}; they must be 0 to 1")
 
     @property
     def chance(self) -> float:

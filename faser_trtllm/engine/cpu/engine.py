@@ -75,9 +75,9 @@ class CpuEngine(HostPruning, Closing):
         }
         for name, value in limits.items():
             if value < 1:
-                raise ConfigError(f"{name} is {value}, it must be at least 1")
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
         if tokens_per_block < 16 or tokens_per_block % 16:
-            raise ConfigError(f"tokens_per_block is {tokens_per_block}, it must be a multiple of 16")
+            raise ConfigError(f"tokens_per_block is {tokens_per_block}; it must be a multiple of 16")
         file = EngineFile.open(path)
         try:
             sizes: dict[str, Any] = file.header["model"]
@@ -307,7 +307,7 @@ class CpuEngine(HostPruning, Closing):
 def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
     if spec.block_size > spec.max_num_tokens:
         raise ConfigError(
-            f"max_num_tokens is {spec.max_num_tokens}, it must be at least the block drafter's block_size "
+            f"max_num_tokens is {spec.max_num_tokens}; it must be at least the block drafter's block_size "
             f"({spec.block_size})"
         )
     model, sizes = native_model(file, spec.max_seq_len), file.header["model"]

@@ -61,7 +61,7 @@ def make_engine(
     import torch
 
     if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
-        raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
+        raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}; it must be a multiple of 16")
     spec = limits.spec(weights.sizes, segments)
     kv_type = torch.float8_e4m3fn if kv_dtype is KvCacheDtype.FP8 else None
     options: dict[str, Any] = {"draft_probs": draft_probs}

@@ -49,7 +49,7 @@ class GpuLimits:
         limits."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 1 <= self.max_seq_len <= sizes["max_seq_len"]:
             raise ConfigError(f"max_seq_len is {self.max_seq_len}, the engine allows 1 to {sizes['max_seq_len']}")
         return EngineSpec(

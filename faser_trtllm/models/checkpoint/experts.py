@@ -106,7 +106,7 @@ class GptOssWeights(Weights):
         shape = self._weights.shape(stored)
         if len(shape) != num_dims or shape[0] != self._num_experts:
             raise CheckpointError(
-                f"tensor {stored} has shape {list(shape)}, it must have {num_dims} dimensions and "
+                f"tensor {stored} has shape {list(shape)}; it must have {num_dims} dimensions and "
                 f"{self._num_experts} experts in the first"
             )
         return shape[1:]

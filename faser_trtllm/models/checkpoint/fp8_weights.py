@@ -66,7 +66,7 @@ class Fp8Weights(Weights):
             return None
         found = self._weights.read(name, np.float32).reshape(-1)
         if found.size != 1 or not np.isfinite(found[0]) or found[0] <= 0:
-            raise CheckpointError(f"tensor {name} is {found[:4].tolist()}, it must be one positive number")
+            raise CheckpointError(f"tensor {name} is {found[:4].tolist()}; it must be one positive number")
         return float(found[0])
 
     def _is_scaled(self, name: str) -> bool:
@@ -82,7 +82,7 @@ class Fp8Weights(Weights):
         """Return [blocks of outputs, blocks of inputs]."""
         scales, shape = self._scales_name(name), self._weights.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}, it must be a matrix")
+            raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}; it must be a matrix")
         num_out, num_in = shape
         found, block = self._weights.shape(scales), self._config.block
         if block is None and found in ((), (1,), (1, 1)):

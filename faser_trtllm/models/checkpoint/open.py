@@ -135,7 +135,7 @@ def _quantization(directory: Path, found: object) -> Quantization | None:
         return None
     data = read_json(directory / _MODELOPT_FILE).get("quantization")
     if not isinstance(data, dict):
-        raise CheckpointError(f"{_MODELOPT_FILE}: quantization is {data!r:.80}, it must be an object")
+        raise CheckpointError(f"{_MODELOPT_FILE}: quantization is {data!r:.80}; it must be an object")
     return parse_quantization_config(data | {"quant_method": "modelopt"}, _MODELOPT_FILE)
 
 

@@ -44,7 +44,7 @@ Quantization = QuantizationConfig | Fp8Config | Mxfp4Config
 def parse_quantization_config(data: Any, source: str = "config.json") -> Quantization:
     """Check and translate quantization_config; CheckpointError names the field and the supported values."""
     if not isinstance(data, dict):
-        raise CheckpointError(f"{source}: quantization_config is {data!r:.80}, it must be an object")
+        raise CheckpointError(f"{source}: quantization_config is {data!r:.80}; it must be an object")
     method: Any = data.get("quant_method")
     _check(source, "quant_method", method, METHODS)
     if method == "compressed-tensors":
@@ -64,7 +64,7 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
     _check(source, "bits", bits, _BITS[method])
     if isinstance(group_size, bool) or not isinstance(group_size, int) or not (group_size > 0 or group_size == -1):
         raise CheckpointError(
-            f"{source}: quantization_config.group_size is {group_size!r:.80}, it must be positive or -1"
+            f"{source}: quantization_config.group_size is {group_size!r:.80}; it must be positive or -1"
         )
     if method == "awq":
         _check(source, "version", str(data.get("version", "gemm")).lower(), ("gemm",))
@@ -81,13 +81,13 @@ def _compressed_tensors(data: Mapping[str, Any], source: str) -> Fp8Config:
     _check(source, "format", data.get("format"), ("float-quantized",))
     groups = data.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(f"{source}: quantization_config.config_groups is {groups!r:.80}, it must name groups")
+        raise CheckpointError(f"{source}: quantization_config.config_groups is {groups!r:.80}; it must name groups")
     blocks = set()
     for name, group in groups.items():
         at = f"config_groups.{name}.weights"
         scheme = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(scheme, Mapping):
-            raise CheckpointError(f"{source}: quantization_config.{at} is {scheme!r:.80}, it must be an object")
+            raise CheckpointError(f"{source}: quantization_config.{at} is {scheme!r:.80}; it must be an object")
         _check(source, f"{at}.type", scheme.get("type"), ("float",))
         _check(source, f"{at}.num_bits", scheme.get("num_bits"), (8,))
         _check(source, f"{at}.strategy", scheme.get("strategy"), ("tensor", "channel", "block"))
@@ -110,7 +110,7 @@ def _block(value: Any, source: str, field: str) -> tuple[int, int] | None:
         num_out = num_in = 0
     if not 1 <= min(num_out, num_in) <= max(num_out, num_in) <= _MAX_BLOCK:
         raise CheckpointError(
-            f"{source}: quantization_config.{field} is {value!r:.80}, it must be two sizes of 1 to {_MAX_BLOCK}"
+            f"{source}: quantization_config.{field} is {value!r:.80}; it must be two sizes of 1 to {_MAX_BLOCK}"
         )
     return num_out, num_in
 

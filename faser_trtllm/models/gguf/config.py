@@ -101,7 +101,7 @@ def model_config(file: GgufFile) -> ModelConfig:
         )
     hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     if num_heads < 1:
-        raise CheckpointError(f"{source}: {architecture}.attention.head_count is {num_heads}, it must be at least 1")
+        raise CheckpointError(f"{source}: {architecture}.attention.head_count is {num_heads}; it must be at least 1")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, head_dim) != head_dim:
@@ -202,7 +202,7 @@ def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
         )
     if tensor.type.name != "F32" or tensor.shape != (config.head_dim // 2,):
         raise CheckpointError(
-            f"{source}: {ROPE_FREQS} is {tensor.type.name} of shape {list(tensor.shape)}, it must be F32 of "
+            f"{source}: {ROPE_FREQS} is {tensor.type.name} of shape {list(tensor.shape)}; it must be F32 of "
             f"[{config.head_dim // 2}]"
         )
     factors = file.data(ROPE_FREQS).view("<f4")
@@ -245,4 +245,4 @@ class _Keys:
 
     def _wrong(self, key: str, wanted: str) -> CheckpointError:
         name = f"{self.architecture}.{key}"
-        return CheckpointError(f"{self.source}: {name} is {self.metadata[name]!r:.80}, it must be {wanted}")
+        return CheckpointError(f"{self.source}: {name} is {self.metadata[name]!r:.80}; it must be {wanted}")

@@ -143,7 +143,7 @@ class _Header:
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise self._damaged(f"general.alignment is {alignment!r}, it must be a power of two from 8 to {1 << 20}")
+            raise self._damaged(f"general.alignment is {alignment!r}; it must be a power of two from 8 to {1 << 20}")
         return alignment
 
     def _tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:

@@ -97,7 +97,7 @@ def special_ids(
         key = f"tokenizer.ggml.{kind}_token_id"
         value = metadata.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise CheckpointError(f"{source}: {key} is {value!r:.80}, it must be a token id")
+            raise CheckpointError(f"{source}: {key} is {value!r:.80}; it must be a token id")
         if value is not None and kind != "bos":
             check_end_ids([value], vocab_size, f"{source}: {key}")
         found[kind] = value

@@ -269,7 +269,7 @@ def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[i
     ):
         first = -1 if said is left and not wanted else 0
         raise CheckpointError(
-            f"{what} is {said!r:.80}, it must name layers of the target that rise from {first} to {num_layers + first}"
+            f"{what} is {said!r:.80}; it must name layers of the target that rise from {first} to {num_layers + first}"
         )
     return tuple(found)
 
@@ -283,7 +283,7 @@ def _attention(fields: Fields, num_layers: int, block_size: int) -> tuple[tuple[
         kinds = [_SLIDING if i >= first else _FULL for i in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (_SLIDING, _FULL) for kind in kinds):
         raise CheckpointError(
-            f"{_SOURCE}: layer_types is {kinds!r:.80}, it must name {_FULL} or {_SLIDING} for each of the {num_layers} "
+            f"{_SOURCE}: layer_types is {kinds!r:.80}; it must name {_FULL} or {_SLIDING} for each of the {num_layers} "
             "layers"
         )
     window = 0

@@ -164,7 +164,7 @@ def load_eagle3_config(
     draft_vocab_size = data.get("draft_vocab_size") or model.vocab_size
     if not isinstance(draft_vocab_size, int) or not 0 < draft_vocab_size <= model.vocab_size:
         raise CheckpointError(
-            f"{_SOURCE}: draft_vocab_size is {draft_vocab_size!r}, it must be from 1 to vocab_size ({model.vocab_size})"
+            f"{_SOURCE}: draft_vocab_size is {draft_vocab_size!r}; it must be from 1 to vocab_size ({model.vocab_size})"
         )
     hidden = data.get("target_hidden_size") or target.hidden_size
     if hidden != target.hidden_size:
@@ -197,7 +197,7 @@ def _flag(data: dict[str, Any], name: str) -> bool:
     if any(value is not found[0] for value in found) or not all(isinstance(value, bool) for value in found):
         given = " and ".join(repr(value) for value in found)
         raise CheckpointError(
-            f"{_SOURCE}: {name} is {given:.80}, it must be true or false, and the same wherever it is set"
+            f"{_SOURCE}: {name} is {given:.80}; it must be true or false, and the same wherever it is set"
         )
     return bool(found and found[0])
 
@@ -293,7 +293,7 @@ def _checked(layers: Any, what: str, num_layers: int) -> tuple[int, ...]:
         or any(a >= b for a, b in itertools.pairwise(layers))
     ):
         raise CheckpointError(
-            f"{what} is {_text(layers)}, it must name layers that rise from 0 to {num_layers}, the target's number"
+            f"{what} is {_text(layers)}; it must name layers that rise from 0 to {num_layers}, the target's number"
         )
     return tuple(layers)
 

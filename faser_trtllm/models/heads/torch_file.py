@@ -100,7 +100,7 @@ class TorchFileWeights(Weights):
     def _typed(self, name: str, types: tuple[str, ...]) -> Any:
         if self.dtype(name) not in types:
             raise CheckpointError(
-                f"{self._file}: tensor {name} is of type {self.dtype(name)}, it must be {' or '.join(reversed(types))}"
+                f"{self._file}: tensor {name} is of type {self.dtype(name)}; it must be {' or '.join(reversed(types))}"
             )
         return self._tensor(name)
 

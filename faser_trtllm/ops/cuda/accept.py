@@ -129,10 +129,10 @@ def accept(
     dtype = type_name("logits", logits, "fp32", "bf16", "fp16")
     if not 1 <= vocab_size <= min(MAX_VOCAB_SIZE, logits.shape[1]):
         raise InvalidArgumentError(
-            f"vocab_size is {vocab_size}, it must be 1 to {min(MAX_VOCAB_SIZE, logits.shape[1])}, the columns of logits"
+            f"vocab_size is {vocab_size}; it must be 1 to {min(MAX_VOCAB_SIZE, logits.shape[1])}, the columns of logits"
         )
     if max_draft_len < 0:
-        raise InvalidArgumentError(f"max_draft_len is {max_draft_len}, it must be at least 0")
+        raise InvalidArgumentError(f"max_draft_len is {max_draft_len}; it must be at least 0")
     num_rows, num_requests = logits.shape[0], slots.shape[0]
     if logits.shape[0] and logits.stride(1) != 1:
         raise InvalidArgumentError(f"logits has strides {tuple(logits.stride())}, its rows must be contiguous")

@@ -20,7 +20,7 @@ def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
     """Run copy_kv_reference by the kernel, asynchronously. Rows of the cache must be a multiple of 16 bytes."""
     num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
     if row_bytes % ALIGNMENT:
-        raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes, it must be a multiple of {ALIGNMENT}")
+        raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes; it must be a multiple of {ALIGNMENT}")
     copies_at, num_copies = pointer("copies", copies, "int32", (4, None)), copies.shape[1]
     if not num_copies:
         return

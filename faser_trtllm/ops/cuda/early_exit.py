@@ -42,7 +42,7 @@ def early_exit(
     num_rows, num_candidates = candidates.shape
     if not 1 <= num_candidates <= MAX_CANDIDATES:
         raise InvalidArgumentError(
-            f"candidates has {num_candidates} per row, it must have 1 to {MAX_CANDIDATES}; pass fewer"
+            f"candidates has {num_candidates} per row; it must have 1 to {MAX_CANDIDATES}; pass fewer"
         )
     num_hidden_rows, hidden_size = hidden.shape
     vocab_size = lm_head.shape[0]

@@ -94,5 +94,5 @@ def _launch(
 def _check_alignment(name: str, x: Tensor) -> None:
     if x.shape[1] % ALIGNMENT or x.data_ptr() % ALIGNMENT:
         raise InvalidArgumentError(
-            f"{name} has rows of {x.shape[1]} at address {x.data_ptr()}, both must be multiples of {ALIGNMENT}"
+            f"{name} has rows of {x.shape[1]} at address {x.data_ptr()}; both must be multiples of {ALIGNMENT}"
         )

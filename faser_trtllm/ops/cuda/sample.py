@@ -75,10 +75,10 @@ def sample(
     """
     (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
-        raise InvalidArgumentError(f"vocab_size is {vocab_size}, it must be 1 to {MAX_VOCAB_SIZE}")
+        raise InvalidArgumentError(f"vocab_size is {vocab_size}; it must be 1 to {MAX_VOCAB_SIZE}")
     for name, rows in (("logits", logits), ("edited_logits", edited_logits)):
         if rows is not None and rows.shape[0] < num_requests:
-            raise InvalidArgumentError(f"{name} has {rows.shape[0]} rows, it must have {num_requests}")
+            raise InvalidArgumentError(f"{name} has {rows.shape[0]} rows; it must have {num_requests}")
     shape, rows_of_logits = (max_draft_len, max_requests), (None, vocab_size)
     arguments = (
         pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
@@ -111,7 +111,7 @@ def advance(
     (max_draft_len, max_requests), width = draws.tokens.shape, stop.row_price.shape[0]
     shape, num_modes = (max_draft_len, max_requests), stop.tables.shape[1]
     if num_modes != len((native.GREEDY, native.SEEDED, native.SAMPLED)):
-        raise InvalidArgumentError(f"tables has {num_modes} modes, it must have 3: greedy, seeded and sampled")
+        raise InvalidArgumentError(f"tables has {num_modes} modes; it must have 3: greedy, seeded and sampled")
     arguments = (
         pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
         pointer("tokens", draws.tokens, "int32", shape),

@@ -87,7 +87,7 @@ def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
         )
     if parents.size and (parents.min() < 0 or parents.max() >= num_parents or (np.diff(parents) < 0).any()):
         raise InvalidArgumentError(
-            f"branch_parents is {parents.tolist()}, it must be ascending and within 0 to {num_parents - 1}"
+            f"branch_parents is {parents.tolist()}; it must be ascending and within 0 to {num_parents - 1}"
         )
 
 

@@ -31,11 +31,11 @@ def read_token_ids(request: Mapping[str, Any]) -> list[int]:
         if memoryview(value).nbytes % 4:
             num_bytes = memoryview(value).nbytes
             raise InvalidArgumentError(
-                f"has {num_bytes} bytes, it must be a multiple of 4 (int32)", "token_ids", num_bytes
+                f"has {num_bytes} bytes; it must be a multiple of 4 (int32)", "token_ids", num_bytes
             )
         return list(np.frombuffer(value, "<i4").tolist())
     if value is not None and not isinstance(value, Sequence):
-        raise InvalidArgumentError(f"is {value!r:.80}, it must be a list of token ids", "token_ids", value)
+        raise InvalidArgumentError(f"is {value!r:.80}; it must be a list of token ids", "token_ids", value)
     return list(value or ())
 
 
@@ -63,7 +63,7 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
         fields["logit_bias"] = tuple((int(token), float(bias)) for token, bias in fields.get("logit_bias", {}).items())
     except (ValueError, TypeError, AttributeError, OverflowError):
         bias = fields["logit_bias"]
-        raise InvalidArgumentError(f"is {bias!r:.80}, it must map token ids to numbers", "logit_bias", bias) from None
+        raise InvalidArgumentError(f"is {bias!r:.80}; it must map token ids to numbers", "logit_bias", bias) from None
     if "allowed_token_ids" in fields:
         fields["allowed_token_ids"] = tuple(_ids(fields, "allowed_token_ids"))
     stop = _part(request, "stop_conditions")
@@ -103,7 +103,7 @@ def make_chunk(output: RequestOutput, num_sent_tokens: int) -> dict[str, Any]:
 def _part(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = request.get(name) or {}
     if not isinstance(part, Mapping):
-        raise InvalidArgumentError(f"is {part!r}, it must be an object", name, part)
+        raise InvalidArgumentError(f"is {part!r}; it must be an object", name, part)
     return part
 
 
@@ -117,7 +117,7 @@ def _end_ids(request: Mapping[str, Any], stop: Mapping[str, Any], eos_token_ids:
 def _ids(part: Mapping[str, Any], name: str) -> Sequence[int]:
     found = part.get(name) or ()
     if not isinstance(found, Sequence) or not all(isinstance(token, int) for token in found):
-        raise InvalidArgumentError(f"is {found!r:.80}, it must be a list of token ids", name, found)
+        raise InvalidArgumentError(f"is {found!r:.80}; it must be a list of token ids", name, found)
     return found
 
 

@@ -261,7 +261,7 @@ def _traces_url(endpoint: str) -> str:
     scheme, separator, rest = endpoint.partition("://")
     if not separator or scheme not in ("http", "https") or not rest.strip("/"):
         raise ConfigError(
-            f"otlp_traces_endpoint is {endpoint!r}, it must be the URL of an OTLP/HTTP collector, such as "
+            f"otlp_traces_endpoint is {endpoint!r}; it must be the URL of an OTLP/HTTP collector, such as "
             "http://localhost:4318"
         )
     return endpoint if "/" in rest.rstrip("/") else endpoint.rstrip("/") + _TRACES_PATH

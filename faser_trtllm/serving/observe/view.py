@@ -47,7 +47,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             text = answer.read(_MAX_BYTES).decode(errors="replace")
     except ValueError as error:
-        raise InvalidArgumentError(f"url is {url!r}, it must look like http://127.0.0.1:8002/metrics") from error
+        raise InvalidArgumentError(f"url is {url!r}; it must look like http://127.0.0.1:8002/metrics") from error
     except (OSError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(

@@ -25,7 +25,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:  # an integer of thousands of digits
         raise RequestError("the body has a number with too many digits; shorten it") from error
     if not isinstance(value, dict):
-        raise RequestError(f"the body is {kind_of(value)}, it must be a JSON object")
+        raise RequestError(f"the body is {kind_of(value)}; it must be a JSON object")
     return value
 
 
@@ -76,7 +76,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and isinstance(value, float)):
             noun = "a whole number" if kind is int else "a number"
             raise RequestError(
-                f"is {shown(value)}, it must be {noun}, allowed is {bounds.limit}", name, limit=bounds.limit
+                f"is {shown(value)}; it must be {noun}, allowed is {bounds.limit}", name, limit=bounds.limit
             )
         if not bounds.hold(value):  # false for huge integers too, before they are made floats
             what = shown(value)
@@ -93,7 +93,7 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise RequestError(f"is {shown(value)}, it must be true or false", name)
+            raise RequestError(f"is {shown(value)}; it must be true or false", name)
         return value
 
     def text(self, name: str) -> str | None:
@@ -104,7 +104,7 @@ class Fields:
 def checked_text(name: str, value: Any) -> str:
     """Return `value` if it is a string that UTF-8 can encode; raise RequestError."""
     if not isinstance(value, str):
-        raise RequestError(f"is {kind_of(value)}, it must be a string", name)
+        raise RequestError(f"is {kind_of(value)}; it must be a string", name)
     try:
         value.encode()
     except UnicodeEncodeError as error:

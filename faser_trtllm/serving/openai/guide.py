@@ -48,7 +48,7 @@ def checked_guide(field: str, guide_type: str, guide: str) -> dict[str, str]:
 
 def _response_format(value: Any) -> tuple[str, str] | None:
     if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object with a type", "response_format")
+        raise RequestError(f"is {kind_of(value)}; it must be an object with a type", "response_format")
     kind = value.get("type")
     if kind == "text":
         return None
@@ -60,7 +60,7 @@ def _response_format(value: Any) -> tuple[str, str] | None:
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
         raise RequestError(
-            f"is {kind_of(schema)}, it must be an object: the JSON schema",
+            f"is {kind_of(schema)}; it must be an object: the JSON schema",
             "response_format.json_schema.schema",
             param="response_format",
         )
@@ -72,7 +72,7 @@ def _structured_outputs(value: Any) -> tuple[str, str]:
     given = [name for name, entry in value.items() if entry not in (None, False)] if isinstance(value, dict) else []
     if len(given) != 1 or given[0] not in names:
         raise RequestError(
-            f"is {shown(value)}, it must be an object with one of {', '.join(names)}", "structured_outputs"
+            f"is {shown(value)}; it must be an object with one of {', '.join(names)}", "structured_outputs"
         )
     (name,) = given
     if name == "json_object":
@@ -85,7 +85,7 @@ def _guide(field: str, name: str, value: Any) -> tuple[str, str]:
         return _TYPES[name], json.dumps(value)
     if name == "choice":
         if not isinstance(value, list) or not value:
-            raise RequestError(f"is {kind_of(value)}, it must be a list of at least one text", field)
+            raise RequestError(f"is {kind_of(value)}; it must be a list of at least one text", field)
         texts = [checked_text(field, text) for text in value]
         if "" in texts:
             raise RequestError("holds an empty text; leave it out", field)

@@ -254,11 +254,11 @@ def _logit_bias(fields: Fields) -> dict[str, Any]:
     if not value:
         return {}
     if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object of token ids and biases", "logit_bias")
+        raise RequestError(f"is {kind_of(value)}; it must be an object of token ids and biases", "logit_bias")
     check_count("logit_bias", len(value), MAX_LOGIT_BIAS)
     for token in value:
         if not (token.isascii() and token.isdigit() and len(token) <= 9):
-            raise RequestError(f"has the key {shown(token)}, it must be a token id", "logit_bias")
+            raise RequestError(f"has the key {shown(token)}; it must be a token id", "logit_bias")
     biases = Fields({f"logit_bias[{token}]": bias for token, bias in value.items()})
     values = [biases.number(name, Bounds(-100.0, 100.0)) for name in biases.names()]
     ids = [int(token) for token, bias in value.items() if bias is not None]
@@ -270,7 +270,7 @@ def _stream_options(fields: Fields, stream: bool) -> StreamOptions:
     if options is None:
         return StreamOptions()
     if not isinstance(options, dict):
-        raise RequestError(f"is {kind_of(options)}, it must be an object", "stream_options")
+        raise RequestError(f"is {kind_of(options)}; it must be an object", "stream_options")
     if not stream:
         raise RequestError("was sent without stream; set stream or leave it out", "stream_options")
     for name in options:

@@ -249,7 +249,7 @@ def _grpc_address(url: str) -> str:
     scheme, found, address = url.rpartition("://")
     host, _, port = address.rstrip("/").rpartition(":")
     if (found and scheme != "grpc") or not host or not port.isdigit():
-        raise InvalidArgumentError(f"url is {url!r}, it must look like grpc://127.0.0.1:8001")
+        raise InvalidArgumentError(f"url is {url!r}; it must look like grpc://127.0.0.1:8001")
     return f"{host}:{port}"
 
 

@@ -267,7 +267,7 @@ def _refuse_unsupported(tensors: Tensors) -> None:
     length_penalty = _scalar(tensors, "length_penalty", float, 1.0)
     if not np.isfinite(length_penalty):
         raise InvalidArgumentError(
-            f"is {length_penalty}, it must be a finite number", "length_penalty", length_penalty, "finite"
+            f"is {length_penalty}; it must be a finite number", "length_penalty", length_penalty, "finite"
         )
 
 

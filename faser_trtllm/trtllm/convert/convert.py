@@ -142,7 +142,7 @@ def _walk(data: Mapping[Any, Any], rules: Rules, section: str) -> Iterator[Verdi
         elif callable(rule):
             yield rule(key, value)
         elif not isinstance(value, Mapping):
-            yield refusal(key, value, f"{key} is {show(value)}, it must be a mapping of keys to values")
+            yield refusal(key, value, f"{key} is {show(value)}; it must be a mapping of keys to values")
         elif not value:
             yield Verdict(key, {}, Outcome.IGNORED, "it is empty")
         elif isinstance(rule, Section):

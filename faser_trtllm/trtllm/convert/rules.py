@@ -80,7 +80,7 @@ def _environment(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
             note = "outputs are then not the target's"
             yield Verdict(path, value, Outcome.BECAME, note, {"synthetic_acceptance": forced})
         else:
-            yield refusal(path, value, f"{path} is {show(value)}, it must be a number of at least 0")
+            yield refusal(path, value, f"{path} is {show(value)}; it must be a number of at least 0")
 
 
 def _lora_config(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:

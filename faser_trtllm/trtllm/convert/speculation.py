@@ -100,7 +100,7 @@ def _layers_left(key: str, value: Any) -> Verdict:
     """Convert TensorRT-LLM's layers, named by their outputs, to those of `faser build`, named by their inputs."""
     layers = sorted(value) if isinstance(value, (list, tuple, set)) and value else []
     if not layers or not all(whole(0).accepts(layer) for layer in layers):
-        return refusal(key, value, f"{key} is {show(value)}, it must list layers from 0 on")
+        return refusal(key, value, f"{key} is {show(value)}; it must list layers from 0 on")
     note = "hidden rows that leave a layer enter the next"
     return Verdict(key, value, Outcome.BECAME, note, build={"eagle3_layers": [layer + 1 for layer in layers]})
 
@@ -141,7 +141,7 @@ _MEDUSA_RULES: dict[str, Rule] = {
 def _slots(key: str, value: Any) -> Verdict:
     """Convert shift_label, which means that a block's first row drafts, too."""
     if not BOOLEAN.accepts(value):
-        return refusal(key, value, f"{key} is {show(value)}, it must be {BOOLEAN.says}")
+        return refusal(key, value, f"{key} is {show(value)}; it must be {BOOLEAN.says}")
     note = "which row of a block drafts first"
     return Verdict(key, value, Outcome.BECAME, note, build={"block_slots": "anchor" if value else "mask"})
 
@@ -287,7 +287,7 @@ def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Itera
     if limit is not None:
         path = f"{key}.max_concurrency"
         if not whole(0).accepts(limit):
-            yield refusal(path, limit, f"{path} is {show(limit)}, it must be {whole(0).says}")
+            yield refusal(path, limit, f"{path} is {show(limit)}; it must be {whole(0).says}")
             return
         table = {size: length for size, length in table.items() if size <= limit} | {limit + 1: 0}
     spelling = "schedule:" + ",".join(f"{size}={length}" for size, length in table.items())
@@ -306,7 +306,7 @@ def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
     """Return why this is not a schedule of 1.2, where a length applies from its batch size on; "" if it is one."""
     entries = list(schedule.items()) if isinstance(schedule, Mapping) else []
     if not entries or not all(whole(1).accepts(size) and whole(0).accepts(length) for size, length in entries):
-        return f"{path} is {show(schedule)}, it must map batch sizes from 1 on to draft lengths from 0 on"
+        return f"{path} is {show(schedule)}; it must map batch sizes from 1 on to draft lengths from 0 on"
     if max(schedule.values()) > max_draft_len:
         return (
             f"{path} has the length {max(schedule.values())}, max_draft_len is {max_draft_len}; raise that or lower it"

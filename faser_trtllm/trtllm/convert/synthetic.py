@@ -24,7 +24,7 @@ def with_forced_acceptance(config: Config, environment: Mapping[str, str]) -> Co
     forced = parse_forced(text)
     if forced is None:
         raise ConfigError(
-            f"{FORCED_ACCEPTANCE} is {text[:40]!r}, it must be a number of at least 0; correct or unset it"
+            f"{FORCED_ACCEPTANCE} is {text[:40]!r}; it must be a number of at least 0; correct or unset it"
         )
     return config.model_copy(update={"synthetic_acceptance": forced}) if forced else config
 

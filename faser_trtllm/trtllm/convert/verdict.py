@@ -95,7 +95,7 @@ def became(kind: Kind, *, serve: str | None = None, build: str | None = None, no
 
     def judge(key: str, value: Any) -> Verdict:
         if not kind.accepts(value):
-            return refusal(key, value, f"{key} is {show(value)}, it must be {kind.says}")
+            return refusal(key, value, f"{key} is {show(value)}; it must be {kind.says}")
         return Verdict(
             key,
             value,

@@ -46,17 +46,17 @@ class Acceptance:
     def __post_init__(self) -> None:
         if not self.by_place or not all(0.0 < rate < 1.0 for rate in self.by_place):
             raise InvalidArgumentError(
-                f"acceptance by place is {list(self.by_place)}, it must be numbers between 0 and 1; give one per place"
+                f"acceptance by place is {list(self.by_place)}; it must be numbers between 0 and 1; give one per place"
             )
         for name in ("concentration", "sharpness"):
             if not getattr(self, name) > 0.0:
-                raise InvalidArgumentError(f"acceptance's {name} is {getattr(self, name)}, it must be more than 0")
+                raise InvalidArgumentError(f"acceptance's {name} is {getattr(self, name)}; it must be more than 0")
 
     @staticmethod
     def of(mean: float) -> Acceptance:
         """Return the published rise by place, with this mean over tested drafts, at most five per step."""
         if not 0.0 < mean < 1.0:
-            raise InvalidArgumentError(f"acceptance is {mean}, it must be between 0 and 1")
+            raise InvalidArgumentError(f"acceptance is {mean}; it must be between 0 and 1")
         published = _logit(np.array(PUBLISHED))
 
         def by_place(shift: float) -> Array:
@@ -74,7 +74,7 @@ class Acceptance:
         lengths = published_curves().get(name)
         if lengths is None:
             raise InvalidArgumentError(
-                f"acceptance is {name!r:.80}, it must be a number, a JSON file, or a published curve: "
+                f"acceptance is {name!r:.80}; it must be a number, a JSON file, or a published curve: "
                 f"{published_names()}"
             )
         chances = np.clip(by_place(lengths), MIN_CHANCE, 1.0 - MIN_CHANCE)

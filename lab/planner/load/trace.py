@@ -62,11 +62,11 @@ def _seconds(where: str, name: str, text: str | None) -> float:
         except ValueError:
             seconds = math.nan
     if not math.isfinite(seconds):
-        raise InvalidArgumentError(f"{where}: {name} is {text!r}, it must be seconds or a date and time")
+        raise InvalidArgumentError(f"{where}: {name} is {text!r}; it must be seconds or a date and time")
     return seconds
 
 
 def _length(where: str, name: str, text: str | None) -> int:
     if text is None or not text.isascii() or not text.isdigit() or int(text) >= 2**31:
-        raise InvalidArgumentError(f"{where}: {name} is {text!r}, it must be a whole number")
+        raise InvalidArgumentError(f"{where}: {name} is {text!r}; it must be a whole number")
     return int(text)

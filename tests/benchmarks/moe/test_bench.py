@@ -69,13 +69,13 @@ def test_ratios_and_predictions() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"acceptance": (1.5,)}, "acceptance has 1.5, it must be between 0 and 1"),
-        ({"fixed": (9,)}, "fixed has 9, it must be between 1 and 8"),
+        ({"acceptance": (1.5,)}, "acceptance has 1.5; it must be between 0 and 1"),
+        ({"fixed": (9,)}, "fixed has 9; it must be between 1 and 8"),
         ({"batch_sizes": ()}, "batch_sizes is empty, give at least one"),
-        ({"batch_sizes": (0,)}, "batch_sizes has 0, it must be 1 or more"),
-        ({"embedding_scales": (0.0,)}, "embedding_scales has 0.0, it must be more than 0"),
-        ({"blocks": 1}, "blocks is 1, it must be 2 or more"),
-        ({"seconds": 0.0}, "seconds is 0.0, it must be more than 0"),
+        ({"batch_sizes": (0,)}, "batch_sizes has 0; it must be 1 or more"),
+        ({"embedding_scales": (0.0,)}, "embedding_scales has 0.0; it must be more than 0"),
+        ({"blocks": 1}, "blocks is 1; it must be 2 or more"),
+        ({"seconds": 0.0}, "seconds is 0.0; it must be more than 0"),
     ],
 )
 def test_bad_options_are_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:

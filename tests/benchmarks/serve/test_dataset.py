@@ -89,14 +89,14 @@ def test_custom_is_that_of_vllm_with_a_category(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("mt_bench", {"category": "x"}, "line 1: turns is None, it must be a list of 1 to 128"),
+        ("mt_bench", {"category": "x"}, "line 1: turns is None; it must be a list of 1 to 128"),
         ("mt_bench", {"category": "x", "turns": []}, "line 1: turns is a list of 0"),
         ("mt_bench", {"turns": ["a"] * (MAX_TURNS + 1)}, "line 1: turns is a list of 129"),
-        ("mt_bench", {"turns": ["a", 3]}, r"line 1: turns\[1\] is 3, it must be a text"),
+        ("mt_bench", {"turns": ["a", 3]}, r"line 1: turns\[1\] is 3; it must be a text"),
         ("mt_bench", {"turns": ["a", ""]}, r"line 1: turns\[1\] is empty"),
-        ("mt_bench", {"turns": ["a"], "category": 4}, "line 1: category is 4, it must be a text"),
+        ("mt_bench", {"turns": ["a"], "category": 4}, "line 1: category is 4; it must be a text"),
         ("mt_bench", {"turns": ["\ud800"]}, r"line 1: turns\[0\] has half of a surrogate pair"),
-        ("mt_bench", ["a"], "line 1 is a list of 1, it must be an object"),
+        ("mt_bench", ["a"], "line 1 is a list of 1; it must be an object"),
         ("speed_bench", {"turns": [f"{PLACEHOLDER} USING SPECDEC_BENCH"]}, "placeholder for a text"),
         ("speed_bench", {"messages": [{"role": "tool", "content": "a"}]}, r"messages\[0\] must have a role"),
         (
@@ -104,8 +104,8 @@ def test_custom_is_that_of_vllm_with_a_category(tmp_path: Path) -> None:
             {"messages": [{"role": "assistant", "content": "a"}]},
             "messages must end with one of the user",
         ),
-        ("humaneval", {"task_id": "HumanEval/0"}, "line 1: prompt is None, it must be a text"),
-        ("custom", {"prompt": "a", "output_tokens": 0}, "line 1: output_tokens is 0, it must be 1 to"),
+        ("humaneval", {"task_id": "HumanEval/0"}, "line 1: prompt is None; it must be a text"),
+        ("custom", {"prompt": "a", "output_tokens": 0}, "line 1: output_tokens is 0; it must be 1 to"),
         ("custom", {"prompt": "a", "output_tokens": True}, "line 1: output_tokens is True"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_bad_row_is_named(tmp_path: Path, name: str, row: Any, message: str) -
         ("speed_bench", "test.parquet", b"PAR1\x15\x04", "is a Parquet file; convert it to JSONL"),
         ("sharegpt", "a.json", b'{"id": 1}', "must be a JSON array"),
         ("sharegpt", "a.json", b"[" * 200_000, "is no JSON"),
-        ("sharegpt", "a.json", b'[{"conversations": [3, 4]}]', r"conversations\[0\] is 3, it must be an object"),
+        ("sharegpt", "a.json", b'[{"conversations": [3, 4]}]', r"conversations\[0\] is 3; it must be an object"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, name: str, file: str, data: bytes, message: str) -> None:

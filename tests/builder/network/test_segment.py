@@ -145,7 +145,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     for change, match in (
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"max_batch_size": 0}, "max_batch_size is 0"),
-        ({"max_query_rows": 65}, r"max_query_rows is 65, it must be at most max_num_tokens \(64\)"),
+        ({"max_query_rows": 65}, r"max_query_rows is 65; it must be at most max_num_tokens \(64\)"),
         ({"profile_rows": (8, 8)}, r"profile_rows is \[8, 8\]"),
         ({"profile_rows": (64,)}, r"profile_rows is \[64\]"),
     ):

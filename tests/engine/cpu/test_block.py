@@ -221,5 +221,5 @@ def test_what_a_drafter_cannot_run_is_refused(pair, tmp_path):
         lonely, target = (open_engine(path, cores, stack) for path in (pair.path, other))
         with pytest.raises(EngineFileError, match="of another target; rebuild"):
             lonely.attach(target)
-        with pytest.raises(ConfigError, match=r"max_num_tokens is 2, it must be at least the .* block_size"):
+        with pytest.raises(ConfigError, match=r"max_num_tokens is 2; it must be at least the .* block_size"):
             open_engine(pair.path, cores, stack, max_num_tokens=2)

@@ -162,8 +162,8 @@ class Schedules:
         )
 
     def run(self, count: int, each: int = 25, prompt_len: int = 0) -> None:
-        """Run this many schedules, up to `each` of them in an executor of one setting; a request of each has a prompt of
-        at least prompt_len tokens."""
+        """Run this many schedules, up to `each` of them in an executor of one setting. A request of each has a prompt
+        of at least prompt_len tokens."""
         chance = self._chance
         numbers = range(len(self._requests))
         long = [number for number in numbers if len(self._requests[number][0]) >= prompt_len]

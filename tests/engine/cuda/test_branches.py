@@ -97,7 +97,7 @@ def test_what_is_no_branch_is_refused(engines) -> None:
         engine.forward(replace(batch, branch_parents=np.array([0], np.int32)))
         for parent in (-1, 1):
             with pytest.raises(
-                InvalidArgumentError, match=r"branch_parents is .*, it must be ascending and within 0 to 0"
+                InvalidArgumentError, match=r"branch_parents is .*; it must be ascending and within 0 to 0"
             ):
                 engine.forward(replace(batch, branch_parents=np.array([parent], np.int32)))
         with pytest.raises(InvalidArgumentError, match=r"branches have \[3, 1\] rows"):

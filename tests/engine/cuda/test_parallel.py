@@ -243,7 +243,7 @@ def test_the_least_memory_decides(built) -> None:
     [
         ("cuda", 3, "tp_size is 3, but the target's num_heads is 8, of which each rank needs an equal part; take a"),
         ("cuda", 8, "tp_size is 8, but the target's num_kv_heads is 4"),
-        ("cuda", 0, "tp_size is 0, it must be at least 1"),
+        ("cuda", 0, "tp_size is 0; it must be at least 1"),
         ("cpu", 2, "tp_size is 2, and only cuda engines are split over GPUs, not those of cpu"),
     ],
 )

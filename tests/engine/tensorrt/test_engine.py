@@ -315,7 +315,7 @@ def test_bad_passes_are_named(engine: GpuEngine) -> None:
     with pytest.raises(InvalidArgumentError, match="logits of 12 rows, the engine was opened for 8"):
         engine.forward(builder.build())
     engine.run_segment(builder.build(), 0)
-    with pytest.raises(InvalidArgumentError, match="rows is \\[3, 3\\], it must list rows 0 to 11 ascending"):
+    with pytest.raises(InvalidArgumentError, match="rows is \\[3, 3\\]; it must list rows 0 to 11 ascending"):
         engine.compact_rows(np.array([3, 3], np.int32))
     with pytest.raises(InvalidArgumentError, match="rows is \\[12\\], allowed is 0 to 11"):
         engine.early_exit(np.array([12], np.int32), np.zeros((1, 2), np.int32))

@@ -108,7 +108,7 @@ def test_the_closed_form_has_public_counts_with_one_overlap():
     ("make", "words"),
     [
         (lambda: QWEN.on(4), "qwen3-30b-a3b is a mixture of experts"),
-        (lambda: QWEN.with_overlap(1.5), "expert_overlap is 1.5, it must be at least 0 and less than 1"),
+        (lambda: QWEN.with_overlap(1.5), "expert_overlap is 1.5; it must be at least 0 and less than 1"),
         (lambda: SMALL.with_overlap(0.2), "qwen3-0.6b has no experts"),
     ],
 )

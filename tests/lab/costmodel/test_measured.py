@@ -51,5 +51,5 @@ def test_passes_are_padded_to_the_engines_buckets():
 
 
 def test_another_name_is_refused():
-    with pytest.raises(ConfigError, match="'h200-measured', it must be one of: h100-measured"):
+    with pytest.raises(ConfigError, match="'h200-measured'; it must be one of: h100-measured"):
         MeasuredGpu("h200-measured")

@@ -89,7 +89,7 @@ def test_a_file_cannot_claim_to_be_a_published_curve(tmp_path):
         (lambda: parse_acceptance("nothing.json"), "acceptance file nothing.json"),
         (
             lambda: parse_acceptance("eagle2"),
-            "'eagle2', it must be a number, a JSON file, or a published",
+            "'eagle2'; it must be a number, a JSON file, or a published",
         ),
         (lambda: make(tpot_ms=0.0), "tpot_ms is 0.0"),
         (lambda: make(max_requests=0), "max_requests is 0"),

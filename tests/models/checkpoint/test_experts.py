@@ -91,7 +91,7 @@ def test_experts_in_one_tensor_must_fit_the_configuration(tmp_path: Path) -> Non
         (
             "gate_up_proj_bias",
             bias[:7],
-            r"shape \[7, 128\], it must have 2 dimensions and 8 experts in the first",
+            r"shape \[7, 128\]; it must have 2 dimensions and 8 experts in the first",
         ),
         (
             "down_proj_scales",

@@ -72,7 +72,7 @@ def groups(**changes: Any) -> dict[str, Any]:
             {"format": "pack-quantized"},
             "format is 'pack-quantized', supported: float-quantized; take",
         ),
-        ("compressed-tensors", {"config_groups": {}}, "config_groups is {}, it must name groups"),
+        ("compressed-tensors", {"config_groups": {}}, "config_groups is {}; it must name groups"),
         ("compressed-tensors", {"config_groups": {"a": {"weights": None}}}, "config_groups.a.weights is None"),
         ("compressed-tensors", groups(type="int"), "group_0.weights.type is 'int', supported: float"),
         ("compressed-tensors", groups(num_bits=4), "group_0.weights.num_bits is 4, supported: 8"),
@@ -81,14 +81,14 @@ def groups(**changes: Any) -> dict[str, Any]:
         (
             "compressed-tensors",
             groups(strategy="block", block_structure="24"),
-            "block_structure is '24', it must be two",
+            "block_structure is '24'; it must be two",
         ),
         ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo is 'NVFP4', supported: FP8 or "),
         ("modelopt-own-file", {"quant_algo": None}, "hf_quant_config.json: quantization_config.quant_algo is None"),
         ("qwen", {"fmt": "e5m2"}, "fmt is 'e5m2', supported: e4m3"),
-        ("qwen", {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], it must be two sizes of 1 to"),
-        ("qwen", {"weight_block_size": [1, 2**31]}, r"weight_block_size is \[1, 2147483648\], it must be two sizes"),
-        ("qwen", {"weight_block_size": [1, float("inf")]}, r"weight_block_size is \[1, inf\], it must be two sizes"),
+        ("qwen", {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]; it must be two sizes of 1 to"),
+        ("qwen", {"weight_block_size": [1, 2**31]}, r"weight_block_size is \[1, 2147483648\]; it must be two sizes"),
+        ("qwen", {"weight_block_size": [1, float("inf")]}, r"weight_block_size is \[1, inf\]; it must be two sizes"),
         (
             "qwen",
             {"weight_block_size": [64, 64]},
@@ -119,7 +119,7 @@ def test_a_matrix_without_scales_is_named(tmp_path: Path, plain: Path) -> None:
 def test_other_types_of_8_bits_are_refused(tmp_path: Path, plain: Path) -> None:
     folder, _ = write_fp8(plain, tmp_path / "q", "autofp8", {WEIGHT: torch.ones((64, 64)).to(torch.float8_e5m2)})
     with (
-        pytest.raises(CheckpointError, match="is of type F8_E5M2, it must be BF16 or F16 or F32"),
+        pytest.raises(CheckpointError, match="is of type F8_E5M2; it must be BF16 or F16 or F32"),
         opened(folder) as found,
     ):
         list(found.arrays())

@@ -85,7 +85,7 @@ def test_zero_biases_of_models_without_any_are_left_out(tmp_path: Path, plain: P
         ("awq", {"version": "gemv"}, "version is 'gemv', supported: gemm"),
         ("awq", {"zero_point": False}, "zero_point is False, supported: True"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', supported: gptq or gptq_v2"),
-        ("gptq", {"group_size": 0}, "group_size is 0, it must be positive or -1"),
+        ("gptq", {"group_size": 0}, "group_size is 0; it must be positive or -1"),
         ("gptq", {"dynamic": {"-:.*": {}}}, "dynamic is "),
         (
             "gptq",
@@ -111,7 +111,7 @@ def test_what_is_not_read_is_named(
     ("tensor", "array", "sentence"),
     [
         ("qweight", np.zeros((8, 63), np.int32), r"q_proj\.qweight has shape \[8, 63\]"),
-        ("qweight", np.zeros((8, 64), np.float32), r"q_proj\.qweight is of type F32, it must be I32"),
+        ("qweight", np.zeros((8, 64), np.float32), r"q_proj\.qweight is of type F32; it must be I32"),
         ("qzeros", np.zeros((4, 7), np.int32), r"q_proj\.qzeros has shape \[4, 7\]"),
         ("scales", np.zeros(64, np.float16), r"self_attn\.q_proj are no matrices"),
         ("g_idx", np.zeros(63, np.int32), r"q_proj\.g_idx has shape \[63\]"),

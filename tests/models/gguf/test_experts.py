@@ -69,7 +69,7 @@ def test_a_quantised_expert_is_decoded_alone(tmp_path: Path) -> None:
             {"expert_count": 7},
             r"mlp\.gate\.weight has shape \[8, 64\], .* \[7, 64\]",
         ),
-        ("qwen3", {"expert_used_count": 9}, "num_experts_per_tok is 9, it must be at most 8"),
+        ("qwen3", {"expert_used_count": 9}, "num_experts_per_tok is 9; it must be at most 8"),
         ("qwen3", {"expert_gating_func": 2}, r"qwen3moe\.expert_gating_func is 2, only 1 is supported"),
         ("qwen3", {"expert_weights_scale": 2.5}, r"qwen3moe\.expert_weights_scale is 2\.5, only 1\.0 is supported"),
         ("qwen3", {"leading_dense_block_count": 1}, r"leading_dense_block_count is 1, only 0 is supported"),

@@ -121,7 +121,7 @@ ARRAY_HEAD = KEY + struct.pack("<I", ARRAY)
         (header(0, 1, ARRAY_HEAD + struct.pack("<IQ", ARRAY, 1)), "the array 'k' has elements of type 9"),
         (header(0, 2, (KEY + struct.pack("<II", U32, 0)) * 2), "the key 'k' occurs twice"),
         (header(0, 1, struct.pack("<Q", 1) + b"\xff" + bytes(8)), "a string before byte 33 is not UTF-8"),
-        (gguf_bytes({"general.alignment": (U32, 24)}, {}), "general.alignment is 24, it must be a power of two"),
+        (gguf_bytes({"general.alignment": (U32, 24)}, {}), "general.alignment is 24; it must be a power of two"),
         (gguf_bytes({"split.count": (U16, 3)}, {}), "split.count is 3, only whole files are read; join the parts"),
         (gguf_bytes({}, {"a": ((2, 4), 99, bytes(32))}), r"tensor a is of type unknown \(99\), supported: F32, F16"),
         (gguf_bytes({}, {"a": ((1, 256), 10, bytes(84))}), r"tensor a is of type Q2_K \(10\), supported:"),

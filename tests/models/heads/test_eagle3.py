@@ -169,7 +169,7 @@ def test_layers_by_both_conventions(tmp_path, target):
     ("options", "message"),
     [
         ({"layers": (0, 1), LAYERS_KEY: [0, 1, 2]}, r"fc.weight of the EAGLE-3 head has shape .* 3 layers"),
-        ({LAYERS_KEY: [0, 5, 6]}, "0,5,6, it must name layers that rise from 0 to 4"),
+        ({LAYERS_KEY: [0, 5, 6]}, "0,5,6; it must name layers that rise from 0 to 4"),
         ({LAYERS_KEY: [2, 1, 0]}, "it must name layers that rise"),
         ({"num_hidden_layers": 2}, "tensor layers.1.input_layernorm.weight is missing"),
         ({"num_hidden_layers": 2, "architectures": ["Qwen3Eagle3Model"]}, "each layer of a Qwen3Eagle3Model reads"),
@@ -181,15 +181,15 @@ def test_layers_by_both_conventions(tmp_path, target):
         ),
         (
             {"norm_before_fc": True, "eagle_config": {"norm_before_fc": False}},
-            "norm_before_fc is True and False, it must",
+            "norm_before_fc is True and False; it must",
         ),
-        ({"norm_output": "yes"}, "norm_output is 'yes', it must be true or false"),
+        ({"norm_output": "yes"}, "norm_output is 'yes'; it must be true or false"),
         ({"layer_types": ["chunked_attention"]}, "it must name full_attention or sliding_attention for"),
         ({"layer_types": ["sliding_attention"]}, "sliding_window is None, layer_types of sliding_attention ask for"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "for each of the 1 layers"),
         (
             {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 4], LAYERS_KEY: None},
-            r"target_layer_ids \+ 1 is 2,5, it must name layers that rise from 0 to 4",
+            r"target_layer_ids \+ 1 is 2,5; it must name layers that rise from 0 to 4",
         ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         ({"vocab_size": 321}, "vocab_size of the EAGLE-3 head is 321, the target has 320"),
@@ -201,7 +201,7 @@ def test_layers_by_both_conventions(tmp_path, target):
         ({"spare": {"mask_hidden": np.ones((1, 1, 192), np.float32)}}, "tensor mask_hidden of the EAGLE-3 head"),
         ({"spare": {"d2t": np.full(96, 400)}}, "output 0 of the EAGLE-3 head to token 400"),
         ({"spare": {"d2t": -np.arange(96)}}, "two outputs of the EAGLE-3 head to one token"),
-        ({"spare": {"d2t": np.zeros(96, np.float32)}}, "d2t is of type BF16, it must be I64 or I32"),
+        ({"spare": {"d2t": np.zeros(96, np.float32)}}, "d2t is of type BF16; it must be I64 or I32"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(tmp_path, target, options, message):

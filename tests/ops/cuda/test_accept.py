@@ -265,7 +265,7 @@ class TestRefusals:
         good = [slots.array, int32(0), np.zeros((1, 4), np.float32), 4, int32(0, 1), int32(1), int32(0), 2]
         wrong = {
             "logits has type fp64": (2, np.zeros((1, 4))),
-            "vocab_size is 5, it must be 1 to 4": (3, 5),
+            "vocab_size is 5; it must be 1 to 4": (3, 5),
             "logits has strides": (2, torch.zeros(4, 3).T),
             r"cu_logit_rows has shape \[3\]; it must be \[2\]": (4, int32(0, 1, 1)),
             "num_tokens has type int64": (5, np.array([1])),

@@ -49,7 +49,7 @@ def test_wrong_tensors_are_refused() -> None:
         (copies[:3], cache, r"copies has shape \[3, 1\]"),
         (copies, cache[0], r"the cache has shape \[2, 3, 16, 16\]"),
         (copies, cache.transpose(1, 2), "it must be contiguous"),
-        (copies, cache[..., :4].contiguous(), "rows of 8 bytes, it must be a multiple of 16"),
+        (copies, cache[..., :4].contiguous(), "rows of 8 bytes; it must be a multiple of 16"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             copy_kv(None, wrong, of)  # type: ignore[arg-type]

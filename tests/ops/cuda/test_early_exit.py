@@ -75,7 +75,7 @@ def test_wrong_tensors_are_refused():
         r"lm_head has shape \[50, 32\]; it must be \['any', 64\]": (3, lambda t: t[:, :32]),
         "lm_head is not contiguous": (3, lambda t: t.T.contiguous().T),
         "candidates has type int64": (4, lambda t: t.long()),
-        "candidates has 40 per row, it must have 1 to 32": (4, lambda t: t.repeat(1, 5)),
+        "candidates has 40 per row; it must have 1 to 32": (4, lambda t: t.repeat(1, 5)),
     }
     for message, (index, change) in wrong.items():
         arguments = inputs(1)

@@ -99,10 +99,10 @@ def test_edits_without_scratch_draw_nothing() -> None:
 def test_wrong_tensors_are_refused() -> None:
     case = SampleCase(FIELDS, 50, 2, 1)
     for logits, scratch, message in (
-        (case.logits[0, :2], None, "logits has 2 rows, it must have 7"),
+        (case.logits[0, :2], None, "logits has 2 rows; it must have 7"),
         (case.logits[0, :, :40].contiguous(), None, r"logits has shape \[7, 40\]"),
         (case.logits[0].half(), None, r"logits has type fp16"),
-        (case.logits[0], case.logits[0, :2], "edited_logits has 2 rows, it must have 7"),
+        (case.logits[0], case.logits[0, :2], "edited_logits has 2 rows; it must have 7"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             op.sample(None, case.draws, logits, case.n, scratch)  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ ONE = batch_of([3, 1], [6, 0], [2, 1])
         ({"block_table": np.zeros((NUM_SLOTS, 1))}, "block ids are not all within 0 to 49"),
         ({"block_table": np.zeros((NUM_SLOTS, COLUMNS + 1))}, "block_table has 9 blocks per request"),
         ({"branch_parents": [0]}, None),
-        ({"branch_parents": [1]}, "branch_parents is .1., it must be ascending and within 0 to 0"),
+        ({"branch_parents": [1]}, "branch_parents is .1.; it must be ascending and within 0 to 0"),
         ({"branch_parents": [0, 0, 0]}, "the engine allows|branch_parents is"),
     ],
 )

@@ -115,11 +115,11 @@ def test_a_prediction_is_a_text_or_parts_of_one(content, text):
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("text", 'prediction is a string, it must be {"type": "content", "content": TEXT}'),
+        ("text", 'prediction is a string; it must be {"type": "content", "content": TEXT}'),
         ({"content": "a"}, "prediction.type is null, allowed is content"),
         ({"type": "draft", "content": "a"}, 'prediction.type is "draft", allowed is content'),
-        ({"type": "content", "content": 3}, "prediction.content is a number, it must be a string"),
-        ({"type": "content"}, "prediction.content is null, it must be a string"),
+        ({"type": "content", "content": 3}, "prediction.content is a number; it must be a string"),
+        ({"type": "content"}, "prediction.content is null; it must be a string"),
         ({"type": "content", "content": "a", "x": 1}, 'prediction has "x", allowed are type and content'),
         (
             {"type": "content", "content": [{"type": "image_url"}]},

@@ -113,8 +113,8 @@ def test_tools_are_those_of_a_chat(tokenizer):
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"input": None}, "input", "input is null, it must be a text or a list of at least one item"),
-        ({"input": []}, "input", "input is an array, it must be a text or a list"),
+        ({"input": None}, "input", "input is null; it must be a text or a list of at least one item"),
+        ({"input": []}, "input", "input is an array; it must be a text or a list"),
         ({"input": [3]}, "input", "input[0].type is null, allowed are message"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", 'input[0].type is "item_reference", allowed'),
         ({"input": [user("a"), {"role": "boss", "content": "a"}]}, "input", 'input[1].role is "boss", allowed are'),
@@ -124,7 +124,7 @@ def test_tools_are_those_of_a_chat(tokenizer):
          'input[0].name is "a b", allowed are 1 to 64 letters'),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "["}]}, "input",
          "input[0].arguments is"),
-        ({"instructions": 3}, "instructions", "instructions is a number, it must be a string"),
+        ({"instructions": 3}, "instructions", "instructions is a number; it must be a string"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0, allowed is 1"),
         ({"temperature": 3}, "temperature", "temperature is 3, allowed is 0 to 2"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored here; send the whole"),
@@ -138,7 +138,7 @@ def test_tools_are_those_of_a_chat(tokenizer):
         ({"text": {"verbosity": "low"}}, "text", 'text has "verbosity", only format'),
         ({"reasoning": {"mode": 1}}, "reasoning", 'reasoning has "mode"'),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning.effort is"),
-        ({"metadata": {"a": 3}}, "metadata", 'metadata["a"] is a number, it must be a string'),
+        ({"metadata": {"a": 3}}, "metadata", 'metadata["a"] is a number; it must be a string'),
         ({"metadata": {"a": "b" * 999}}, "metadata", "1000 characters, allowed are at most 576"),
         ({"metadata": dict.fromkeys(map(str, range(17)), "")}, "metadata", "17"),
         ({"n": 2}, "n", '"n" is not a field of this request'),

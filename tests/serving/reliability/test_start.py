@@ -169,8 +169,8 @@ def test_an_unknown_key_of_the_configuration_gets_a_suggestion(tmp_path):
     ("setting", "says"),
     [
         ("max_batch_size: 9999", "max_batch_size is 9999, the engines were built for 2; lower it or rebuild with"),
-        ("kv_cache_config: {max_tokens: 1}", "kv_cache_config.max_tokens is 1, it must hold at least one block of "),
-        ("otlp_traces_endpoint: collector:4318", "otlp_traces_endpoint is 'collector:4318', it must be the URL of"),
+        ("kv_cache_config: {max_tokens: 1}", "kv_cache_config.max_tokens is 1; it must hold at least one block of "),
+        ("otlp_traces_endpoint: collector:4318", "otlp_traces_endpoint is 'collector:4318'; it must be the URL of"),
         ("trace_file: /nowhere/t.json", "trace_file is /nowhere/t.json, which cannot be written: No such file or"),
         ("cores: [4711]", "cores holds 4711, this process may use ["),
         ("quantization: fp8", "quantization is fp8, "),

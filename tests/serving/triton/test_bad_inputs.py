@@ -137,7 +137,7 @@ FIELDS = [
     ({"presence_penalty": -101.0}, "presence_penalty is -101.0, allowed is -100 to 100"),
     ({"frequency_penalty": NAN}, "frequency_penalty is nan"),
     ({"num_draft_tokens": -1}, "num_draft_tokens is -1"),
-    ({"embedding_bias_words": ["a"], "embedding_bias_weights": [INF]}, "is inf, it must be a finite number"),
+    ({"embedding_bias_words": ["a"], "embedding_bias_weights": [INF]}, "is inf; it must be a finite number"),
     ({"beam_width": 0}, "beam_width is 0, allowed is 1"),
     ({"num_return_sequences": 300}, "num_return_sequences is 300"),
     ({"stop_words": ["x"] * 100_000}, "100000 entries, allowed are at most 64"),

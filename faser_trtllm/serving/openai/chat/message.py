@@ -36,7 +36,7 @@ def read_messages(value: Any) -> list[Message]:
 
 def _message(where: str, value: Any) -> Message:
     if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object with role and content", where)
+        raise RequestError(f"is {kind_of(value)}; it must be an object with role and content", where)
     fields = Fields(value)
     role = fields.get("role")
     if not isinstance(role, str) or role not in _ROLES:
@@ -68,7 +68,7 @@ def _content(where: str, value: Any) -> str:
     if isinstance(value, str):
         return checked_text(where, value)
     if not isinstance(value, list) or not value or len(value) > MAX_CONTENT_PARTS:
-        raise RequestError(f"is {kind_of(value)}, it must be a text or 1 to {MAX_CONTENT_PARTS} text parts", where)
+        raise RequestError(f"is {kind_of(value)}; it must be a text or 1 to {MAX_CONTENT_PARTS} text parts", where)
     texts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
@@ -80,7 +80,7 @@ def _content(where: str, value: Any) -> str:
 
 def _calls(where: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
-        raise RequestError(f"is {kind_of(value)}, it must be a list", where)
+        raise RequestError(f"is {kind_of(value)}; it must be a list", where)
     check_count(where, len(value), MAX_CALLS)
     return [_call(f"{where}[{i}]", call) for i, call in enumerate(value)]
 
@@ -103,7 +103,7 @@ def _arguments(where: str, value: Any) -> Any:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise RequestError(f"is {shown(text)}, it must be the text of a JSON object, such as {{}}", where)
+        raise RequestError(f"is {shown(text)}; it must be the text of a JSON object, such as {{}}", where)
     check_json(where, found)
     return found
 

@@ -40,14 +40,14 @@ def _kwargs(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object of the template's variables", name)
+        raise RequestError(f"is {kind_of(value)}; it must be an object of the template's variables", name)
     check_count(name, len(value), MAX_ARGS)
     for key, entry in value.items():
         if not _NAME.fullmatch(key) or key in _OWN:
             raise RequestError(f"has the name {shown(key)}, which is not valid or is set by the server", name)
         where = f"{name}.{key}"
         if isinstance(entry, dict | list):
-            raise RequestError(f"is {kind_of(entry)}, it must be true, false, a number, a text or null", where)
+            raise RequestError(f"is {kind_of(entry)}; it must be true, false, a number, a text or null", where)
         if isinstance(entry, str):
             check_count(where, len(checked_text(where, entry)), MAX_ARG_CHARS, "characters")
     return dict(value)

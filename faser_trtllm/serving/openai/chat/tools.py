@@ -59,7 +59,7 @@ def read_tools(fields: Fields) -> Tools | None:
     value, choice = fields.get("tools"), fields.get("tool_choice")
     is_parallel = "parallel_tool_calls" not in fields or fields.flag("parallel_tool_calls")
     if value is not None and not isinstance(value, list):
-        raise RequestError(f"is {kind_of(value)}, it must be a list", "tools")
+        raise RequestError(f"is {kind_of(value)}; it must be a list", "tools")
     check_count("tools", len(value or ()), MAX_TOOLS)
     check_count("tools", check_json("tools", value or []), MAX_TOOLS_CHARS, "characters")
     definitions = [_definition(f"tools[{i}]", tool) for i, tool in enumerate(value or ())]
@@ -88,7 +88,7 @@ def checked_name(where: str, value: Any) -> str:
 def _definition(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("type") != "function" or not isinstance(value.get("function"), dict):
         kind = value.get("type") if isinstance(value, dict) else value
-        raise RequestError(f"is of type {shown(kind)}, it must be of type function with a function", where)
+        raise RequestError(f"is of type {shown(kind)}; it must be of type function with a function", where)
     return value
 
 
@@ -97,7 +97,7 @@ def _function(where: str, value: Mapping[str, Any]) -> Function:
     name = checked_name(f"{where}.name", value.get("name"))
     parameters = value.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise RequestError(f"is {kind_of(parameters)}, it must be a JSON schema, an object", f"{where}.parameters")
+        raise RequestError(f"is {kind_of(parameters)}; it must be a JSON schema, an object", f"{where}.parameters")
     if "description" in value and value["description"] is not None:
         checked_text(f"{where}.description", value["description"])
     return Function(name, parameters, fields.flag(f"{where}.strict"))

@@ -18,7 +18,7 @@ def prediction_inputs(fields: Fields) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RequestError(f'is {kind_of(value)}, it must be {{"type": "content", "content": TEXT}}', "prediction")
+        raise RequestError(f'is {kind_of(value)}; it must be {{"type": "content", "content": TEXT}}', "prediction")
     for name in value:
         if name not in ("type", "content"):
             raise RequestError(f"has {shown(name)}, allowed are type and content", "prediction")

@@ -96,7 +96,7 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], list[int | None]]:
     value = fields.get("input")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
-        raise RequestError(f"is {kind_of(value)}, it must be a text or a list of at least one item", "input")
+        raise RequestError(f"is {kind_of(value)}; it must be a text or a list of at least one item", "input")
     check_count("input", len(items), MAX_MESSAGES)
     thought = ""
     for number, item in enumerate(items):
@@ -139,7 +139,7 @@ def _message(where: str, kind: Any, item: Values) -> dict[str, Any]:
 
 def _texts(where: str, parts: Any, kinds: tuple[str, ...]) -> str:
     if not isinstance(parts, list) or len(parts) > MAX_CONTENT_PARTS:
-        raise RequestError(f"is {kind_of(parts)}, it must be a list of at most {MAX_CONTENT_PARTS} parts", where)
+        raise RequestError(f"is {kind_of(parts)}; it must be a list of at most {MAX_CONTENT_PARTS} parts", where)
     found = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -154,7 +154,7 @@ def _response_format(fields: Fields) -> dict[str, Any]:
     if text is None:
         return {}
     if not isinstance(text, dict):
-        raise RequestError(f"is {kind_of(text)}, it must be an object", "text")
+        raise RequestError(f"is {kind_of(text)}; it must be an object", "text")
     for name, value in text.items():
         if name != "format" and (name, value) not in (("verbosity", None), ("verbosity", "medium")):
             raise RequestError(f"has {shown(name)}, only format is supported; leave it out", "text")
@@ -172,7 +172,7 @@ def _reasoning(fields: Fields) -> dict[str, Any]:
     if reasoning is None:
         return {}
     if not isinstance(reasoning, dict):
-        raise RequestError(f"is {kind_of(reasoning)}, it must be an object", "reasoning")
+        raise RequestError(f"is {kind_of(reasoning)}; it must be an object", "reasoning")
     for name, value in reasoning.items():
         # Many clients ask for a summary ("auto"); they get the whole reasoning instead.
         if name not in ("effort", "summary", "generate_summary") and value is not None:
@@ -217,7 +217,7 @@ def _obfuscation(fields: Fields) -> bool | None:
 def _check_metadata(value: Any) -> None:
     """Check OpenAI's limits of metadata, since the answer repeats it."""
     if not isinstance(value, dict):
-        raise RequestError(f"is {kind_of(value)}, it must be an object of texts", "metadata")
+        raise RequestError(f"is {kind_of(value)}; it must be an object of texts", "metadata")
     check_count("metadata", len(value), MAX_METADATA)
     for name, text in value.items():
         num_chars = len(name) + len(checked_text(f"metadata[{shown(name)}]", text))

@@ -167,13 +167,13 @@ def test_known_shapes_have_the_parameters_of_their_names(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_size": 32}, "hidden_size is 32, it must be at least the trained model's 64"),
+        ({"hidden_size": 32}, "hidden_size is 32; it must be at least the trained model's 64"),
         ({"num_layers": 1}, "num_layers is 1"),
-        ({"head_dim": 24}, "head_dim is 24, it must be a multiple of the trained model's 16"),
-        ({"num_heads": 9}, "num_heads is 9, it must be a multiple of num_kv_heads, 4"),
+        ({"head_dim": 24}, "head_dim is 24; it must be a multiple of the trained model's 16"),
+        ({"num_heads": 9}, "num_heads is 9; it must be a multiple of num_kv_heads, 4"),
         ({"num_heads": 2, "num_kv_heads": 2}, "leaves 1 for the 2 query heads"),
-        ({"vocab_size": 4}, "vocab_size is 4, it must be at least the trained model's"),
-        ({"vocab_size": 9999, "hidden_size": 64}, "hidden_size is 64, it must be more than the trained model's"),
+        ({"vocab_size": 4}, "vocab_size is 4; it must be at least the trained model's"),
+        ({"vocab_size": 9999, "hidden_size": 64}, "hidden_size is 64; it must be more than the trained model's"),
     ],
 )
 def test_shapes_that_cannot_hold_the_model_are_refused(tmp_path: Path, change: dict[str, int], words: str) -> None:

@@ -42,10 +42,10 @@ def test_an_azure_trace_over_midnight(tmp_path: Path) -> None:
     [
         ("", "trace trace.csv has no column arrival_s or at_s or timestamp"),
         ("when\n1\n", "add one to its header"),
-        ("arrival_s\n1\nsoon\n", "trace trace.csv line 3: arrival_s is 'soon', it must be seconds or a date and time"),
+        ("arrival_s\n1\nsoon\n", "trace trace.csv line 3: arrival_s is 'soon'; it must be seconds or a date and time"),
         ("arrival_s\nnan\n", "line 2: arrival_s is 'nan'"),
         ("TIMESTAMP\n2023-11-16 25:00:00\n", "TIMESTAMP is '2023-11-16 25:00:00'"),
-        ("arrival_s,num_output_tokens\n1,2.5\n", "num_output_tokens is '2.5', it must be a whole number"),
+        ("arrival_s,num_output_tokens\n1,2.5\n", "num_output_tokens is '2.5'; it must be a whole number"),
         ("arrival_s,num_output_tokens\n1\n", "num_output_tokens is None"),
     ],
 )
