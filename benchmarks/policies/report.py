@@ -10,9 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from benchmarks.common.stats import Summary, paired_ratio, summarize
 from benchmarks.policies.best_rival import MeanRatio, ratio_to_best
 from benchmarks.policies.options import OFF
+
+FloatArray = npt.NDArray[np.float64]
 
 FORMAT_VERSION = 1
 BURSTY = "bursty"
@@ -59,7 +64,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of a survival estimator's predictions. ece: expected calibration error."""
+    """Calibration of a survival estimator's predictions, in bins of equal width over [0, 1].
+
+    ece: the expected calibration error, which is the mean distance between prediction and rate, weighted by the counts.
+    predicted, observed: the mean prediction and the rate, nan in empty bins.
+    """
 
     expand: int
     system: str
@@ -67,6 +76,14 @@ class Calibration:
     predicted: tuple[float, ...]
     observed: tuple[float, ...]
     count: tuple[float, ...]
+
+    @staticmethod
+    def of(expand: int, system: str, count: FloatArray, predicted: FloatArray, passed: FloatArray) -> Calibration:
+        """count, predicted, passed: by bin, the number of predictions, their sum, and how many came true."""
+        ece = float(np.abs(predicted - passed).sum() / count.sum())
+        with np.errstate(invalid="ignore"):
+            means, rates = predicted / count, passed / count
+        return Calibration(expand, system, ece, tuple(means.tolist()), tuple(rates.tolist()), tuple(count.tolist()))
 
 
 @dataclass(frozen=True)

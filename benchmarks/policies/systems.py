@@ -85,17 +85,8 @@ class System:
         estimator = getattr(self._policy, "estimator", None)
         if estimator is None:
             return None
-        found = estimator.reliability()
-        if not found.count.sum():
-            return None
-        return Calibration(
-            expand,
-            self.name,
-            found.ece,
-            tuple(found.predicted.tolist()),
-            tuple(found.observed.tolist()),
-            tuple(found.count.tolist()),
-        )
+        count, predicted, passed = estimator.tested.bins
+        return Calibration.of(expand, self.name, count, predicted, passed) if count.sum() else None
 
 
 def open_system(

@@ -5,10 +5,12 @@ import math
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.policies.best_rival import ratio_to_best
 from benchmarks.policies.report import (
+    Calibration,
     Case,
     PolicyBenchReport,
     Round,
@@ -94,3 +96,11 @@ def test_percentile(share: float, value: int) -> None:
 
 def test_percentile_of_nothing() -> None:
     assert math.isnan(percentile([], 0.5))
+
+
+def test_the_calibration_error_weighs_bins_by_their_counts() -> None:
+    count, predicted, passed = np.array([1.0, 0.0, 3.0]), np.array([0.1, 0.0, 2.7]), np.array([0.2, 0.0, 2.7])
+    found = Calibration.of(1, "price", count, predicted, passed)
+    assert found.ece == pytest.approx(0.025)
+    assert (found.predicted[2], found.observed[0]) == pytest.approx((0.9, 0.2))
+    assert math.isnan(found.observed[1])
