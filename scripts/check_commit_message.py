@@ -18,7 +18,7 @@ _SUBJECT = re.compile(r"[\w./-]+(, [\w./-]+)*: \S.*")
 
 
 def problem_of(message: str) -> str | None:
-    """What is wrong with the message, in one sentence; None if nothing is."""
+    """Return what is wrong with the message, in one sentence; None if nothing is."""
     text = message.split(SCISSORS)[0]
     lines = [line.rstrip() for line in text.splitlines() if not line.startswith("#")]
     while lines and not lines[0]:

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def operators(system: str, shape: ModelShape, folder: Path) -> dict[str, Any]:
-    """Of one model on one GPU, in ms."""
+    """Measured times of one model on one GPU, in ms."""
     from aiconfigurator_core.sdk.engine import EngineHandle
 
     write_config(shape, folder)

@@ -31,7 +31,7 @@ TABLES = {
     1.0: (("fp8", "trtllm"),),
     0.53125: (("w4a8_mxfp4_mxfp8", "trtllm"), ("w4a16_mxfp4", "vllm")),
 }
-"""By bytes of a weight: the tables' names of the type, and the engine; the first that has the experts is taken."""
+"""The tables' names of the type, and the engine, by bytes of a weight; the first that has the experts is taken."""
 MAX_ERROR, MIN_ROWS = 0.1, 3
 MAX_ROWS = 4096
 

@@ -49,7 +49,7 @@ def test_every_measured_time_is_of_a_case(cases: list[expected.RecordedCase]) ->
 
 
 def test_the_model_is_near_what_an_h200_measured(cases: list[expected.RecordedCase]) -> None:
-    """Of the layers' kernels, which passes consist of; sampling's model has the launches and the bytes of one kind."""
+    """Only the layers' kernels, which passes consist of: sampling's model has the launches and bytes of one kind."""
     modelled = expected.times_of(cases, find_gpu("h200"))
     ratios = [
         modelled[op, shape] / found["h200"]

@@ -150,7 +150,7 @@ class Schedules:
         self.totals: Counter[str] = Counter()
 
     def wanted(self, kv_dtype: KvCacheDtype):
-        """Of every request alone, without speculation, with its whole prompt in one pass."""
+        """The texts of all requests, each alone, without speculation, with its prompt in one pass."""
         if kv_dtype not in self._wanted:
             with opened(self._engines, self._alone(kv_dtype)) as executor:
                 self._wanted[kv_dtype] = [run(executor, [request], [0])[0] for request in self._requests]
