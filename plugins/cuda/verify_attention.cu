@@ -19,9 +19,9 @@
 // once per tile or item.
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 640, shared_bytes <= 49152
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 588, shared_bytes <= 49152
-// limits of *_h64_m64: registers <= 168, spill_bytes <= 180, shared_bytes <= 49152
+// limits of *_h64_m64: registers <= 168, spill_bytes <= 256, shared_bytes <= 49152
 // limits of *_h80_m64: registers <= 168, spill_bytes <= 280, shared_bytes <= 49152
-// limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 49152
+// limits of *_h96_m64: registers <= 255, spill_bytes <= 0, shared_bytes <= 49152
 // limits of *_h128_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 49152
 // limits of *_h128_m16: registers <= 168, spill_bytes <= 68, shared_bytes <= 49152
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
