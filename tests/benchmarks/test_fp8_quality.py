@@ -1,4 +1,4 @@
-"""What the benchmark of fp8's quality prints for a tiny checkpoint."""
+"""Tests of what the FP8 quality benchmark prints for a tiny checkpoint."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from faser_trtllm.builder.build_monitor import Phases, run_builder
 
 
 class ProgressMonitor:
-    """As TensorRT's: its __init__ must be called explicitly."""
+    """Stand-in for TensorRT's monitor, whose __init__ must be called explicitly."""
 
     def __init__(self) -> None:
         self.is_made = True

@@ -154,7 +154,7 @@ def test_every_cut_is_noticed(path: Path) -> None:
 
 @pytest.mark.parametrize("window", [0, 8])
 def test_a_file_with_one_window_for_all_layers_still_opens(tmp_path: Path, window: int) -> None:
-    """As builds wrote them before windows were by layer."""
+    """Builds wrote such files before each layer had its own window."""
     path = tmp_path / "rank0.engine"
     old = {name: value for name, value in MODEL.items() if name != "windows"} | {"sliding_window": window}
     write_engine_file(path, old, [0, 1, 2], contents().items())

@@ -237,8 +237,9 @@ def rounded_to_the_largest(folder: Path, matrices: Mapping[str, torch.Tensor]) -
 def share_of_equal_rows(
     folder: Path, matrices: Mapping[str, torch.Tensor], scales: Mapping[str, float] | None
 ) -> float:
-    """Of ragged pruned steps: rows whose logits are the reference's up to fp32's rounding. Others have an input on the
-    other side of a tie. scales: of the reference's inputs, None: what the recipe says."""
+    """Return the share of rows in ragged pruned steps whose logits match the reference's up to fp32's rounding. The
+    other rows have an input that rounds to the other side of a tie. scales: of the reference's inputs; None: the
+    recipe's."""
     with ExitStack() as stack:
         (source,) = open_sources(folder, None, 1, (), stack)
         found = Fp8Recipe(frozenset({"target"}), "def f(x): return x\n" * 20).input_scales(
@@ -286,7 +287,7 @@ def test_blocks_are_rounded_again_and_activations_calibrated(plain: Path, tmp_pa
 
 
 def test_matrices_with_one_scale_in_common_keep_their_numbers(plain: Path, tmp_path: Path) -> None:
-    """As ModelOpt exports q, k and v: nothing is rounded a second time."""
+    """ModelOpt exports q, k and v with a common scale: nothing is rounded a second time."""
     _, exact = write_fp8(plain, tmp_path / "first", "modelopt")
     more: dict[str, torch.Tensor] = {}
     for name in NAMES:

@@ -11,7 +11,7 @@ from faser_trtllm.builder.interrupts import kept_interrupts, raise_kept
 
 
 def swallowed_ctrl_c():
-    """As a callback of native code that drops what is raised in it."""
+    """Raise a Ctrl-C and drop it, as a callback of native code drops what is raised in it."""
     with contextlib.suppress(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):

@@ -1,4 +1,4 @@
-"""What building and loading hold in memory beside mapped files."""
+"""Memory that building and loading hold in addition to mapped files."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.
 
 
 def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decided before a network is made; the build itself needs a GPU (tests/engine/tensorrt/test_gpu.py)."""
+    """Only the decisions before a network is made: the build needs a GPU (tests/engine/tensorrt/test_gpu.py)."""
     from faser_trtllm.ops.cuda import compiler, driver
 
     registered: list[Any] = []

@@ -137,6 +137,6 @@ def test_errors_and_warnings_outlive_a_file(tmp_path):
 
 
 def test_a_file_without_errors_is_refused():
-    """As 0.1.0 wrote them."""
+    """Version 0.1.0 wrote such files."""
     with pytest.raises(ConfigError, match=r"lacks or garbles errors .*; run `faser profile` again"):
         CostTable.from_json(recorded())

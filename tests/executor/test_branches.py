@@ -48,7 +48,7 @@ def greedy(number):
 
 
 def seeded(number):
-    """What is said before bears on what is said next."""
+    """Return params under which earlier tokens affect later ones."""
     words = tuple((a, b) for a in range(5) for b in range(a, 5, 2))
     return SamplingParams(max_tokens=40, temperature=1.0, seed=number, repetition_penalty=2.5, bad_words=words)
 

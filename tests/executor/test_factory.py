@@ -1,4 +1,4 @@
-"""What assemble() checks of engines that are open already."""
+"""Tests of assemble()'s checks on engines that are already open."""
 
 from __future__ import annotations
 

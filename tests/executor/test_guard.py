@@ -18,7 +18,7 @@ SPECULATING = sorted(set(POLICIES))
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    """As many steps as a toy request has: a clock that a step moves by a millisecond."""
+    """Shorten the guard's intervals to the steps of a toy request; each step advances the clock by a millisecond."""
     monkeypatch.setattr(guard_module, "BACKOFF_S", 0.004)
     monkeypatch.setattr(guard_module, "EMPTY_STEPS", 3)
 

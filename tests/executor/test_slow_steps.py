@@ -1,4 +1,4 @@
-"""What counts as a slow step."""
+"""Tests of what counts as a slow step."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What the executor counts, against what its requests say of themselves."""
+"""Tests of the executor's counts against those of its requests."""
 
 from itertools import pairwise
 
@@ -139,7 +139,7 @@ def ended(policy, token_ids, end, by_sink=False):
     inner, before = collector.sink("a"), [0, 0, 0]
 
     def sink(output):
-        """As a text request whose stop word is complete with that token."""
+        """End the output like a text request whose stop word is complete with that token."""
         stats = output.request.stats
         num_output, (drafted, accepted) = before[0], before[1:]
         before[:] = output.request.num_output_tokens, stats.num_settled_drafts, stats.num_accepted_tokens

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_opened_is_a_line_too(tmp_path, caplog):
 
 
 def test_every_step_is_on_the_disk_when_it_has_ended(tmp_path):
-    """As it is for whoever reads the trace of a process that was killed."""
+    """A killed process leaves a trace that can be read."""
     path = tmp_path / "trace.json"
     trace = TraceWriter(path)
     run_one(trace)

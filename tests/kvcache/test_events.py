@@ -1,4 +1,4 @@
-"""What a listener is told: replayed, it knows the very prefixes that the cache would find."""
+"""Tests of cache events: a listener that replays them knows the very prefixes that the cache would find."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ class Replay:
         del self.blocks[chain_id]
 
     def num_cached_tokens(self, tokens):
-        """As add_sequence finds them: at least the last token is left."""
+        """Count cached tokens as add_sequence does: at least the last token is left."""
         parent, found = 0, 0
         for start in range(0, (len(tokens) - 1) // SIZE * SIZE, SIZE):
             wanted = (parent, tuple(tokens[start : start + SIZE]))

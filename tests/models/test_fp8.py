@@ -14,7 +14,7 @@ def torchs(values: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(count: int) -> np.ndarray:
-    """Of all sizes, from far below the smallest e4m3 number to beyond the largest."""
+    """Return numbers of all sizes, from far below the smallest e4m3 number to beyond the largest."""
     rng = np.random.default_rng(0)
     return (rng.standard_normal(count) * 10.0 ** rng.integers(-5, 4, count)).astype(np.float32)
 

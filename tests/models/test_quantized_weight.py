@@ -98,7 +98,7 @@ def test_a_scheme_is_written_as_it_is_read(text: str) -> None:
 @pytest.mark.parametrize(("group_size", "size"), [(0, 128), (32, 32), (128, 128)])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_an_activation_errs_by_half_a_step_at_most(group_size: int, size: int, seed: int) -> None:
-    """Of its own row's group; the largest of a group is kept, and rows do not look at each other."""
+    """The step is that of the row's own group; the group's largest value is kept, and rows do not affect each other."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((4, 200)) * 10.0 ** rng.integers(-3, 3, (4, 1))).astype(np.float32)
     x[1, :size] = 0

@@ -182,7 +182,7 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [None, "copy", "last", "shape"])
 def test_a_head_that_is_no_copy_of_the_embedding_is_the_models_head(tmp_path: Path, change: str | None) -> None:
-    """As transformers 5 has it, which is asked, though config.json ties the two."""
+    """transformers 5 does so too, although config.json ties the two; the test compares with it."""
     from transformers import AutoModelForCausalLM  # here, since every worker collects this file
 
     directory = make_checkpoint(tmp_path, tie=True)

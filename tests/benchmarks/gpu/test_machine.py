@@ -61,7 +61,7 @@ class Driver:
 
 @pytest.mark.parametrize("captures", [True, False])
 def test_every_call_is_timed_on_the_whole_gpu(made: tuple[GpuMachine, Runtime], captures: bool) -> None:
-    """As a graph, or, where that fails, one by one."""
+    """The calls run in a CUDA graph or, if capture fails, one by one."""
     machine, host = made
     host.captures = captures
     seen: Counter[tuple[int, int]] = Counter()

@@ -29,7 +29,7 @@ def costs():
 
 
 def outputs(engines, system, costs, params, num_steps):
-    """What each step brings each request: [num_steps][len(params)] lists of tokens."""
+    """Return the new tokens of each request in each step: [num_steps][len(params)] lists."""
     max_tokens = num_steps * (MAX_DRAFT_LEN + 1)
     watch = Stopwatch(engines)
     steps = []

@@ -84,7 +84,8 @@ def test_bad_options_are_named(tmp_path: Path, changes: dict[str, object], messa
 
 
 def test_the_tokens_of_a_pass_are_those_expected_of_its_drafts() -> None:
-    """Of two requests with no draft and with two, each accepted at 0.5 after those before it, and of a prompt's end."""
+    """The pass has a request without drafts, one with two, and the end of a prompt. Each draft passes with
+    probability 0.5 if those before it do."""
     counter = PassCounter(0.5)
     result = SimpleNamespace(
         num_verified=np.array([0, 2, 0], np.int32), num_tokens=np.array([1, 3, 1], np.int32), num_experts=5.0

@@ -1,4 +1,4 @@
-"""What `price` is held to with mixtures of experts, simulated on constants of an H100."""
+"""Bounds on `price` with mixtures of experts, simulated on constants of an H100."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_the_price_is_near_the_best_and_never_below_off(name, acceptance, load):
 
 
 def test_costs_by_rows_alone_are_worse():
-    """What their profile ran had the experts of one request at any batch."""
+    """The profile of BY_ROWS runs passes of any batch size with the experts of one request."""
     found = tokens_per_s(QWEN, 0.7, 4, PRICE, BY_ROWS)
     assert found[PRICE] > 1.01 * found[BY_ROWS]
     assert found[PRICE] > 0.99 * found[best_rival(found)]

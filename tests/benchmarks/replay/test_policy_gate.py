@@ -1,4 +1,4 @@
-"""What `price` is held to, simulated on what was measured on an H100: texts by a coin, tables from quick profiles."""
+"""Bounds on `price`, simulated on measurements of an H100: drafts pass at random, tables come from quick profiles."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a soak calls a failure, a leak and a recovery, on requests and samples made by hand."""
+"""Tests of what a soak counts as failures, leaks and recoveries, on requests and samples made by hand."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def load(package: Path) -> types.ModuleType:
 
 @dataclass
 class Launch:
-    """What TensorRT would keep in an engine, with the symbolic values worked out."""
+    """A kernel launch as TensorRT stores it in an engine, with the symbolic values evaluated."""
 
     kernel: str
     code: bytes

@@ -251,7 +251,7 @@ def test_a_launch_follows_the_shape(trt):
 
 
 class TestMistakes:
-    """What a network or a descriptor may get wrong is refused when the engine is built."""
+    """The engine build refuses mistakes in a network or a descriptor."""
 
     def test_wrong_types_are_named(self, trt):
         inputs = Paged().append_inputs()

@@ -1,4 +1,4 @@
-"""What an expert takes is one more column of a curve's fit."""
+"""Tests of the time per expert, which is one more column of a curve's fit."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_what_the_builder_packs_is_the_checkpoint(tmp_path: Path, kind: str, fam
 
 @pytest.mark.parametrize("other", [{"activation": SILU}, {"has_bias": False}])
 def test_another_activation_and_no_biases_are_another_model(open_harness: OpenHarness, other: dict[str, Any]) -> None:
-    """By more than test_logits_are_the_references tolerates."""
+    """The logits differ by more than test_logits_are_the_references tolerates."""
     model = tiny(KINDS["clamped"])
     tokens = random_tokens(model, 60)
     found = open_harness(model).run([(0, tokens, 0, 60)])[0]

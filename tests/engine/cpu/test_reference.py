@@ -90,7 +90,7 @@ def test_ragged_passes_match_torch(name: str, open_harness: OpenHarness) -> None
     ids=["one_less", "one_more", "other_layers", "all_layers", "no_sinks"],
 )
 def test_other_windows_and_no_sinks_are_another_model(other: dict[str, Any], open_harness: OpenHarness) -> None:
-    """By more than test_ragged_passes_match_torch tolerates."""
+    """The logits differ by more than test_ragged_passes_match_torch tolerates."""
     model = TinyModel(TinyConfig(windows=(37, 0), sinks=True))
     tokens = np.random.default_rng(11).integers(0, model.config.vocab_size, 140).tolist()
     found = open_harness(model).run([(0, tokens, 0, 140)])[0]

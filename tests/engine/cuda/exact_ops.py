@@ -21,7 +21,7 @@ from lab.reference.cuda.gated_silu import gated_silu_reference
 
 
 def stored(values, cache):
-    """As a cache holds them: e4m3 saturates."""
+    """Return values in the dtype of the cache; e4m3 saturates."""
     return (values.clamp(-E4M3_MAX, E4M3_MAX) if cache.dtype is torch.float8_e4m3fn else values).to(cache.dtype)
 
 

@@ -110,7 +110,7 @@ def build_moe_pair(
     backend: str = "cuda",
     **options,
 ) -> EngineDir:
-    """As build_pair, of a mixture of experts and a related dense draft; where there is one already, of that."""
+    """Build a mixture of experts and a related dense draft as build_pair does; reuse checkpoints that exist."""
     sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
     folder = directory / "checkpoints"
     if not folder.exists():

@@ -59,7 +59,7 @@ class Pair:
 
 
 def open_pair(engines: EngineDir, stack: ExitStack, head: Any, dtype=torch.float32, ops=ExactOps) -> Pair:
-    """Of build_with_head: in float32, with products summed in float64, unless told otherwise."""
+    """Open engines of build_with_head: by default in float32, with products summed in float64."""
     runtime, opened = HostRuntime(), []
     with CudaFile.open(engines.target_path) as file, CudaFile.open(engines.draft_path) as draft_file:
         model = draft_file.model

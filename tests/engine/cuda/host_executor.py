@@ -149,7 +149,7 @@ def generate(
 
 
 def repeating_requests():
-    """As mixed_requests with edits, with prompts and outputs that repeat themselves, over the end of a block."""
+    """Return mixed_requests with edits, with prompts and outputs that repeat themselves across the end of a block."""
     requests = []
     for prompt, params in mixed_requests(True):
         top_p = None if params.seed is None else 0.1

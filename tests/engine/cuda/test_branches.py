@@ -40,7 +40,7 @@ FP8 = KvCacheDtype.FP8
 
 
 class KernelGpu(HostGpu):
-    """What branches add by the kernels, emulated: draws with their runners-up, tests and copies."""
+    """Emulates the kernels that branches add: draws with their runners-up, tests and copies."""
 
     def make_ops(self, runtime, head_dim, deterministic=False):
         ops = ExactOps()
@@ -155,7 +155,7 @@ def test_fp8_caches(engines) -> None:
 
 
 def test_hidden_rows_that_are_copied_back_are_the_chains(engines) -> None:
-    """What a head reads of a token that a branch was right about."""
+    """A draft head reads these rows for a token that a branch predicted correctly."""
     limits = GpuLimits(96, 16, 6, 96, 256, 96, max_num_branches=5)
     (text,), found = random_texts(1, 30, 2), []
     with CudaFile.open(engines.target_path) as file:

@@ -1,4 +1,4 @@
-"""What a cuda engine captures, op by op over fake CUDA tensors: nothing that CUDA would refuse to capture."""
+"""Tests that a cuda engine captures nothing that CUDA would refuse, op by op over fake CUDA tensors."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def alone(engines: EngineDir):
 
 @pytest.fixture(scope="module")
 def guided(engines: EngineDir):
-    """As alone, of requests most of which have a guide."""
+    """Requests, most of which have a guide, and their tokens without speculation, one request at a time."""
     plain = repeating_requests()
     guides = [ToyGuide.random(320, seed, 2) if seed % 3 else None for seed in range(len(plain))]
     requests = [(prompt, replace(params, guide=g)) for (prompt, params), g in zip(plain, guides, strict=True)]

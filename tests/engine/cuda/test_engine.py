@@ -186,7 +186,7 @@ def test_a_driver_that_refuses_loops_is_asked_once_and_drafts_are_the_same(pair,
 
 
 def test_the_budget_ends_capturing_loops() -> None:
-    """What stands in for one is left out as well, and counted there."""
+    """The graph that replaces a loop is left out as well; only that graph is counted."""
     going = torch.zeros(1, dtype=torch.int32)
     store = GraphStore(HostRuntime(), budget_bytes=0)
     assert not store.capture_loop("loop", lambda: None, lambda: None, going)

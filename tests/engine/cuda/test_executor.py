@@ -138,7 +138,7 @@ def test_log_probs_are_the_host_s(engines: EngineDir, normalized: bool, edited: 
 
 
 def test_log_probs_do_not_depend_on_who_else_has_edits(engines: EngineDir) -> None:
-    """Those of edited rows are the host's, whose last bits are others."""
+    """The host computes log probs of edited rows; their last bits differ from the device's."""
     fields = {"return_log_probs": True, "num_top_log_probs": 2, "end_ids": ()}
     edits = {"repetition_penalty": 1.3, "logit_bias": ((8, 1.5),)}
     requests = [

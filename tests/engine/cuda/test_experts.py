@@ -202,7 +202,7 @@ def test_the_file_has_the_experts_on_top_of_each_other(pair: EngineDir) -> None:
 
 
 def test_weights_are_counted_to_the_byte(pair: EngineDir) -> None:
-    """As loaded, but for the two tables of rotations that are made of one."""
+    """The count includes all that is loaded, but rope_inv_freq instead of the two tables made from it."""
     with CudaFile.open(pair.target_path) as file:
         loaded, sizes = load_weights(file, torch.device("cpu")).num_bytes, file.model
     rotations = 2 * 4 * sizes["max_seq_len"] * sizes["head_dim"] // 2 - 4 * sizes["head_dim"] // 2

@@ -130,7 +130,7 @@ def test_the_references_sums_are_exact() -> None:
 
 
 def test_a_whole_model_stays_near_its_bf16_engine(pair) -> None:
-    """By torch's own product. 3 bits of significand on both sides make 3.7 % of noise per product, each on its own."""
+    """Products are torch's. 3 bits of significand on both sides make 3.7 % of noise, independent for each product."""
     tokens = random_tokens(60)
     with open_engine(pair.target_path, ReferenceOps(), torch.bfloat16) as engine:
         wanted = Harness(engine).run([(1, tokens, 0, 60)])[0]
@@ -181,7 +181,7 @@ class UnfusedOps(ScalingOps):
 
 
 def test_rows_that_come_in_e4m3_are_those_that_are_quantised_later(pair) -> None:
-    """By the very kernels: no bit differs from torch's arithmetic, a launch for each."""
+    """The emulated fused kernels match torch's arithmetic with a launch per operation, bit for bit."""
     rows = [(0, random_tokens(9), 0, 9)]
     found = []
     for ops in (UnfusedOps(), ScalingOps()):

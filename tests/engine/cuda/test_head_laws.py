@@ -83,7 +83,7 @@ def opened(directory: Path, stack: ExitStack, *args, make=make_head, **head) -> 
 
 
 def kept_rows(pair: Pair, slot: int, count: int) -> torch.Tensor:
-    """What the target kept of a slot's first tokens."""
+    """Return the hidden rows that the target kept for a slot's first tokens."""
     places = np.arange(count)
     blocks = pair.target.block_table[slot, places // 32].astype(np.int64)
     return pair.kept.tensor[torch.from_numpy(blocks * 32 + places % 32)]
@@ -100,7 +100,7 @@ only_going_on = pytest.mark.parametrize("pair", GOES_ON, indirect=True)
 
 @only_going_on
 def test_the_target_keeps_its_hidden_rows_of_named_layers(pair: Pair) -> None:
-    """By whole passes, in chunks, and by segments between which rows are dropped."""
+    """The target runs whole passes, chunks, and segments between which rows are dropped."""
     first, second = random_tokens(1, 50, 40)
     pair.target.run([(0, first, 0, 33), (2, second, 0, 7)])
     pair.target.run([(2, second, 7, 40), (0, first, 33, 50)])

@@ -94,7 +94,7 @@ def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None
 
 
 def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
-    """As loaded, but for the two tables of rotations that are made of one."""
+    """The count includes all that is loaded, but rope_inv_freq instead of the two tables made from it."""
     with CudaFile.open(engines.draft_path) as file:
         loaded, sizes = load_weights(file, torch.device("cpu")).num_bytes, file.model
     num_positions = sizes["max_seq_len"] + sizes.get("block", {"block_size": 1})["block_size"] - 1
@@ -104,7 +104,7 @@ def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
 
 
 def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:
-    """What a KV token takes: keys and values of all layers of both, and hidden rows, of 2 bytes each."""
+    """A KV token takes keys and values of all layers of both models, and hidden rows, each number in 2 bytes."""
     num_layers = NUM_LAYERS + {"eagle3": 1, "medusa": 0, "mtp": 1}.get(kind, 2)
     num_rows = len(HEADS[kind].get("layers", (0,)))
     assert engines.kv_bytes_per_token() == 2 * (num_layers * 2 * 2 * 64 + num_rows * 64)

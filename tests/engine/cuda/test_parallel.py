@@ -67,7 +67,7 @@ def build(directory: Path, tp_size: int) -> EngineDir:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, EngineDir]:
-    """By the number of ranks."""
+    """Engines by the number of ranks."""
     return {size: build(tmp_path_factory.mktemp(f"tp{size}"), size) for size in (1, 2, 4)}
 
 
@@ -87,7 +87,7 @@ def test_tokens_are_those_of_one_gpu(built, alone, tp_size: int, policy: str) ->
 
 @ONLY_ALL
 def test_drafts_of_the_text_change_no_token(built) -> None:
-    """Of a target alone: the first rank tests them."""
+    """A target runs without a draft model: the first rank tests the drafts."""
     requests = repeating_requests()[:4]
     expected, _ = generate(built[1], "off", requests, max_batch_size=1, max_num_tokens=128)
     tokens, found = generate(built[2], "erratic", requests, drafters="suffix")
@@ -189,7 +189,7 @@ def test_a_killed_rank_ends_the_others(built, monkeypatch: pytest.MonkeyPatch, c
 
 @pytest.mark.parametrize("killed", ["rank", *pick([], ["leader"])])
 def test_no_process_outlives_the_others(built, killed: str) -> None:
-    """As in a server, whose engine process ends with any of its threads."""
+    """A server behaves the same: its engine process ends with any of its threads."""
     command = [sys.executable, "-m", "tests.engine.cuda.ranks", str(built[2].path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None

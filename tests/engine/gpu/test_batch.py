@@ -1,4 +1,4 @@
-"""What an upload sends to the device."""
+"""Tests of what an upload sends to the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def device_batch() -> DeviceBatch:
 
 
 def a_row_each(positions: list[int], first_block: int) -> RaggedBatch:
-    """Of the first slots, whose blocks are numbered from first_block on."""
+    """Return a batch with one row per position, in the first slots, whose blocks are numbered from first_block on."""
     n = len(positions)
     table = first_block + np.arange(NUM_SLOTS * 8, dtype=np.int32).reshape(NUM_SLOTS, 8)
     rows = np.arange(n + 1, dtype=np.int32)

@@ -128,7 +128,7 @@ class FullGpu(HostGpu):
 
 
 def messages_of(gpu: HostGpu, pair: EngineDir, caplog: pytest.LogCaptureFixture) -> dict[str, list[str]]:
-    """By level, what the log says of graphs when a pair is opened."""
+    """Return what the log says of graphs when a pair is opened, by level."""
     caplog.set_level(logging.INFO)
     requests = [([1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))]
     generate(pair, "fixed:2", requests, gpu=gpu, max_batch_size=2, max_num_tokens=24)

@@ -258,7 +258,7 @@ def make_stand_in(
 
 
 def plan_info(network: SegmentNetwork, kind: str, first: int, last: int) -> PlanInfo:
-    """What a plan file says of the plan of a network."""
+    """Return what a plan file records about the plan of a network."""
     options = network.options
     return PlanInfo(
         kind=kind,

@@ -378,7 +378,7 @@ def test_the_executor_runs_on_it(
 
 
 class Directory:
-    """What opening reads of an engine directory here."""
+    """Stand-in for an engine directory, with the fields that opening reads here."""
 
     vocab_size = 320
 

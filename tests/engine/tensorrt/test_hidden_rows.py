@@ -1,4 +1,4 @@
-"""What a draft head reads of a target in plans: hidden rows of named layers, by token."""
+"""Tests of the hidden rows that a draft head reads of a target in plans: those of named layers, by token."""
 
 from __future__ import annotations
 

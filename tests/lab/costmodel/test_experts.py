@@ -97,7 +97,7 @@ def test_the_table_says_what_the_model_says_with_its_experts():
 
 
 def test_the_closed_form_has_public_counts_with_one_overlap():
-    """Of drafts of one request: Laguna XS 2.1, 8 of 256 experts, at 8 and 15 rows (lucebox 501)."""
+    """The counts are for drafts of one request: Laguna XS 2.1, 8 of 256 experts, at 8 and 15 rows (lucebox 501)."""
     routing = Routing(256, 8, 0.17)
     assert routing.distinct([8]) == pytest.approx(39.4, rel=0.05)
     assert routing.distinct([15]) == pytest.approx(58.9, rel=0.05)

@@ -1,4 +1,4 @@
-"""What passes take: the anchors where they were measured, sensible between and beyond them."""
+"""Tests of modelled pass times: the anchors where they were measured, sensible values between and beyond them."""
 
 from statistics import fmean
 

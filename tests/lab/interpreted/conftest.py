@@ -1,4 +1,4 @@
-"""What the tests of interpreted networks share."""
+"""Fixtures that the tests of interpreted networks share."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Float32Logits(InterpretedEngine):
 
 @pytest.fixture(scope="module")
 def input_scales(pair: tuple[Path, Path]) -> dict[Path, dict[str, float]]:
-    """Of both checkpoints, calibrated on the prompts."""
+    """Input scales of both checkpoints, calibrated on the prompts."""
     found = {}
     for directory in pair:
         with CheckpointWeights(directory) as weights:
@@ -111,7 +111,7 @@ def decoded(target: Any, draft: Any, policy: Any, temperature: float = 0.0) -> t
 
 @pytest.fixture(scope="module")
 def plain_tokens(pair: tuple[Path, Path]) -> list[list[int]]:
-    """What the interpreted target says alone."""
+    """The tokens of the interpreted target alone."""
     return decoded(open_interpreted(pair[0]), None, POLICIES["off"]())[0]
 
 

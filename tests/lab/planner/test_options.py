@@ -1,4 +1,4 @@
-"""What `faser plan` may be asked, and what it refuses in one sentence."""
+"""Tests of the options of `faser plan`, and of its refusals in one sentence."""
 
 import numpy as np
 import pytest

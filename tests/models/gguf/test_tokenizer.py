@@ -33,7 +33,7 @@ TEXTS = st.one_of(
 
 
 def python_metadata(metadata: dict[str, tuple[int, Any]]) -> dict[str, Any]:
-    """As the file reader hands it over."""
+    """Return the metadata as the file reader does."""
     values: dict[str, Any] = {}
     for key, (_, value) in metadata.items():
         if isinstance(value, tuple):
