@@ -57,7 +57,7 @@ def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
 
 
 def test_only_backends_whose_rows_can_be_alone_are_deterministic(engine_dir: Path) -> None:
-    """Those of the CPU always are."""
+    """The CPU backend is always deterministic."""
     config = ExecutorConfig(deterministic=True)
     with open_executor(engine_dir, config):
         pass

@@ -38,7 +38,7 @@ def faser(*arguments: object, **options: Any) -> Done:
 
 @pytest.fixture
 def faser_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """As faser(), in this process, which has imported all there is to import."""
+    """Return a function like faser() that runs in this process, which has imported all there is to import."""
 
     def run(*arguments: object) -> Done:
         command = ["faser", *map(str, arguments)]
@@ -52,7 +52,7 @@ def faser_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def one_sentence(done: Done) -> str:
-    """What a command said that refused: one line on stderr, exit code 2."""
+    """Return the one line on stderr of a command that refused, with exit code 2."""
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if "interpreting the TensorRT networks" not in line]
     assert len(lines) == 1, done.stderr
@@ -135,7 +135,7 @@ def test_benchmarks_outside_a_checkout_are_refused_in_one_sentence(tmp_path: Pat
 
 
 def test_benchmarks_are_found_from_any_directory(tmp_path: Path) -> None:
-    """As the console script runs them: the repository is not on sys.path. Their child processes find them as well."""
+    """The console script runs them without the repository on sys.path, too. Their child processes find them as well."""
     code = (
         "import subprocess, sys\n"
         "from faser_trtllm.commands.benches import bench\n"

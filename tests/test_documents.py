@@ -1,4 +1,4 @@
-"""What documents point at is there: links between them, and the files that the glossary names."""
+"""Tests that the targets of documents exist: links between them, and the files that the glossary names."""
 
 import re
 import subprocess

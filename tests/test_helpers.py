@@ -1,4 +1,4 @@
-"""What tests share lives in a module of its own: a test module that another imports is run twice and cannot move."""
+"""Test that shared code has a module of its own: a test module that another imports is run twice and cannot move."""
 
 import ast
 from pathlib import Path

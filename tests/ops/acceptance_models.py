@@ -11,7 +11,7 @@ from tests.support.sampling_slots import Slots
 
 
 def model_and_slots(rng, n, k, *, tie=False):
-    """Of n slots and k places, random, or with many equal margins; margins [n, 16] are kept by the caller."""
+    """Return a model of k places, n slots and margins [n, 16] for the caller to keep: random, or many of them equal."""
     model = AcceptanceModel(k)
     model.slope[:] = 1.0 if tie else rng.random((NUM_MODES, k))
     model.intercept[:] = 0.0 if tie else rng.standard_normal((NUM_MODES, k))

@@ -344,7 +344,7 @@ def test_native_is_the_reference_in_a_large_vocabulary_on_any_number_of_threads(
 
 @pytest.mark.parametrize("broken", [[0, 1, 2, 3], [2]])
 def test_a_draft_whose_distribution_is_nan_is_rejected_and_the_target_draws(broken):
-    """As a device may copy it back; native sampling itself drafts nothing from NaN logits."""
+    """A device may copy such a distribution back; native sampling itself drafts nothing from NaN logits."""
     logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4]] * 2, np.float32))
     seen = np.zeros(4)
     for key in range(2000):

@@ -52,7 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tell(library: Path, arguments: str, script: str = MAKE_AND_TELL, **environment: str) -> tuple[list[str], list[str]]:
-    """What the script printed, and the driver calls."""
+    """Return the lines that the script printed, and the driver calls."""
     log = library / "log"
     log.write_text("")
     done = subprocess.run(

@@ -63,7 +63,7 @@ def test_a_machine_whose_speed_changes_keeps_the_team(world, team):
 
 @pytest.mark.parametrize("team", [0.5, 0.75])
 def test_cold_first_passes_decide_nothing(world, team):
-    """Of the first passes each choice gets its share, and no more is lost."""
+    """Each choice gets its share of the first passes, and no more is lost."""
     assert world(100, 100, 0.0, team=team) < 1.08
 
 

@@ -67,7 +67,7 @@ def test_margins_are_learnt_and_predictions_are_calibrated():
 
 
 def test_a_sampling_mode_is_known_by_tests_of_its_own():
-    """What is promised of one that is not seen yet is worth nothing."""
+    """A prediction for a mode that has not been seen yet is worth nothing."""
     estimator = Tests().run(100, logistic(0.9, -0.4))
     greedy, seeded = request("greedy"), request("seeded", mode=SamplingMode.SEEDED)
     assert estimator.knows([greedy])

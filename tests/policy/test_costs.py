@@ -12,7 +12,7 @@ from tests.policy.world import ROWS, cost_table, draft_ms, target_ms
 
 
 def plan(n, drafts, *, steps=16, slowness=1.0, target=1.0, draft=1.0, host_ms=0.1):
-    """What steps of n requests with so many drafts each took, on a machine with known errors of its table."""
+    """Return the statistics of steps of n requests with so many drafts each, if the table has known errors."""
     rows = n * (1 + drafts)
     verify_ms = steps * target * slowness * target_ms(rows)
     one = draft_ms(n)

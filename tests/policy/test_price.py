@@ -131,7 +131,7 @@ def test_a_trial_needs_requests_that_may_draft():
 
 
 def _steps_beside(num_context_rows, target, drafts=2, draft=draft_ms):
-    """What a step of four requests with so many drafts each takes beside prompts."""
+    """Return the statistics of a step that runs four requests, with so many drafts each, and prompts as well."""
     rows = 4 * (1 + drafts)
     verify_ms = target(rows + num_context_rows)
     return PlanStats(
@@ -166,7 +166,7 @@ def test_a_trial_beside_prompts_lasts_as_long_as_one_without():
 
 @pytest.mark.parametrize(("dearer_ms", "is_shorter"), [(0.0, False), (0.4, True)])
 def test_prompts_count_only_where_rows_get_dearer_behind_them(dearer_ms, is_shorter):
-    """What prompts take themselves is the same whatever is drafted."""
+    """The prompts' own time is the same whatever is drafted."""
 
     def target(rows):
         return 3.0 + 0.02 * rows + dearer_ms * max(0, rows - 48)

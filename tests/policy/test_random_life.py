@@ -26,7 +26,7 @@ TIMES_MS = st.sampled_from([0.0, 1e-9, 0.01, 1.0, 30.0, 1e7])
 
 @st.composite
 def stats(draw, num_requests: int) -> PlanStats:
-    """What some steps of so many requests may have brought; any time may be zero or huge, alone or with the others."""
+    """Draw statistics of some steps with so many requests; any time may be zero or huge, alone or with the others."""
     steps = draw(st.integers(1, 40))
     n = steps * num_requests
     calls = draw(st.integers(0, steps))

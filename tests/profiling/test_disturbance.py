@@ -1,4 +1,4 @@
-"""Whether other work disturbed a measurement is said in one sentence, and kept with the table."""
+"""Tests that one sentence says whether other work disturbed a measurement, and that the table keeps it."""
 
 import json
 import threading

@@ -50,7 +50,7 @@ def config(speculation: str) -> ExecutorConfig:
 
 
 def measured(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of measuring; that a machine is busy is said by others."""
+    """Return the log messages about measuring; other loggers say that a machine is busy."""
     return [record.getMessage() for record in caplog.records if record.name == ensure.__name__]
 
 

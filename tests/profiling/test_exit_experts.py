@@ -1,4 +1,4 @@
-"""Whether early exits pay on a mixture of experts: rows that are dropped read fewer experts in the layers left."""
+"""Test that early exits pay on a mixture of experts: dropped rows read fewer experts in the layers left."""
 
 import pytest
 

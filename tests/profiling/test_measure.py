@@ -119,7 +119,7 @@ AGAIN = [Point(kind, "all", rows, rows, 64) for kind in ("verify", "draft_step")
 
 
 def timed(factors):
-    """What was measured of AGAIN, each kind's times by the factors of its points in turn."""
+    """Return the measurement of AGAIN, with each kind's times scaled by the factors of its points in turn."""
     return Measured(
         tuple(
             CostSample(p.kind, p.num_rows, p.num_requests, 64, p.num_rows * factor)

@@ -153,7 +153,7 @@ def _open(engine_dir: Path):
 def test_a_profile_that_does_not_fit_is_said_where_it_is_measured(
     engine_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As `faser build`, `faser profile` and a start that measures do; the second measurement is no better."""
+    """`faser build`, `faser profile` and a start that measures all do this; the second measurement is no better."""
     (engine_dir / PROFILE).unlink()
     times = []
 

@@ -109,7 +109,7 @@ def test_native_stops_where_the_reference_stops(harness, certain):
 
 
 def test_stopping_shortens_and_changes_no_draft(harness):
-    """What is drafted is a prefix of what would be drafted without a stop."""
+    """The drafts are a prefix of those that would be drafted without a stop."""
     free = Rig(harness)
     assert free.draft(NUM_PENDING, NUM_NEW) == NUM_NEW
     for seed in range(10):

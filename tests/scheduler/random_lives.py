@@ -36,7 +36,7 @@ def next_token(tokens, end):
 
 
 def expected_output(request):
-    """What the target alone generates, one token at a time, and why it stops."""
+    """Return what the target alone generates, one token at a time, and why it stops."""
     tokens = request.tokens.copy()
     end = request.prompt_len
     while end < request.max_num_tokens:

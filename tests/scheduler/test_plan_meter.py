@@ -1,4 +1,4 @@
-"""What a policy is told of the steps of its plans."""
+"""Tests of the statistics that a policy gets about the steps of its plans."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_steps_that_run_prompts_are_counted_and_their_rows_are_told_apart(chunk)
 
 
 def stats_of(drafts, model_lengths=None, max_draft_rows=2):
-    """Of steps with two requests, until they are counted."""
+    """Return the statistics of steps with two requests, run until they are counted."""
     requests = [Request(str(i), [1, 2], SamplingParams(max_tokens=9), max_seq_len=16, max_draft_len=5) for i in (0, 1)]
     for request in requests:
         request.num_computed_tokens = 1

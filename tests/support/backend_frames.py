@@ -59,7 +59,7 @@ def content_of(array):
 
 
 def request_body(model, handle, request_id, outputs, inputs, client_key=""):
-    """As plugins/triton/requests.cpp writes it."""
+    """Return the body that plugins/triton/requests.cpp writes for a request."""
     parts = [struct.pack("<IQ", model, handle), packed_text(request_id)]
     parts += [packed_text("".join(f"{name}\n" for name in outputs)), struct.pack("<I", len(inputs))]
     for name, array in inputs:
@@ -70,7 +70,7 @@ def request_body(model, handle, request_id, outputs, inputs, client_key=""):
 
 
 def read_responses(body):
-    """As plugins/triton/requests.cpp reads a body of responses."""
+    """Read a body of responses as plugins/triton/requests.cpp does."""
     at, found = 0, []
 
     def take(layout):

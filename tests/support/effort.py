@@ -24,5 +24,5 @@ def examples(number: int) -> int:
 
 
 def pick(some: T, everything: T) -> T:
-    """What a run does by default, and what it does when everything runs."""
+    """Return `some` by default, and `everything` when everything runs."""
     return everything if EVERYTHING else some

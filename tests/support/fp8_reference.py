@@ -21,7 +21,7 @@ FUSED = (
 
 
 def through_e4m3(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """What x [..] is after quantisation with a scale and back, fp32."""
+    """Return x [..] after quantisation with a scale and back, fp32."""
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 

@@ -1,4 +1,4 @@
-"""What a package's modules import, read from their source, and what of it breaks a rule.
+"""The imports of a package's modules, read from their source, and those that break a rule.
 
 Every import counts, inside functions and under TYPE_CHECKING too: a cycle that only the type checker sees is one that
 the reader sees as well. The "module:name" strings of a registry are no imports, since whoever looks one up knows no
@@ -43,7 +43,7 @@ class Package:
 
     @cached_property
     def trees(self) -> Mapping[str, tuple[Path, ast.Module]]:
-        """By module: its file within the folder, and its syntax tree."""
+        """The file of each module within the folder, and its syntax tree."""
         found = {}
         for name in sorted(glob("**/*.py", root_dir=self.folder, recursive=True)):  # follows builder/plugins, a link
             file, path = Path(name), self.folder / name
@@ -62,7 +62,7 @@ class Package:
 
     @property
     def parts(self) -> set[str]:
-        """What stands at the top: folders and modules."""
+        """The folders and modules at the top level."""
         return {file.parts[0].removesuffix(".py") for file, _ in self.trees.values()} - {"__init__"}
 
     def target(self, found: Import) -> str:
@@ -158,7 +158,7 @@ def _imports(tree: ast.Module, file: Path) -> Iterator[Import]:
 
 
 def _names(statements: Sequence[ast.stmt]) -> set[str]:
-    """What statements bind at their own level."""
+    """Return the names that statements bind at their own level."""
     names: set[str] = set()
     for node in statements:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""What a parser of a model's output finds in a text, in one form for all pieces; and texts of all families."""
+"""Results of a model's output parser, in one form however the text is cut; and texts of all families."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parsed:
     calls: tuple[tuple[str, str | None, str], ...] = ()
 
     def is_begun_by(self, other: Parsed) -> bool:
-        """Whether `other` may become this one without taking anything back."""
+        """Return whether `other` may become this one without taking anything back."""
         if not (self.content.startswith(other.content) and self.reasoning.startswith(other.reasoning)):
             return False
         if not other.calls:

@@ -80,8 +80,8 @@ class StandInNetwork:
         return SimpleNamespace(name="", get_output=outputs.__getitem__)
 
     def mark_output(self, tensor: Any) -> None:
-        """What comes out of plugins are inputs here, which TensorRT refuses as outputs: a cache needs none, as it is
-        updated in place, and others are copied."""
+        """Mark a network output. Outputs of plugins are inputs here, which TensorRT refuses as outputs: a cache needs
+        none, as it is updated in place, and others are copied."""
         if any(tensor is output for node in self._nodes for output in node.tensors):
             if "_cache_out_" in tensor.name:
                 return
@@ -91,7 +91,7 @@ class StandInNetwork:
         self._network.mark_output(tensor)
 
     def plugin_nodes(self) -> list[PluginNode]:
-        """What an interpreter runs where the plugins are, by the names of the finished network."""
+        """Return the nodes that an interpreter runs in place of plugins, with the names of the finished network."""
         return [
             PluginNode(
                 node.position,

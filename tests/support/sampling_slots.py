@@ -58,7 +58,7 @@ class Slots:
                 entry[name] = value
 
     def arrays(self) -> list[np.ndarray]:
-        """What the entries' pointers lead to."""
+        """Return the arrays that the entries' pointers lead to."""
         return [self.tokens, self.draft_probs, self.draft_sources, *self._kept]
 
     def _point(self, entry: np.void, name: str, values: Any, dtype: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a server's metrics page says, made up from the executor's statistics."""
+"""A server's metrics page, made up from the executor's statistics."""
 
 import io
 
@@ -40,7 +40,7 @@ STATS = {
 
 
 def metrics_text(stats, successes=10.0, waits=0):
-    """What a server with these stats would serve; waits: requests that queued between 0.1 and 0.25 s."""
+    """Return the metrics page of a server with these stats; waits: requests that queued between 0.1 and 0.25 s."""
     lines = []
 
     def line(name, value, **labels):

@@ -64,7 +64,7 @@ class SyntheticGpu:
     call_ms: float = 0.2
 
     def ms(self, kind: str, num_rows: int, num_requests: int, context_len: float) -> float:
-        """What a pass of a CostSample's kind takes."""
+        """Return the time that a pass of a CostSample's kind takes."""
         if kind == "draft_step":
             return self._pass_ms(self.draft, num_rows, num_requests, context_len, num_requests) + 0.03
         if kind == "draft_rows":

@@ -50,7 +50,7 @@ class TinyConfig:
 
     @property
     def dense_scheme(self) -> Scheme | None:
-        """Of all but experts."""
+        """The scheme of all weights except experts."""
         return None if self.scheme == MXFP4 else self.scheme
 
 
@@ -112,7 +112,7 @@ class TinyModel:
             self.layers.append(layer)
 
     def _mlps(self) -> list[tuple[str, int]]:
-        """What comes before the names of each MLP's matrices in a layer, and its width."""
+        """Return for each MLP of a layer the prefix of its matrices' names, and its width."""
         experts = self.config.experts
         if experts is None:
             return [("", self.config.intermediate_size)]

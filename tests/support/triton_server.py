@@ -155,7 +155,7 @@ class Server:
 
 
 def children(pid: int) -> list[int]:
-    """Those of all its threads."""
+    """Return the child processes of all threads of `pid`."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended

@@ -145,7 +145,7 @@ def _method(entry, name, arguments, inner, objects):
 
 
 def nanobind_signature(name, recorded):
-    """What nanobind writes: a text in which default i stands as \\i, no doc, then the defaults themselves.
+    """Return what nanobind writes: a text in which default i stands as \\i, no doc, then the defaults themselves.
 
     Arguments without names in the bindings are called arg, or arg0, arg1, ...
     """

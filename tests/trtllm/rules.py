@@ -149,7 +149,7 @@ class CapacityScheduler:
         return fitting, [], paused
 
     def _no_evict(self, ready, kv):
-        """What runs keeps its blocks to the end; newcomers in order, and the first that does not fit stops the line."""
+        """Keep the blocks of running requests to the end; add newcomers in order, up to the first that does not fit."""
         available = kv.get_kv_cache_stats().free_num_blocks
         scheduled, pending = [], []
         for request in ready:
@@ -173,7 +173,7 @@ class CapacityScheduler:
         return scheduled
 
     def _max_utilization(self, ready, kv):
-        """As many as fit for this step; where one does not, the last that has started gives its blocks back."""
+        """Schedule as many as fit this step; where one does not, the last that has started gives its blocks back."""
         kv.start_scheduling()
         scheduled, paused, num_blocks = [], [], 0
         place, end = 0, len(ready)

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's Python classes around a drafter do, plainly, for the generated stand-ins; by release."""
+"""Plain versions of TensorRT-LLM's Python classes around a drafter, for the generated stand-ins; by release."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def get_draft_token_length(request):
 
 
 class Drafter:
-    """What the base class does of itself: it remembers its arguments, chooses by a schedule, and pads."""
+    """The base class's own behaviour: it remembers its arguments, chooses by a schedule, and pads."""
 
     def __init__(self, max_draft_len, max_total_draft_tokens, max_concurrency, draft_len_schedule):
         self.max_draft_len = max_draft_len
@@ -173,7 +173,7 @@ class Mapping:
 
 
 class KVCacheManager:
-    """Of the Python side: pages per request, as far as the drafter sees them."""
+    """The cache manager of the Python side: pages per request, as far as the drafter sees them."""
 
     def __init__(self, mapping=None):
         self.mapping = mapping or Mapping()
@@ -237,7 +237,7 @@ class ResourceManager:
 
 
 def behaviours(release):
-    """By the recorded names."""
+    """Return the behaviours of a release by the recorded names."""
     is_new = release != "1.2"
     is_newest = release == "1.4"
     newest = {f"{_BOUND}.LlmRequest": LeanLlmRequest, KV_CACHE_MANAGER_V2: KVCacheManagerV2} if is_newest else {}

@@ -61,7 +61,7 @@ def test_every_argument_of_the_bindings_has_a_type(surface):
 
 
 UNTOLD = [f"{BATCH_MANAGER}.LlmRequest.__init__: {name}" for name in ("logits_post_processor", "allotted_time_ms")]
-"""Of types that the bindings do not name; we pass neither."""
+"""Arguments whose types the bindings do not name; we pass neither."""
 
 
 def test_arguments_in_the_recorded_spelling():

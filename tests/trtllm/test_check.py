@@ -185,7 +185,7 @@ class ThinRequest:
 
 
 def test_a_field_of_requests_that_is_gone_is_named(check, monkeypatch):
-    """Of 1.4's requests, those fields that FaserDrafter uses are compared, and no others."""
+    """The check compares those fields of 1.4's requests that FaserDrafter uses, and no others."""
     modules = fakes.install(monkeypatch, version="1.4.0rc1")
     modules["tensorrt_llm._torch.pyexecutor.llm_request"].LlmRequest = ThinRequest
     code, out, _ = check("--trtllm")

@@ -341,7 +341,7 @@ def test_the_configuration_has_the_drafters_numbers(any_drafter_class, engine_di
 
 
 def test_max_concurrency_and_the_schedule_reach_tensorrt_llm(drafter_class, engine_dir):
-    """By 1.2's rules: lengths by active requests, and none beyond the limit; requests without drafts stay so."""
+    """Release 1.2 sets lengths by active requests, with none beyond the limit; requests without drafts stay so."""
     make, modules = drafter_class
     options = {"max_concurrency": 3, "draft_len_schedule": {2: 1, 1: 3}}
     drafter = make(engine_dir, max_draft_len=3, num_threads=1, **options)

@@ -204,7 +204,7 @@ def test_serve_takes_a_configuration_under_its_flags(tmp_path: Path) -> None:
 
 
 def serve_options(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> ServeOptions:
-    """What `faser serve` would launch."""
+    """Return the options that `faser serve` would launch with."""
     launched: list[ServeOptions] = []
     monkeypatch.setattr("faser_trtllm.serving.launch.launcher.serve", lambda options: launched.append(options) or 0)
     monkeypatch.setattr(sys, "argv", ["faser", "serve", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""Whether a value is of a recorded type: as strict as nanobind, or stricter."""
+"""Checks that a value is of a recorded type: as strict as nanobind, or stricter."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def _fits(choice, value, objects):
 
 
 def _is_a(name, value, objects):
-    """By the recorded class of that name, of which there may be two; of one that is not recorded nothing is."""
+    """Return whether the value is of a recorded class of that name. There may be two; without one, nothing is."""
     known = [made for full, made in objects.items() if full.rpartition(".")[2] == name and isinstance(made, type)]
     return isinstance(value, tuple(known))

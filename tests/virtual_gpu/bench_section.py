@@ -38,7 +38,7 @@ def use_in_bench() -> None:
 
 
 def main() -> None:
-    """As benchmarks.gpu.section_process; sys.argv[1] is the result's file."""
+    """Run benchmarks.gpu.section_process; sys.argv[1] is the result's file."""
     random.install()
     machine.CLOCK_SIZE, machine.CLOCK_S, machine.CALLS_PER_GRAPH = 32, 0.0, 1
     replaced: dict[str, tuple[Any, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 
 
 def run_faser(*arguments: str) -> str:
-    """What a command prints; it must succeed."""
+    """Return what a command prints; it must succeed."""
     from faser_trtllm.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:

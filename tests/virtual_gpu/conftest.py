@@ -20,7 +20,7 @@ def gpu() -> Iterator[VirtualGpuProcess]:
 
 @pytest.fixture(scope="session")
 def hopper() -> Iterator[VirtualGpuProcess]:
-    """Of compute capability 9.0, which mixtures of experts run on."""
+    """A virtual GPU of compute capability 9.0, which mixtures of experts run on."""
     if reason := why_not():
         pytest.skip(reason)
     with VirtualGpuProcess(major=9) as process:

@@ -22,7 +22,7 @@ class Generated:
 
 
 def generate_cuda(engines: EngineDir, policy: str, requests: Any, seed: int = 0, **options: Any) -> Generated:
-    """By the cuda backend. seed: of the order of work. Counted from the first request on."""
+    """Generate with the cuda backend. seed: the seed of the order of work. Counting starts at the first request."""
     driver().seed(seed)
     torch.manual_seed(0)
     before: list[Counters] = []

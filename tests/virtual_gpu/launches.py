@@ -144,7 +144,7 @@ def of_draft_step(gpu: VirtualGpuProcess, engines: EngineDir, mode: str) -> tupl
 
 
 def table(folder: Path) -> list[tuple[str, Launches]]:
-    """What is counted, and its launches by name."""
+    """Return the name of each thing that is counted, and its launches by name."""
     found: list[tuple[str, Launches]] = []
     with VirtualGpuProcess() as gpu:
         for name, model in MODELS.items():

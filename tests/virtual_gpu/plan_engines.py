@@ -66,8 +66,8 @@ def generate_texts(
 
 
 def generate_requests(path: Path, policy: str, requests: Any, seed: int = 0, **config: Any) -> Generated:
-    """By a policy of the tests (tests/engine/cuda/host_executor.py). seed: of the order of work. config: keys of
-    ExecutorConfig. Counted from the first request on."""
+    """Generate with a policy of the tests (tests/engine/cuda/host_executor.py). seed: the seed of the order of work.
+    config: keys of ExecutorConfig. Counting starts at the first request."""
     driver().seed(seed)
     collector = Collector()
     config = ExecutorConfig(speculation="off" if policy == "off" else "fixed:1", **config)  # opens the draft or not
@@ -85,7 +85,7 @@ def generate_requests(path: Path, policy: str, requests: Any, seed: int = 0, **c
 def prompt_log_probs(
     path: Path, speculation: str, prompts: Sequence[Sequence[int]], **fields: Any
 ) -> list[list[float]]:
-    """Those of each prompt's tokens but the first."""
+    """Return the log probabilities of each prompt's tokens but the first."""
     collector = Collector()
     params = SamplingParams(max_tokens=2, return_context_log_probs=True, **fields)
     with open_executor(path, ExecutorConfig(speculation=speculation)) as executor:

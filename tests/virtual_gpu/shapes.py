@@ -44,8 +44,8 @@ def serve(
     has_graphs: bool = True,
     **options: Any,
 ) -> Served:
-    """As generate_cuda. is_padded: as engines are; else a pass has the rows that it has. has_graphs: whether there is
-    memory for any."""
+    """Generate as generate_cuda does. is_padded: whether passes are padded, as engines pad them; else a pass has
+    the rows that it has. has_graphs: whether there is memory for any."""
     driver().seed(0)
     torch.manual_seed(0)
     recorder = _Recorder()
@@ -65,7 +65,7 @@ def serve(
 
 
 class _Recorder(TorchDispatchMode):
-    """Of what is launched one by one; a replay launches what was captured."""
+    """Recorder of the shapes that are launched one by one; a replay launches what was captured."""
 
     def __init__(self) -> None:
         super().__init__()

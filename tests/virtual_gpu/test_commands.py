@@ -59,7 +59,7 @@ def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backen
 
 @pytest.mark.parametrize("backend", ["tensorrt", *pick([], ["cuda", "tensorrt_rtx"])])
 def test_a_target_alone_speculates_from_its_own_text(gpu: VirtualGpuProcess, tmp_path: Path, backend: str) -> None:
-    """By default; and by its profile, which has no steps of a draft model."""
+    """It does so by default, and by its profile, which has no steps of a draft model."""
     target, _ = make_pair(tmp_path / "checkpoints", num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)
     directory = tmp_path / "engines"
     has_profile = backend == "tensorrt"

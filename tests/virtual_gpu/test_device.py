@@ -83,7 +83,7 @@ def test_copies_run_when_they_are_waited_for(gpu: VirtualGpuProcess) -> None:
 
 
 def _sent_in_a_row(waits: bool) -> list[list[int]]:
-    """What the device got of ten uploads through one Staging, with nothing else waited for."""
+    """Return what the device got of ten uploads through one Staging, with nothing else waited for."""
     runtime = VirtualRuntime()
     with GpuPartitions([32]) as made, runtime.on(made.whole):
         staging = Staging(runtime, 4)
@@ -158,7 +158,8 @@ def test_a_graph_runs_on_what_memory_holds_when_it_is_launched(gpu: VirtualGpuPr
 
 
 def _graphs_in_a_pool() -> tuple[list[int], list[float]]:
-    """What two graphs of one runtime and one of another take, in tensors, of which each has four; what they compute."""
+    """Return the memory, in tensors, that two graphs of one runtime and one of another take, and the values that they
+    compute. Each graph has four tensors."""
     pools = [VirtualRuntime(), VirtualRuntime()]
     size, device = 1 << 18, pools[0].device
     with GpuPartitions([32]) as made, pools[0].on(made.whole):
@@ -182,14 +183,14 @@ def _graphs_in_a_pool() -> tuple[list[int], list[float]]:
 
 
 def test_graphs_of_a_runtime_share_their_memory(gpu: VirtualGpuProcess) -> None:
-    """What one tensor has left the next takes, in the same graph and in those after it; freed with the last graph."""
+    """A tensor takes the memory that another has left, in the same graph and in later ones; the last graph frees it."""
     taken, values = gpu.run(_graphs_in_a_pool)
     assert taken == [2, 2, 4, 0]
     assert values == [(((0 + 1) * 8 + 1) * 27 + 1) * 8]
 
 
 def _quantized(num_rows_of_memory: int, num_threads: int = NUM_THREADS) -> bool:
-    """Whether the kernel, launched through the driver, gives what torch's arithmetic does."""
+    """Return whether the kernel, launched through the driver, gives what torch's arithmetic does."""
     runtime = VirtualRuntime()
     with (
         GpuPartitions([32]) as made,
@@ -219,7 +220,7 @@ def test_kernels_run_as_they_are_launched() -> None:
 
 
 def _freed_too_early(seed: int, on_other_stream: bool) -> bool:
-    """Whether what reads memory by its address still finds it after it was freed in its own stream's order."""
+    """Return whether a read by address still finds the values after a free in the order of the memory's own stream."""
     driver().seed(seed)
     runtime = VirtualRuntime()
     with GpuPartitions([32]) as made:
@@ -278,7 +279,7 @@ def _green_stream() -> tuple[Any, int]:
 
 
 def _destroyed(used: str, stream_first: bool) -> str:
-    """What the driver says to a use of a stream after its green context was destroyed."""
+    """Return what the driver says to a use of a stream after its green context was destroyed."""
     runtime = VirtualRuntime()
     context, stream = _green_stream()
     with runtime.on(GpuPartition("green", stream, 32)):
@@ -355,7 +356,7 @@ def test_page_locked_memory_of_ours_goes_with_who_holds_it() -> None:
 
 
 def _read_by_address(num_bytes: int) -> None:
-    """As the stand-in of TensorRT does before a plan reads a tensor."""
+    """Check memory as the stand-in of TensorRT does before a plan reads a tensor."""
     runtime = VirtualRuntime()
     x = torch.zeros(4, device=runtime.device)
     driver().check_memory("x of a plan", x.data_ptr(), num_bytes)

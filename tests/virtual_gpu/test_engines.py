@@ -157,7 +157,7 @@ def test_speculation_changes_no_token_over_fp8_caches(gpu: VirtualGpuProcess, en
 
 
 def test_speculation_changes_no_token_of_a_deterministic_target(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
-    """Of prompts that fit no narrow tile, too; drafts go on with torch's products."""
+    """Prompts that fit no narrow tile are included; drafts go on with torch's products."""
     requests = [(prompt * 3, params) for prompt, params in REQUESTS[:4]]
     alone, found = (gpu.run(generate_cuda, engines, way, requests, deterministic=True) for way in ("off", "erratic"))
     assert found.tokens == alone.tokens

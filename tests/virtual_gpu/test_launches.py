@@ -29,7 +29,7 @@ def test_splits_of_long_contexts_are_no_kernel_more(gpu: VirtualGpuProcess, tmp_
 
 
 def test_a_deterministic_target_has_products_of_ours_alone(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
-    """As many launches, with one tile of attention, which splits long contexts."""
+    """It has as many launches as others, with one tile of attention, which splits long contexts."""
     layer, rest = of_layer(gpu, tmp_path, context=LONG_CONTEXT, deterministic=True)
     kernels = {
         "append_kv_normed_bf16": 1,

@@ -101,7 +101,7 @@ def test_a_loop_leaves_no_memory_behind(gpu: VirtualGpuProcess) -> None:
 
 
 class _Parts:
-    """Of a loop by the driver's own calls; `broken` names the one that is made wrongly."""
+    """A loop made of the driver's own calls; `broken` names the call that is made wrongly."""
 
     def __init__(self, broken: str) -> None:
         self.broken, self.runtime, self.bindings = broken, VirtualRuntime(), load_driver()
@@ -189,7 +189,7 @@ class _Parts:
 
 
 def _arguments(value: torch.Tensor, handle: int) -> Any:
-    """Of the kernel's launch, which the op makes."""
+    """Return the arguments of the kernel's launch, which the op makes."""
     launched: list[Any] = []
 
     class Recorder:

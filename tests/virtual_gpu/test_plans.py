@@ -69,7 +69,7 @@ def test_drafts_of_the_text_change_no_token(
 
 
 def test_log_probs_of_prompts_in_passes_of_other_sizes(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
-    """Of four rows of logits without drafts and of twenty with them."""
+    """The passes have four rows of logits without drafts and twenty with them."""
     prompts = [list(range(first, first + 14)) for first in (5, 10)]
     alone = gpu.run(prompt_log_probs, engine_dir, "off", prompts)
     found = gpu.run(prompt_log_probs, engine_dir, FIXED, prompts, num_top_log_probs=2)

@@ -1,4 +1,4 @@
-"""What the host reads while requests decode, counted by the device: once per verification, and never logits."""
+"""Tests of the host's reads while requests decode, counted by the device: once per verification, never logits."""
 
 from __future__ import annotations
 

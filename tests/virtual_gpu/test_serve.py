@@ -85,7 +85,7 @@ def _answers(client: GrpcClient) -> dict[str, list[int]]:
 
 
 def _written_now(path: Path) -> Counters:
-    """Of a write that begins after this call: the second that ends."""
+    """Return the counters of a write that begins after this call: the second that ends."""
     for _ in range(2):
         written = path.stat().st_ino
         wait_until(lambda last=written: path.stat().st_ino != last)
@@ -93,7 +93,7 @@ def _written_now(path: Path) -> Counters:
 
 
 def _steps(trace: Path, mode: Mode) -> list[dict[str, int]]:
-    """What the trace says of each verification in this mode; the last line may be cut off."""
+    """Return what the trace says of each verification in this mode; the last line may be cut off."""
     lines = [line.rstrip(",") for line in trace.read_text().splitlines()[1:-1]]
     events = [json.loads(line) for line in lines]
     return [event["args"] for event in events if event["name"] == "verify" and event["args"].get("mode") == mode.value]

@@ -50,7 +50,7 @@ def as_they_are(gpu: VirtualGpuProcess, engines: EngineDir) -> Served:
 def test_every_shape_was_run_at_start_up(
     gpu: VirtualGpuProcess, engines: EngineDir, as_they_are: Served, policy: str, has_graphs: bool
 ) -> None:
-    """Whether graphs have memory or not; and padding changes no token."""
+    """This holds whether graphs have memory or not, and padding changes no token."""
     padded = gpu.run(serve, engines, policy, REQUESTS, has_graphs=has_graphs, **LIMITS)
     assert padded.first_seen == set()
     assert padded.num_launched > 0, "logits of large passes, at least, are launched one by one"

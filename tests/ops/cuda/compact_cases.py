@@ -49,7 +49,7 @@ def assert_is_the_reference(found, hidden, positions, rows, cu_q_lens, kv_lens):
 
 
 def check_arbitrary_data(launcher, device="cpu"):
-    """What a builder may feed: nothing outside the outputs is touched, and lookups stay within bounds."""
+    """Check that, whatever a builder feeds, nothing outside the outputs is touched and lookups stay within bounds."""
     rng = np.random.default_rng(0)
     hidden, positions, cu_q_lens, _ = batch_of([4, 4], [0, 0], 16)
     for _ in range(50):

@@ -31,7 +31,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def on_gpu() -> Iterator[Callable[[str], Launcher]]:
-    """Of a stem: its kernels on the first GPU, launched on torch's current stream."""
+    """Return a function that loads a stem's kernels on the first GPU, launched on torch's current stream."""
     import torch
 
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ class EmulatedModule:
         self.order = order
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As Launcher.launch."""
+        """Launch a kernel as Launcher.launch does."""
         assert len(arguments) <= MAX_ARGUMENTS
         # A pointer's value is None when it is null; a negative int32 keeps its low 32 bits.
         values = [(argument.value or 0) & 0xFFFF_FFFF_FFFF_FFFF for argument in arguments]
@@ -82,7 +82,7 @@ def host_compiler() -> str | None:
 
 
 def is_sanitized() -> bool:
-    """Whether ThreadSanitizer is loaded in this process, which it can only be from the start."""
+    """Return whether ThreadSanitizer is loaded in this process, which is possible only from its start."""
     return hasattr(ctypes.CDLL(None), "__tsan_init")
 
 
@@ -98,7 +98,7 @@ def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> c
 
 
 def emulation_flags(defines: Iterable[tuple[str, int]], folder: Path) -> list[str]:
-    """Of the host compiler, for a .cu file of this folder over the emulator."""
+    """Return the host compiler's flags for a .cu file of this folder over the emulator."""
     # Without -fno-gnu-unique two builds of one stem would share static memory. Kernels read one type's bytes as
     # another's, which -O2 would otherwise take for separate memory.
     flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-fPIC", "-shared", "-fno-gnu-unique"]

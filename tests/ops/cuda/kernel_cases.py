@@ -192,7 +192,7 @@ CASES: dict[str, Callable[[EmulatedModule], Results]] = {
 
 
 def results_of(stem: str, order: int = 0, shared_byte: int = 0xFF) -> list[bytes]:
-    """What the stem's case writes, to the bit."""
+    """Return the exact bytes that the stem's case writes."""
     module = module_of(stem, order)
     module.shared_byte = shared_byte
     found = (torch.as_tensor(result) for result in CASES[stem](module))

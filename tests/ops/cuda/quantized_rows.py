@@ -8,7 +8,7 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch
 
 
 def run(launcher, x: torch.Tensor) -> ScaledRows:
-    """What the kernel writes; memory behind the last row must stay as it was."""
+    """Return what the kernel writes and check that memory after the last row is unchanged."""
     num_rows, width = x.shape
     values = torch.full((num_rows + 1, width), 7.0, device=x.device).to(torch.float8_e4m3fn)
     scales = torch.full((num_rows + 1, 1), 7.0, device=x.device)

@@ -26,7 +26,7 @@ class Case:
         self.inner = inner
 
     def run(self, launcher, device: str = "cpu") -> torch.Tensor:
-        """What the kernel writes; memory behind the last row must stay as it was."""
+        """Return what the kernel writes and check that memory after the last row is unchanged."""
         gate_up, hidden = self.gate_up.to(device), self.hidden.to(device)
         bias = None if self.bias is None else self.bias.to(device)
         out = torch.full((len(hidden) + 1, self.inner), 7.0, dtype=hidden.dtype, device=device)
@@ -41,7 +41,7 @@ class Case:
 
 
 def run_scaled(case: Case, launcher, device: str = "cpu") -> ScaledRows:
-    """What the kernel writes in e4m3; memory behind the last row must stay as it was."""
+    """Return what the kernel writes in e4m3 and check that memory after the last row is unchanged."""
     num_rows = len(case.hidden)
     values = torch.full((num_rows + 1, case.inner), 7.0, device=device).to(torch.float8_e4m3fn)
     scales = torch.full((num_rows + 1, 1), 7.0, device=device)

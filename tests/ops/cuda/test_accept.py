@@ -221,7 +221,7 @@ class TestRows:
 
 
 class TestRefusals:
-    """What ops.accept raises for, the device cannot: it must refuse without reading memory that is not there."""
+    """The device cannot raise where ops.accept does: it must refuse without reading memory that is not there."""
 
     def run(self, *, slot=0, rows=(0, 1), num_tokens=1, num_drafts=0, edits=True, drafts=(), **fields):
         slots = Slots(1, 4, 2)

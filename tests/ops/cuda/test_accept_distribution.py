@@ -52,7 +52,7 @@ def on_device(arrays, slots, device):
 
 
 def run_on(device, launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len):
-    """As run, with all memory on the device and everything there copied back."""
+    """Run as run() does, with all memory on the device, and copy everything there back."""
     table, kept = on_device(slots._kept, slots, device)
     n = slot_ids.size
     shapes = [(n, max_draft_len + 1), *[(n,)] * 4]

@@ -186,7 +186,7 @@ def test_what_is_out_of_range_is_not_written():
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**31))
 def test_arbitrary_data_stays_within_the_caches(seed):
-    """What a builder may feed; the memory around must not change."""
+    """Whatever a builder feeds, the memory around the tensors does not change."""
     generator = torch.Generator().manual_seed(seed)
     case = append_case(generator, [3, 0, 2], [10, 20, 15], tokens_per_block=4, head_dim=64)
     for name in ("positions", "cu_q_lens", "block_table", "kv_lens"):
@@ -208,7 +208,7 @@ def test_arbitrary_data_stays_within_the_caches(seed):
 
 
 def writes_twice(case):
-    """Whether requests overlap, or two rows have the same block and offset."""
+    """Return whether requests overlap, or two rows have the same block and offset."""
     if (case.cu_q_lens.long().diff() < 0).any():
         return True
     num_blocks, _, tokens_per_block, _ = case.k_cache.shape

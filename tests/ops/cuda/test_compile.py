@@ -72,7 +72,7 @@ def test_every_kernel_keeps_its_limits(nvcc, arch):
 
 
 def test_the_entry_points_are_there(nvcc):
-    """What ops/cuda launches and the plugins name; a cubin of one head size has that one only."""
+    """ops/cuda launches them and the plugins name them; a cubin of one head size has only those of that size."""
     append = compiler.compile_stem("append_kv", "sm_90")
     assert {used.kernel for used in append.resources} == {
         f"append_kv_{norm}{types}" for norm in ("", "normed_") for types in ("bf16", "bf16_e4m3", "fp16", "fp16_e4m3")

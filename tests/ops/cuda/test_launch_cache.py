@@ -76,7 +76,7 @@ def test_what_is_refused_is_not_kept() -> None:
 
 
 def test_an_address_that_would_not_change_is_refused() -> None:
-    """Of a tensor that the caller has not named: the next launch would go to the memory of this one."""
+    """The caller has not named the tensor, so the next launch would go to the memory of this one."""
     cache, op, launched = LaunchCache(), Op(), Launched()
     x, y = torch.zeros(2), torch.zeros(2)
     with pytest.raises(KeyError):

@@ -173,7 +173,7 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, split_tokens):
 @settings(max_examples=examples(40))
 @given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([0, 8, 11, 32]), st.booleans())
 def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots, in_place):
-    """What a builder may feed; memory around the outputs must not change, and the kernel must end."""
+    """Whatever a builder feeds, memory around the outputs does not change, and the kernel ends."""
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8)
     for name in ("block_table", "cu_q_lens", "kv_lens"):

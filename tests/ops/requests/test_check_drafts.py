@@ -1,4 +1,4 @@
-"""What a drafter says it wrote, checked natively, against the reference, and what must be found."""
+"""Tests of native checks of what a drafter says it wrote, against the reference and with errors that must be found."""
 
 import numpy as np
 import pytest

@@ -98,7 +98,7 @@ NEVER = np.tile(np.array([99, 99, -1], np.int32), (NUM_SLOTS, 1))
 
 
 def split(row):
-    """Of num_rows, num_drafted, num_draft_computed, ids, num_new, accepted and outcome."""
+    """Split (num_rows, num_drafted, num_draft_computed, ids, num_new, accepted, outcome) into arguments of step_of."""
     return [(*row[:3], 0)], [row[3:]]
 
 

@@ -18,7 +18,8 @@ BOTH = tuple(native.SOURCES)
 
 
 def scheduled(lives, model_lengths=None):
-    """Of (num_tokens, num_computed, num_draft_computed, num_pending, num_new_tokens, num_drafts, drafters) each."""
+    """Return requests as `lives` has them: (num_tokens, num_computed, num_draft_computed, num_pending, num_new_tokens,
+    num_drafts, drafters) each."""
     items = []
     for slot, (known, computed, draft_computed, pending, num_new, num_drafts, drafters) in enumerate(lives):
         params = SamplingParams(max_tokens=40, drafters=drafters)

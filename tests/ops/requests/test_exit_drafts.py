@@ -1,4 +1,4 @@
-"""What boundaries are asked about drafts, against the references."""
+"""Tests of the candidates, places and log-odds of drafts that boundaries ask for, against the references."""
 
 from __future__ import annotations
 

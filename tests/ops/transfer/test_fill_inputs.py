@@ -59,7 +59,7 @@ def batches(draw) -> RaggedBatch:
 
 
 def batch_of(slots, firsts, counts, parents=None, seed=0) -> RaggedBatch:
-    """Of requests with counts[i] rows from position firsts[i] on; the last ones are branches of `parents`."""
+    """Return requests with counts[i] rows from position firsts[i] on; the last ones are branches of `parents`."""
     random, int32 = np.random.default_rng(seed), lambda values: np.array(values, np.int32)
     num_rows = sum(counts)
     positions = [first + j for first, count in zip(firsts, counts, strict=True) for j in range(count)]

@@ -86,7 +86,7 @@ def test_a_block_is_the_references(parameters, batch, seed) -> None:
 
 
 def test_what_kernels_read_is_there() -> None:
-    """By following the addresses, with the block at its own address."""
+    """The test follows the addresses, with the block at its own address."""
     slots = filled(
         [
             {"mode": native.SAMPLED, "prompt_len": 2, "bad_words": [(1, 2), (3,)], "end_ids": [9], "min_tokens": 8},

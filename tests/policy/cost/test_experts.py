@@ -65,7 +65,7 @@ def mixture_table(routing=TABLE):
 
 
 def run(table, routing, num_requests, drafts, *, error=1.0, steps=16):
-    """What steps took whose passes read as many experts as such routing says, on a machine slower by `error`."""
+    """Return the statistics of steps that read as many experts as `routing` says, on a machine slower by `error`."""
     rows = num_requests * (1 + drafts)
     num_experts = float(routing.distinct_of(rows, num_requests))
     verify_ms = error * steps * table.verify_ms(rows, num_requests, 64, ALL, num_experts)

@@ -1,4 +1,4 @@
-"""What the adapter uses of ai-dynamo 1.6.0, as recorded from it: names, fields, defaults, abstract methods.
+"""The parts of ai-dynamo 1.6.0 that the adapter uses, as recorded from it: names, fields, defaults, abstract methods.
 
 install() stands in for the packages where they are not installed.
 """

@@ -63,7 +63,7 @@ def alone(engine_dir):
 
 
 class Context:
-    """What the adapter asks of Dynamo's."""
+    """The part of Dynamo's Context that the adapter uses."""
 
     def __init__(self, name="request", is_stopped=False):
         self._name, self._is_stopped = name, is_stopped
@@ -235,7 +235,7 @@ def test_cleanup_ends_what_still_runs(adapter, engine_dir):
 
 
 class Publisher:
-    """As Dynamo's KvEventPublisher and SnapshotPublisher."""
+    """A stand-in for Dynamo's KvEventPublisher and SnapshotPublisher."""
 
     def __init__(self):
         self.blocks, self.removed, self.loads = {}, [], []

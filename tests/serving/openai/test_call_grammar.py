@@ -61,7 +61,7 @@ def tools(choice="auto", named=None, is_parallel=True, strict=True):
 
 
 class Language:
-    """What a grammar allows."""
+    """A family's tokenizer, and the texts that its grammars allow."""
 
     def __init__(self, directory, family):
         added = (*MARKS, *DEEPSEEK, "[ARGS]") if "ARGS" in family else (*MARKS, *DEEPSEEK)
@@ -76,8 +76,8 @@ class Language:
         return self.tokenizer.token_id(text)
 
     def holds(self, grammar, text):
-        """Whether the grammar has the text, which is one answer for its tokens and for its bytes, but that no text has
-        special tokens."""
+        """Return whether the grammar allows the text. The answer must be the same for its tokens and for its bytes; no
+        text has special tokens."""
         spellings = [self.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True), [*text.encode()]]
         found = []
         for ids in spellings:

@@ -1,4 +1,4 @@
-"""What answers tell about their drafts, the field `prediction`, and the page of metrics that benchmarks read."""
+"""Tests of the statistics of drafts in answers, the field `prediction`, and the metrics page that benchmarks read."""
 
 import asyncio
 import http.server
@@ -203,7 +203,7 @@ def last_record(answer, stream):
 
 
 def check_record(record):
-    """As aiperf checks it before it believes it (SpecDecodeAcceptanceRecord)."""
+    """Check a record as aiperf does before it accepts it (SpecDecodeAcceptanceRecord)."""
     histogram, accepted, drafted = (
         record[n] for n in ("acceptance_histogram", "per_step_accepted", "per_step_drafted")
     )

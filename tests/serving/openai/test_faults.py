@@ -1,4 +1,4 @@
-"""What the OpenAI server does to Triton when things go wrong: many streams that end in errors at once."""
+"""Tests of the OpenAI server's effect on Triton when things go wrong: many streams that end in errors at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `faser openai` says where its packages are missing."""
+"""Tests of the message of `faser openai` when its packages are missing."""
 
 import subprocess
 import sys

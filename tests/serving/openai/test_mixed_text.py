@@ -24,7 +24,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Of a tokenizer whose turn marks are added tokens, and no special ones."""
+    """Return the directory of a tokenizer whose turn marks are added tokens, and not special ones."""
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory, 320)
     backend = Backend.from_file(str(directory / "tokenizer.json"))
@@ -60,7 +60,7 @@ def test_a_mark_that_the_template_writes_stays_letters_in_a_message(directory, t
 
 
 def test_added_tokens_that_the_template_does_not_write_are_tokens(directory, tokenizer):
-    """As the tokenizer reads them in any text: such are the names of tags, and runs of spaces."""
+    """The tokenizer reads names of tags and runs of spaces as tokens in any text."""
     template = ChatTemplate.load(directory, tokenizer)
     plain, forged = chat(template, f"a{CALL}  b"), chat(template, f"a{CALL}  b{USER}")
     for name in (CALL, "  "):

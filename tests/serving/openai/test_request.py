@@ -1,4 +1,4 @@
-"""What OpenAI's requests become, and the sentences for those that cannot be."""
+"""Tests of what OpenAI's requests become, and of the sentences for those that cannot be converted."""
 
 import json
 import re
@@ -336,7 +336,7 @@ def test_allowed_tokens_are_at_least_one_and_not_too_many(served, value, sentenc
 @pytest.mark.parametrize("shows", [False, True])
 @pytest.mark.parametrize("sends_ids", [False, True])
 def test_an_echo_s_offsets_are_those_of_the_text_with_special_tokens(tmp_path, adds, shows, sends_ids):
-    """Those that the tokenizer adds to a text have none, like those that are left out."""
+    """Special tokens that the tokenizer adds have no text, like those that are left out."""
     write_tokenizer(tmp_path, 320, add_bos=True)
     tokenizer = Tokenizer.load(tmp_path)
     text = f"{BEGIN_OF_TEXT}ab{END_OF_TEXT}c"

@@ -59,7 +59,7 @@ def test_nothing_is_taken_back(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_character_is_lost_but_those_of_calls_and_space_next_to_marks(family):
-    """Of texts without calls, all is content."""
+    """In texts without calls, everything is content."""
     rng = random.Random(family)
     for _ in range(pick(500, 5000)):
         text = random_text(family, rng)

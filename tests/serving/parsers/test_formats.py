@@ -1,4 +1,4 @@
-"""What each family's texts are read as, those that are no calls included."""
+"""Tests of how each family's texts are parsed, including texts that are not calls."""
 
 import json
 

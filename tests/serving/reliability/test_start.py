@@ -1,4 +1,4 @@
-"""What a service refuses to start with, and what it lives through: limits, full disks, clocks that jump."""
+"""Tests of what a service refuses to start with and what it survives: limits, full disks, clocks that jump."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""What a request's drafts came to, by step: as aiperf checks such a record, over real executors and by hand."""
+"""Tests of the record of a request's drafts by step: as aiperf checks it, over real executors and by hand."""
 
 import pytest
 from hypothesis import given, settings

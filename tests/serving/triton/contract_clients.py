@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's public client scripts send, and how they read the answers."""
+"""The inputs that TensorRT-LLM's public client scripts send, and the ways in which they read the answers."""
 
 import queue
 from functools import partial
@@ -43,7 +43,7 @@ def succeed(results):
 
 
 def end_to_end_inputs(prompt, output_len=20, streaming=False, **more):
-    """What end_to_end_grpc_client.py sends for one prompt."""
+    """Return the inputs that end_to_end_grpc_client.py sends for one prompt."""
     inputs = {
         "text_input": np.array([[prompt]]).astype(object),
         "max_tokens": np.array([[output_len]], np.int32),
@@ -61,7 +61,7 @@ def stacked(items):
 
 
 def llm_client_inputs(token_ids, output_len=16, streaming=False, **more):
-    """What inflight_batcher_llm_client.py sends."""
+    """Return the inputs that inflight_batcher_llm_client.py sends."""
     inputs = {
         "input_ids": np.array([token_ids], np.int32),
         "input_lengths": np.array([[len(token_ids)]], np.int32),

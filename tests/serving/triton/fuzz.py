@@ -1,4 +1,4 @@
-"""What the fuzz tests send, how long they go on, and what every answer must keep."""
+"""The inputs that fuzz tests send, how long the tests go on, and the properties that every answer must have."""
 
 from __future__ import annotations
 

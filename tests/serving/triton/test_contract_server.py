@@ -216,7 +216,7 @@ def test_outputs_come_in_tensorrt_llm_s_order(server):
 
 
 def test_each_response_of_a_stream_counts_its_own_tokens(server):
-    """As TensorRT-LLM's; NVIDIA's OpenAI frontend adds them up."""
+    """The counts are those of TensorRT-LLM; NVIDIA's OpenAI frontend adds them up."""
     more = {name: np.array([[True]]) for name in ("return_num_input_tokens", "return_num_output_tokens")}
     results = succeed(send(server, "tensorrt_llm", llm_client_inputs([4, 5, 6], 12, True, **more)))
     assert [result.as_numpy("num_output_tokens")[0][0] for result in results] == list(map(len, map(tokens_of, results)))
@@ -415,7 +415,7 @@ def engine_pids(server):
 
 
 def answers(server):
-    """Whether every model answers."""
+    """Return whether every model answers."""
     results = [send(server, model, end_to_end_inputs("a", 2)) for model in TEXT_MODELS]
     results.append(send(server, "tensorrt_llm", llm_client_inputs([1, 2], 2)))
     return not any(isinstance(result, InferenceServerException) for (result,) in results)

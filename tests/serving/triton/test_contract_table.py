@@ -347,7 +347,7 @@ MISSING = [
 
 
 def parse_checked(tensors, contract):
-    """What Triton's process reads and the engine's process checks."""
+    """Parse as Triton's process does and check as the engine's process does."""
     for part in parse_request(contract.canonical(tensors), contract):
         part.request.validate()
         part.request.guide()

@@ -11,7 +11,7 @@ from tests.support.scripted_text import cut, joined, run
 
 
 def expected(tokens, words, min_tokens):
-    """By trying every place: the first that ends a word wins, of those that end there the longest."""
+    """Try every place: the first that ends a word wins, and of the words that end there the longest."""
     for end in range(1, len(tokens) + 1):
         ended = [len(word) for word in words if word and tuple(tokens[:end][-len(word) :]) == tuple(word)]
         if ended and end > min_tokens:

@@ -41,7 +41,7 @@ def server(tmp_path_factory):
 
 
 def test_http_clients_get_one_answer_each_and_run_as_one_batch(server):
-    """As tools/inflight_batcher_llm/end_to_end_test.py and identity_test.py: asynchronous infer over HTTP."""
+    """They infer asynchronously over HTTP, as do tools/inflight_batcher_llm/end_to_end_test.py and identity_test.py."""
     prompts = ["hello world", "def f(x):", "abc"] * 4
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.ports[0]}", concurrency=12) as client:
         asked = [
@@ -57,7 +57,7 @@ def test_http_clients_get_one_answer_each_and_run_as_one_batch(server):
 
 
 def test_the_llm_client_without_streaming_and_a_stop_request(server):
-    """As inflight_batcher_llm_client.py without --streaming: asynchronous infer over gRPC."""
+    """The client infers asynchronously over gRPC, as inflight_batcher_llm_client.py without --streaming does."""
     results = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 

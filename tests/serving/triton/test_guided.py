@@ -139,7 +139,7 @@ def test_clients_that_leave_cancel_guided_requests_that_run_or_wait_for_their_gu
         return server.metric('faser_request_failures_total{code="CANCELLED",model="faser"')
 
     def leave_early():
-        """Whether anybody was cancelled: a client that a busy machine keeps waiting may leave after the last token."""
+        """Return whether anybody was cancelled: a client on a busy machine may leave after the last token."""
         client = GrpcClient(server.grpc_url)
         for number in range(30):
             guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": f"(a|b){{{400 + number}}}"}

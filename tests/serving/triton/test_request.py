@@ -110,7 +110,7 @@ BAD = [
 
 
 def parse_checked(tensors):
-    """What is read of tensors, and what is checked when it is submitted."""
+    """Parse the tensors and run the checks made when a request is submitted."""
     for part in parse_request(tensors):
         part.request.validate()
 

@@ -1,4 +1,4 @@
-"""What the virtual GPU counted."""
+"""The counters of the virtual GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counters:
         return cls(**found)
 
     def since(self, before: Counters) -> Counters:
-        """What was counted after `before`; bytes in use are those of now."""
+        """Return what was counted after `before`; bytes in use are the current ones."""
         return Counters(
             _minus(self.work, before.work),
             _minus(self.graphs, before.graphs),
@@ -56,7 +56,7 @@ class Counters:
 
 
 def _minus(now: Any, before: Any) -> Any:
-    """Of nested dicts; without what did not change."""
+    """Return the difference of nested dicts, without what did not change."""
     if isinstance(now, int):
         return now - (before or 0)
     if isinstance(now, tuple):

@@ -13,8 +13,8 @@ _ROUNDED = 512  # bytes, as torch rounds
 
 
 class GraphPool:
-    """What is freed while graphs are captured serves what is captured later on the same stream: the smallest part that
-    is large enough is cut, and parts that touch become one again. All of it is freed with the last graph.
+    """Memory of captured graphs. What is freed during capture serves later captures on the same stream: the smallest
+    part that is large enough is cut, and parts that touch are merged. All of it is freed with the last graph.
 
     Parts have no borders, since each graph cuts others; what is captured has run outside a graph before, with borders.
     """
@@ -26,7 +26,7 @@ class GraphPool:
         self._segments: list[int] = []
 
     def __contains__(self, address: int) -> bool:
-        """Whether a part that somebody holds begins there."""
+        """Return whether a part that somebody holds begins at the address."""
         return address in self._taken
 
     def take(self, num_bytes: int) -> PoolBlock:

@@ -100,7 +100,7 @@ class Driver:
         self.torch_host_free.argtypes = [pointer]
 
     def label(self, name: str) -> None:
-        """Of this thread's next copy or wait."""
+        """Label this thread's next copy or wait."""
         self._library.virtual_gpu_label(name.encode())
 
     def run(self, stream: int, function: Any, number: int, label: str) -> int:
@@ -120,11 +120,11 @@ class Driver:
         return int(address.value or 0)
 
     def torch_host_used(self, address: int, stream: int) -> None:
-        """By a copy that the host does not wait for; nothing where the memory is not torch's."""
+        """Note a copy that the host does not wait for; do nothing where the memory is not torch's."""
         self._library.virtual_gpu_torch_host_used(address, stream)
 
     def seed(self, seed: int) -> None:
-        """Of the order of work from here on."""
+        """Seed the order of work from here on."""
         self._library.virtual_gpu_seed(ctypes.c_uint64(seed))
 
     def fail(self) -> None:

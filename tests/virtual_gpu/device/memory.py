@@ -34,7 +34,7 @@ class _Block:
 
 
 class _PageLockedBlock:
-    """Of torch's allocator, whose function is kept, since modules may be gone when an interpreter ends."""
+    """Memory of torch's allocator, whose function is kept, since modules may be gone when an interpreter ends."""
 
     def __init__(self, size: int) -> None:
         self.address = driver().torch_host_alloc(size)

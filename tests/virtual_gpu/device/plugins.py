@@ -1,4 +1,4 @@
-"""What the plugins of an interpreted plan compute: the kernels, emulated, launched as the ops of an engine."""
+"""The functions of plugins in an interpreted plan: the kernels, emulated, launched as the ops of an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEMS = ("append_kv", "compact_rows", "early_exit", "prune_rows")
 
 @functools.cache
 def functions(head_dim: int) -> dict[str, Callable[..., Any]]:
-    """By the plugins' names. Those that take no float32 are references there."""
+    """Return the functions by the plugins' names. Those that take no float32 are references for it."""
     launchers: dict[str, Any] = {stem: EmulatedModule(stem) for stem in _STEMS}
     if head_dim % 16 == 0 and head_dim >= 64:
         launchers["verify_attention"] = EmulatedModule("verify_attention", {"FASER_HEAD_DIM": head_dim})

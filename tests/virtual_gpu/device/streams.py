@@ -22,8 +22,8 @@ _BLOCKING = 1  # CU_EVENT_BLOCKING_SYNC
 
 
 class _Thread(threading.local):
-    """What torch.cuda keeps per thread: the current stream. captured: functions of the graph in the making; pool: its
-    memory."""
+    """The state that torch.cuda keeps per thread: the current stream. captured: functions of the graph being captured;
+    pool: its memory."""
 
     stream = 0
     captured: list[int] | None = None
@@ -130,8 +130,8 @@ class Event:
 
 
 class Graph:
-    """What `work` enqueues on the current stream, as torch.cuda.CUDAGraph: with keep_graph it is not instantiated.
-    pool: a GraphPool, without which `work` may not allocate."""
+    """A graph of what `work` enqueues on the current stream, like torch.cuda.CUDAGraph: with keep_graph it is not
+    instantiated. pool: a GraphPool, without which `work` may not allocate."""
 
     def __init__(self, work: Callable[[], None], keep_graph: bool = False, pool: Any = None) -> None:
         stream = current_stream()

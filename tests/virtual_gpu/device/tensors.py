@@ -109,7 +109,7 @@ def _each(function: Callable[[Any], Any], values: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """What the shapes of an operation's results depend on."""
+    """Return the part of a value that the shapes of an operation's results depend on."""
     if isinstance(value, torch.Tensor):
         return torch.Tensor, value.shape, value.stride(), value.dtype
     return (type(value), value) if not isinstance(value, list) else tuple(map(_key, value))
@@ -135,7 +135,7 @@ def _results(func: Any, args: Any, kwargs: Any) -> tuple[type | None, list[tuple
 
 
 def _argument(value: Any) -> Any:
-    """What the queued operation works with."""
+    """Return the argument that the queued operation works with."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, torch.Tensor) and not isinstance(value, DeviceTensor):

@@ -29,7 +29,7 @@ _STATUSES = {0: NOTHING, 3: OTHER_RESULTS, 4: NOT_REACHED, 66: RACE}  # 66 is Th
 
 
 def main(stems: Sequence[str], places: Sequence[Place]) -> dict[str, str]:
-    """By barrier: what the first stem shows of its absence that shows anything."""
+    """Return for each barrier what its absence causes in the first stem where it causes anything."""
     wanted = {}
     for stem in stems:
         status, wanted[stem] = _in_child(partial(_run_whole, stem))

@@ -45,7 +45,7 @@ def untested() -> list[Place]:
 
 
 def other_waits() -> list[Place]:
-    """What may make threads wait and is no barrier that the tests know how to take out."""
+    """Return lines that may make threads wait and are not barriers that the tests can take out."""
     return [place for place, code in _lines() if _UNKNOWN.search(code)]
 
 

@@ -25,7 +25,7 @@ class RouteCase:
     choice: Choice
 
     def run(self, launcher, device: str = "cpu", before: int | None = None) -> Routes:
-        """By the kernels, or without a launcher by the reference. before: experts counted in layers before this one;
+        """Run the kernels, or the reference without a launcher. before: experts counted in layers before this one;
         None: it is the first."""
         routes = Routes.of(len(self.x), len(self.router), self.choice, torch.device(device))
         for name in routes.__slots__:
@@ -79,7 +79,7 @@ class CombineCase:
     num_used: int
 
     def run(self, launcher, device: str = "cpu") -> torch.Tensor:
-        """As RouteCase.run; memory after the last row must stay as it was."""
+        """Run as RouteCase.run does and check that memory after the last row is unchanged."""
         around = torch.full((len(self.hidden) + 1, self.hidden.shape[1]), 7.0, dtype=self.hidden.dtype, device=device)
         hidden = around[:-1]
         hidden.copy_(self.hidden)

@@ -22,7 +22,7 @@ from tests.support.effort import examples, pick
 
 
 def test_the_reference_sorts_pairs_by_expert_and_then_by_row() -> None:
-    """By hand: two rows of four experts, of which the first has two equal logits, and a dummy."""
+    """Results are worked out by hand: two rows of four experts, the first with two equal logits, and a dummy."""
     x = torch.eye(3, 8).bfloat16()
     router = torch.zeros(4, 8)
     router[:, 0], router[:, 1] = torch.tensor([1.0, 3.0, 2.0, 3.0]), torch.tensor([0.0, -1.0, 5.0, 4.0])

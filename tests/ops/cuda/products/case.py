@@ -49,7 +49,7 @@ class Case:
         )
 
     def run(self, launcher, tile_rows: int | None = None, device: str = "cpu") -> torch.Tensor:
-        """What the kernel writes; memory after the last row must stay as it was."""
+        """Return what the kernel writes and check that memory after the last row is unchanged."""
         x, weight = self.x.to(device), self.weight.to(device)
         bias = None if self.bias is None else self.bias.to(device)
         out = torch.full((len(x) + 1, len(weight)), 7.0, device=device).to(self.result_type)

@@ -28,7 +28,7 @@ class InterpretedModule:
         self._machine = Machine(program, memory, **options)
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As Launcher.launch. A pointer's value is None when it is null."""
+        """Launch a kernel as Launcher.launch does. A pointer's value is None when it is null."""
         self._machine.launch(kernel, grid, block, [argument.value or 0 for argument in arguments])
 
 
@@ -56,7 +56,7 @@ def program_of(stem: str, arch: str = "sm_90", fused: bool = True, **defines: in
 
 
 def ptx_of(stem: str, arch: str, fused: bool, defines: Mapping[str, int]) -> str:
-    """As program_of, the text."""
+    """Return the text of the program that program_of returns."""
     try:
         nvcc = find_nvcc()
     except ConfigError as error:

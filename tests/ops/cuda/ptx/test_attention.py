@@ -94,7 +94,7 @@ def test_bits_are_the_emulator_s(memory, types, tile_rows):
 
 @pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
 def test_arbitrary_data_stays_within_the_tensors(memory, tile_rows):
-    """What a builder may feed: every address is checked, of reads too, which the emulator does not do."""
+    """Whatever a builder feeds, addresses stay within the tensors, even in reads, which the emulator does not check."""
     module = InterpretedModule(program_of("verify_attention", FASER_HEAD_DIM=64), memory, max_steps=500_000)
     for seed in range(pick(3, 30)):
         generator = torch.Generator().manual_seed(seed)
@@ -106,7 +106,7 @@ def test_arbitrary_data_stays_within_the_tensors(memory, tile_rows):
 
 @functools.cache
 def _text_of(types: str, tile_rows: int) -> str:
-    """Of one kernel, with what is before all of them and without comments."""
+    """Return the text of one kernel and of all that precedes the first kernel, without comments."""
     whole = re.sub(r"//.*", "", ptx_of("verify_attention", "sm_90", True, {"FASER_HEAD_DIM": 64}))
     entries = re.split(r"(?=^\.visible \.entry )", whole, flags=re.MULTILINE)
     (mine,) = [entry for entry in entries if f" verify_attention_{types}_h64_m{tile_rows}(" in entry]
@@ -137,7 +137,7 @@ MUTANTS = {
 
 
 def is_right(program: Program, types: str, tile_rows: int, memory, way) -> bool:
-    """Whether a kernel keeps PTX's rules and computes what the reference does."""
+    """Return whether a kernel keeps PTX's rules and computes what the reference does."""
     case = case_of(types, 2, [11], [140])
     module = InterpretedModule(program, memory, max_steps=200_000, **way)
     try:

@@ -253,7 +253,7 @@ def test_accept(memory, arch, order, dtype, vocab_size, part_entries):
 
 
 def test_arbitrary_data_is_harmless(memory):
-    """What a builder may feed: no address leaves the tensors, of reads either, which the emulator does not check."""
+    """Whatever a builder feeds, addresses stay within the tensors, even in reads, which the emulator does not check."""
     module = InterpretedModule(program_of("compact_rows"), memory, max_steps=100_000)
     compact_cases.check_arbitrary_data(module)
     module = InterpretedModule(program_of("append_kv"), memory, max_steps=100_000)

@@ -1,4 +1,4 @@
-"""What the interpreter finds in a text that is wrong: misuse, missing barriers, copies that nobody waits for.
+"""Tests of the interpreter's errors for wrong texts: misuse, missing barriers, copies that nobody waits for.
 
 What instructions compute is not tested here: were it wrong, a kernel would differ from its reference.
 """

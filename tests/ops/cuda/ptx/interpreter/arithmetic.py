@@ -18,7 +18,7 @@ _TINY = {4: np.float32(2.0**-126), 8: np.float64(2.0**-1022)}
 
 
 def bits_of(x: Array) -> Array:
-    """As unsigned integers."""
+    """Return the bits of x as unsigned integers."""
     return x.view(f"u{x.dtype.itemsize}")
 
 
@@ -34,12 +34,12 @@ def flushed(x: Array) -> Array:
 
 
 def maximum(a: Array, b: Array) -> Array:
-    """Of floats: a number beats NaN, +0 beats -0."""
+    """Return the elementwise maximum of floats: a number beats NaN, +0 beats -0."""
     return np.where(a == b, (bits_of(a) & bits_of(b)).view(a.dtype), np.fmax(a, b))
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """Of floats: a number beats NaN, -0 beats +0."""
+    """Return the elementwise minimum of floats: a number beats NaN, -0 beats +0."""
     return np.where(a == b, (bits_of(a) | bits_of(b)).view(a.dtype), np.fmin(a, b))
 
 

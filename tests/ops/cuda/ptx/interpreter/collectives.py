@@ -17,7 +17,7 @@ LANE = np.arange(LANES)
 
 
 def _gather_members(group: Group, pc: int, masks: Array) -> bool:
-    """As Group.gather_warps, of the lanes that the threads' member masks name."""
+    """Gather the lanes that the threads' member masks name, as Group.gather_warps does."""
     if group.mask is None and (masks == np.uint32(0xFFFFFFFF)).all():
         return True
     active = group.active()
@@ -33,7 +33,7 @@ def _gather_members(group: Group, pc: int, masks: Array) -> bool:
 
 
 def _gather_whole_warps(group: Group, pc: int) -> bool:
-    """As Group.gather_warps, of warps of which no thread has ended."""
+    """Gather whole warps, of which no thread has ended, as Group.gather_warps does."""
     return group.mask is None or group.gather_warps(pc, np.ones(len(group.threads), bool))
 
 

@@ -50,7 +50,7 @@ class Operation:
 
 @dataclass
 class Symbols:
-    """What a kernel's names mean."""
+    """The meanings of a kernel's names."""
 
     variables: dict[str, int]
     parameters: dict[str, int]
@@ -58,8 +58,8 @@ class Symbols:
 
 
 class Decoder:
-    """Of one instruction at `pc`; notes what it reads. symbols: addresses of variables, offsets of parameters and
-    places of labels."""
+    """A decoder of one instruction at `pc`, which notes what it reads. symbols: addresses of variables, offsets of
+    parameters and places of labels."""
 
     def __init__(self, slots: Slots, instruction: Instruction, pc: int, symbols: Symbols) -> None:
         self._slots, self.instruction, self.pc, self._symbols = slots, instruction, pc, symbols
@@ -68,7 +68,7 @@ class Decoder:
         self.sources: set[int] = set()
 
     def unknown(self) -> PtxError:
-        """What is said of an opcode or of modifiers that are not implemented."""
+        """Return the error for an opcode or modifiers that are not implemented."""
         return self.instruction.error("this instruction is unknown here")
 
     def take(self, allowed: Sequence[str], default: str = "") -> str:
@@ -145,7 +145,7 @@ class Decoder:
         return lambda group, value: group.write(place, value.view(bits).astype(wide).view(held))
 
     def place_of(self, register: Operand) -> int:
-        """Of a result that is written later."""
+        """Return the place of a result that is written later."""
         return self._slots.of(register, np.dtype(bool))
 
     def address(self, operand: Operand, space: str) -> Getter:

@@ -71,7 +71,7 @@ class Copies:
 
 @dataclass
 class Barrier:
-    """What threads at a barrier wait for. bar.red: how votes [threads] are reduced, and the place of the result."""
+    """A barrier at which threads wait. bar.red: how votes [threads] are reduced, and the place of the result."""
 
     pc: int
     reduce: str
@@ -81,7 +81,7 @@ class Barrier:
 
 @dataclass
 class Launch:
-    """What all threads of a launch see."""
+    """The data of a launch that all its threads see."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -92,7 +92,7 @@ class Launch:
 
     @property
     def num_threads(self) -> int:
-        """Of a block."""
+        """The number of threads in a block."""
         return self.block[0] * self.block[1] * self.block[2]
 
 
@@ -121,7 +121,7 @@ class Group:
         return np.ones(len(self.threads), bool) if self.mask is None else self.mask
 
     def chosen(self) -> Any:
-        """What picks the active threads of an array."""
+        """Return an index that picks the active threads of an array."""
         return slice(None) if self.mask is None else self.mask
 
     def write(self, place: int, value: Array) -> None:

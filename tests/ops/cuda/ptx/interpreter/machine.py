@@ -128,7 +128,7 @@ def decode(kernel: Kernel) -> Code:
 
 
 def _guarded(decoder: Decoder, run: Run) -> Run:
-    """Of the active threads those whose predicate holds; collectives and ends are only known without."""
+    """Limit `run` to active threads whose predicate holds; collectives and ends are only known without a predicate."""
     if decoder.name in collectives.TABLE or decoder.name in ("ret", "exit", "call"):
         raise decoder.unknown()
     register, negated = decoder.instruction.guard  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What addresses mean: allocations of the host, and a block's shared and local memory in windows of their own."""
+"""Memory by address: allocations of the host, and a block's shared and local memory in windows of their own."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ class Instruction:
     text: str
 
     def error(self, what: str) -> PtxError:
-        """What went wrong here."""
+        """Return an error that says what went wrong at this instruction."""
         return PtxError(f"line {self.line}: {self.text}: {what}")
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Of a kernel's shared or local memory, or of its module's global memory."""
+    """A variable in a kernel's shared or local memory, or in its module's global memory."""
 
     space: str
     alignment: int
@@ -124,7 +124,7 @@ class Program:
 
     @property
     def names(self) -> list[str]:
-        """Of all kernels, in the order of the text."""
+        """The names of all kernels, in the order of the text."""
         return list(self._entries)
 
     def kernel(self, name: str) -> Kernel:
