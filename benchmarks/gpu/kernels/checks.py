@@ -54,7 +54,12 @@ def _modelled_us(bench: Bench) -> expected.Times:
         gb_per_ms=1e-12 * ceilings.bytes_per_s,
         tflops=1e-12 * ceilings.flops_per_s,
     )
-    return expected.times_of(expected.recorded(bench.options, FAMILIES, gpu.num_sms), gpu, device_arch())
+    cases = expected.recorded(bench.options, FAMILIES, gpu.num_sms)
+    try:
+        return expected.times_of(cases, gpu, device_arch())
+    except ValueError as error:
+        bench.record.note(f"no modelled times: {error}")
+        return {}
 
 
 def _family(

@@ -42,8 +42,11 @@ class Code:
 
 
 def codes_of(compiled: Compiled) -> dict[str, Code]:
-    """Return the kernels of a cubin by name."""
-    texts = dict(_texts(compiled.path.read_bytes()))
+    """Return the kernels of a cubin by name. Raises ValueError if it is no ELF file, such as an emulated GPU's."""
+    cubin = compiled.path.read_bytes()
+    if not cubin.startswith(b"\x7fELF"):
+        raise ValueError(f"{compiled.path.name} is no cubin")
+    texts = dict(_texts(cubin))
     return {
         used.kernel: Code(
             used.kernel,

@@ -249,18 +249,20 @@ def _nvcc_version(nvcc: Path) -> tuple[int, int]:
 
 def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
     digest = hashlib.sha256(repr((_nvcc_version(nvcc), flags)).encode())
-    for path in _with_headers(source_of(stem)):
+    for path in with_headers(source_of(stem)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _with_headers(source: Path) -> list[Path]:
-    """Return a file and the files it includes, which are named relative to source_dir(), in a fixed order."""
+def with_headers(source: Path) -> list[Path]:
+    """Return a file and the files it includes, by their paths from its own folder or source_dir(), in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
-        for name in _INCLUDE.findall(waiting.pop().read_text()):
-            header = source_dir() / name
-            if header.is_file() and header not in found:
+        path = waiting.pop()
+        for name in _INCLUDE.findall(path.read_text()):
+            places = (Path(os.path.normpath(folder / name)) for folder in (path.parent, source_dir()))
+            header = next((place for place in places if place.is_file()), None)
+            if header is not None and header not in found:
                 found.append(header)
                 waiting.append(header)
     return found

@@ -15,8 +15,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
+from faser_trtllm.ops.cuda.compiler import source_dir, source_of, with_headers
 from tests.ops.cuda.barriers.places import Place
 from tests.ops.cuda.emulation import is_sanitized
 from tests.ops.cuda.kernel_cases import module_of, results_of
@@ -40,7 +40,7 @@ def main(stems: Sequence[str], places: Sequence[Place]) -> dict[str, str]:
 def _absence(place: Place, wanted: dict[str, list[bytes]]) -> str:
     found = NOT_REACHED
     for stem in wanted:
-        if place.file.endswith(".cuh") or Path(place.file).name == f"{stem}.cu":
+        if source_dir() / place.file in with_headers(source_of(stem)):
             status, _ = _in_child(partial(_run_without, place, stem, wanted[stem]))
             seen = _STATUSES[status] if status >= 0 else signal.Signals(-status).name
             if seen not in (NOT_REACHED, NOTHING):
