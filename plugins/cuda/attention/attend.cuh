@@ -343,7 +343,8 @@ __device__ bool attend(const AttentionArguments& args, const Work& mine, int ste
   }
 
   if (tile.is_split() && args.in_place != 0) {
-    __syncthreads();  // the block has written its results
+    // All threads have written before one of them counts the block.
+    __syncthreads();  // untested: only other blocks could see the difference, and emulated ones run in turn
     const int place = tile.mine.first_item + tile.first_packed / Tiles::kTileRows;
     uint32_t* arrived = tiles_arrived + place * args.num_kv_heads + kv_head;
     if (is_last_block<false>(arrived, tile.chunks.end - tile.chunks.first)) {
