@@ -205,7 +205,7 @@ ONE = np.ones((4, 4), np.float32)
         ("dspark", {"target_hidden_size": 128}, "target_hidden_size of the block drafter is 128"),
         ("dflash", {"block": {"mask_token_id": 320}}, "mask_token_id is 320, beyond the embedding of the target's 320"),
         ("dflash", {"block": {"mask_token_id": None}}, "mask_token_id is missing"),
-        ("dflash", {"block": {"target_layer_ids": [1, 4]}}, r"target_layer_ids is \[1, 4\], .* rise from -1 to 3"),
+        ("dflash", {"block": {"target_layer_ids": [1, 4]}}, r"target_layer_ids is \[1, 4\]; .* rise from -1 to 3"),
         ("dflash", {"block": {"target_layer_ids": [1, 0]}}, "must name layers of the target that rise"),
         ("dflash", {"block": {"target_layer_ids": [0, True]}}, "must name layers of the target that rise"),
         ("speculators_dflash", {"block": {"aux_hidden_state_layer_ids": [1, 5]}}, "ids is .* rise from 0 to 4"),
