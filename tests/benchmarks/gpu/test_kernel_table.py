@@ -51,15 +51,16 @@ def test_every_measured_time_is_of_a_case(cases: list[expected.RecordedCase]) ->
 def test_the_model_is_near_what_an_h200_measured(cases: list[expected.RecordedCase]) -> None:
     """Only the layers' kernels, which passes consist of: sampling's model has the launches and bytes of one kind."""
     modelled = expected.times_of(cases, find_gpu("h200"))
-    ratios = [
-        modelled[op, shape] / found["h200"]
-        for op in ("verify_attention", "append_kv", "gated_silu")
-        for shape, found in measured()["kernels_us"][op].items()
-        if "h200" in found
-    ]
-    assert len(ratios) > 30
-    # The H200 ran attention with a second launch for each long context, and with more instructions.
-    assert 0.45 < min(ratios) < max(ratios) < 1.6
+    # The H200 ran another attention: with a second launch for each long context, and with more instructions.
+    for ops, least, count in ((("append_kv", "gated_silu"), 0.6, 5), (("verify_attention",), 0.45, 20)):
+        ratios = [
+            modelled[op, shape] / found["h200"]
+            for op in ops
+            for shape, found in measured()["kernels_us"][op].items()
+            if "h200" in found
+        ]
+        assert len(ratios) > count
+        assert least < min(ratios) < max(ratios) < 1.6
     for claim in CLAIMS[:4]:
         wall_ms = claim.measured_ms("h200")
         assert wall_ms is not None
