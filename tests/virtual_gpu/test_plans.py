@@ -97,7 +97,7 @@ def test_long_contexts_are_split_by_two_plugins(gpu: VirtualGpuProcess, tmp_path
     path = gpu.run(build_plans, tmp_path, dtype="bfloat16", **sizes)
     with PlanFile.open(path / "target" / "rank0.engine") as file:
         assert "faser::verify_attention_combine" in file.segments[0].info.plugins
-    prompts = ("a b c d " * 220, "The")
+    prompts = ("a b c d " * 140, "The")
     alone, found = (
         gpu.run(generate_texts, path, policy, prompts, max_tokens=8) for policy in ("off", "price:prune=on")
     )
