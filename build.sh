@@ -132,7 +132,7 @@ check_style() {
 
 check_types() { "$PYTHON" -m mypy; }
 
-# Style first, since it takes seconds; types beside the tests. One worker more than cores, as tests wait for servers; each
+# Style first, since it takes seconds; types run next to the tests. One worker more than cores, as tests wait for servers; each
 # takes whole files, whose tests share their servers and engines.
 run_tests() {
   local argument arguments=() workers status=0 report

@@ -104,7 +104,7 @@ def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
 
 
 def prepare(work: Path, vocab: int, roots: Sequence[Path], max_bytes: int) -> tuple[Tokenizer, Tensor, Tensor]:
-    """-> (tokenizer, training ids, held-out ids), int16 or int32 on the CPU; taken from `work` if they are there."""
+    """Return (tokenizer, training ids, held-out ids), int16 or int32 on the CPU; from `work` if it has them."""
     ids_path, tokenizer_path = work / "ids.pt", work / "tokenizer.json"
     if ids_path.exists():
         ids = torch.load(ids_path, weights_only=True)

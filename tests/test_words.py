@@ -13,11 +13,14 @@ from tests.support.triton_server import ROOT
 
 BUDGETS = {"README.md": 900, "ARCHITECTURE.md": 1_500}
 MAX_DOCS_WORDS = 20_000
-PLACES = ("faser_trtllm", "plugins", "benchmarks", "triton_model_repo", "examples", "deploy", "docs")
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-SUFFIXES = {".py", ".md", ".cpp", ".h", ".cu", ".cuh", ".yaml", ".yml", ".pbtxt"}
+PACKAGES = ("faser_trtllm", "plugins", "benchmarks", "lab", "scripts", "examples")
+PLACES = (*PACKAGES, "triton_model_repo", "engines", "deploy", "docs", ".github")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "build.sh", "pyproject.toml")
+SUFFIXES = {".py", ".md", ".cpp", ".h", ".cu", ".cuh", ".yaml", ".yml", ".pbtxt", ".sh", ".toml", ".conf"}
 BANNED = {
-    "write after, or next to": r"\bbehind\b(?! (NVIDIA )?Triton| an? (reverse )?proxy| the proxy| a load balancer)",
+    "write after, or next to": (
+        r"\bbehind\b(?! (NVIDIA |a real )?Triton| an? (reverse )?proxy| the proxy| a load balancer)"
+    ),
     "write next to, or alongside": r"\bbeside\b",
     "say that it changes": r"\b(is|are) another\b",
     "start with the subject": r"\b(Read|Wanted) (is|are)\b",
@@ -67,7 +70,7 @@ def test_no_banned_construction(place: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("place", ["faser_trtllm", "plugins", "benchmarks"])
+@pytest.mark.parametrize("place", [*PACKAGES, "engines", "tests"])
 def test_docstrings_say_what_something_is_or_does(place: str) -> None:
     texts = [
         (path, text) for path in tracked(place) if path.suffix == ".py" for text in docstrings_of(path.read_text())

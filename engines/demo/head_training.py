@@ -1,5 +1,5 @@
-"""What the training scripts of draft heads share: the target, text, the target's own greedy output, and a training that
-can be stopped at any time."""
+"""Shared by the training scripts of draft heads: the target, text, the target's own greedy output, and a training loop
+that can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train_demo_pair import RMS_NORM_EPS, Llama, Optimizer, Sizes, draw  # noqa:
 
 from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, library_files  # noqa: E402
 
-STEP_WEIGHT = 0.8  # of a place's loss, beside that of the one before
+STEP_WEIGHT = 0.8  # weight of a position's loss relative to that of the position before
 PROMPT_LEN, OUTPUT_LEN, NUM_PROMPTS = 64, 80, 24  # of the greedy continuations that measure
 TEXT_STRIDE = 4  # between the passes that measure on text
 
@@ -85,7 +85,7 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_text(work: Path, target_dir: Path) -> tuple[Tensor, Tensor]:
-    """-> (training ids, held-out ids); taken from `work` if they are there."""
+    """Return (training ids, held-out ids); taken from `work` if they are there."""
     path = work / "ids.pt"
     if not path.exists():
         tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
@@ -164,8 +164,8 @@ def measure(
     anchors = torch.arange(TEXT_STRIDE, text.shape[1] - num_places, TEXT_STRIDE)
     survival, on_text = torch.ones(()), 1.0
     for place, logits in enumerate(logits_of(text, anchors)):
-        law = F.linear(last[:, anchors + place], target.embed.weight).softmax(-1)
-        survival = survival * torch.minimum(law, logits.softmax(-1)).sum(-1)
+        probs = F.linear(last[:, anchors + place], target.embed.weight).softmax(-1)
+        survival = survival * torch.minimum(probs, logits.softmax(-1)).sum(-1)
         on_text += survival.mean().item()
     return {
         "greedy_by_place": acceptance(proposals, greedy),
@@ -210,7 +210,7 @@ class Training:
         return losses[0].item()
 
     def losses(self, ids: Tensor) -> list[Tensor]:
-        """Of each place; ids [batch, length]."""
+        """Return the loss of each position; ids: [batch, length]."""
         raise NotImplementedError
 
     def save(self) -> None:
@@ -271,7 +271,7 @@ def parser_of(description: str | None, minutes: float) -> argparse.ArgumentParse
 
 
 def prepare(options: argparse.Namespace) -> Path:
-    """-> OUT/work."""
+    """Return OUT/work."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     work: Path = options.out / "work"

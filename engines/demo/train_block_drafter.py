@@ -84,9 +84,9 @@ class DrafterLayer(nn.Module):
         of_context = (by_block.flatten(2, 3) @ k_context.transpose(-1, -2)).unflatten(2, (num_blocks, -1)).float()
         of_context = of_context.masked_fill(hidden_from[:, None], -torch.inf)
         scores = torch.cat([of_context, (by_block @ k.transpose(-1, -2)).float()], -1)
-        law = scores.softmax(-1).to(v.dtype)
-        seen = (law[..., :-BLOCK_SIZE].flatten(2, 3) @ context[1]).unflatten(2, (num_blocks, -1))
-        seen = (seen + law[..., -BLOCK_SIZE:] @ v).unflatten(3, (BLOCK_SIZE, group))
+        probs = scores.softmax(-1).to(v.dtype)
+        seen = (probs[..., :-BLOCK_SIZE].flatten(2, 3) @ context[1]).unflatten(2, (num_blocks, -1))
+        seen = (seen + probs[..., -BLOCK_SIZE:] @ v).unflatten(3, (BLOCK_SIZE, group))
         x = x + self.o(seen.permute(0, 2, 3, 1, 4, 5).reshape(batch, num_rows, -1))
         h = norm(x, self.post_norm)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
@@ -215,11 +215,11 @@ class BlockTraining(Training):
             found = self.head(features, ids, anchors)
             losses, survival = [], torch.ones(())
             for place in range(NUM_PLACES):
-                law = F.linear(last[:, anchors + place], self.target.embed.weight).float().softmax(-1)
+                probs = F.linear(last[:, anchors + place], self.target.embed.weight).float().softmax(-1)
                 own = F.linear(found[:, :, place], self.target.embed.weight).float().log_softmax(-1)
                 weight = FLOOR + (1 - FLOOR) * survival
-                losses.append(-((law * own).sum(-1) * weight).mean())
-                survival = survival * torch.minimum(law, own.detach().exp()).sum(-1)
+                losses.append(-((probs * own).sum(-1) * weight).mean())
+                survival = survival * torch.minimum(probs, own.detach().exp()).sum(-1)
         return losses
 
 

@@ -200,7 +200,7 @@ class Optimizer:
 
 
 def read_corpus(vocab: int) -> tuple[Tokenizer, Tensor, Tensor]:
-    """-> (tokenizer, training ids, held-out ids); every 20th file is held out."""
+    """Return (tokenizer, training ids, held-out ids); every 20th file is held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(
         path

@@ -46,7 +46,7 @@ from train_demo_pair import RMS_NORM_EPS, Llama, Sizes, draw
 
 LAYERS = (2, 5, 8)  # of the target, whose entering hidden rows the head reads; 8: what leaves the last
 NUM_STEPS = 3  # of training-time test
-LATER_ROWS = 0.25  # share of the rows that take the steps behind the first
+LATER_ROWS = 0.25  # share of the rows that take the later steps
 NUM_PLACES = 4  # that are measured
 
 
@@ -102,9 +102,9 @@ class Head(nn.Module):
         return hidden + layer.down(F.silu(layer.gate(x)) * layer.up(x))
 
     def forward(self, features: Tensor, embeddings: Tensor, num_steps: int, rows: Tensor) -> list[Tensor]:
-        """Logits of each step [batch, rows, draft_vocab]: the first of all rows, length - num_steps of them, those
-        behind it of `rows`. A step behind the first reads the head's own output in the features' place; its row sees
-        the first step's rows up to its own, and what its own later steps left."""
+        """Return the logits of each step, [batch, rows, draft_vocab]: the first step has all length - num_steps rows,
+        the later ones have `rows`. A later step reads the head's own output in place of the features; its row sees
+        the first step's rows up to its own, and what its own earlier steps left."""
         num_rows = features.shape[1] - num_steps
         cos, sin = rotation(self.sizes, num_rows + num_steps)
         hidden = self.blocks[0].fc(features[:, :num_rows] * self.scale).float()
@@ -118,10 +118,10 @@ class Head(nn.Module):
             own.append((k_own, v_own))
             scores = (q @ k.transpose(-1, -2)).float().masked_fill(unseen, -torch.inf)
             of_own = [(q * k_own).sum(-1, keepdim=True).float() for k_own, _ in own]
-            law = (torch.cat([scores, *of_own], -1) / math.sqrt(self.sizes.head_dim)).softmax(-1).to(v.dtype)
-            attended = law[..., :num_rows] @ v
+            probs = (torch.cat([scores, *of_own], -1) / math.sqrt(self.sizes.head_dim)).softmax(-1).to(v.dtype)
+            attended = probs[..., :num_rows] @ v
             for i, (_, v_own) in enumerate(own):
-                attended = attended + law[..., num_rows + i, None] * v_own
+                attended = attended + probs[..., num_rows + i, None] * v_own
             hidden = self._finish(hidden, attended)
             found.append(self._logits(hidden))
         return found
@@ -209,17 +209,17 @@ def measure(head: Head, target: Llama, greedy: Tensor, text: Tensor) -> dict[str
 
 class Eagle3Training(Training):
     def losses(self, ids: Tensor) -> list[Tensor]:
-        """Of each place; ids [batch, length]."""
+        """Return the loss of each position; ids: [batch, length]."""
         num_rows = ids.shape[1] - NUM_STEPS
         rows = torch.randperm(num_rows)[: int(num_rows * LATER_ROWS)].sort().values
         with torch.autocast("cpu", torch.bfloat16):
             features, last = run_target(self.target, ids, LAYERS)
-            laws = F.linear(last, self.target.embed.weight[self.head.draft_ids]).float().softmax(-1)
+            all_probs = F.linear(last, self.target.embed.weight[self.head.draft_ids]).float().softmax(-1)
             found = self.head(features, self.target.embed(ids), NUM_STEPS, rows)
         losses = []
         for step, logits in enumerate(found):
-            law = laws[:, (torch.arange(num_rows) if step == 0 else rows) + 1 + step]
-            losses.append(F.cross_entropy(logits.float().flatten(0, 1), law.flatten(0, 1)))
+            probs = all_probs[:, (torch.arange(num_rows) if step == 0 else rows) + 1 + step]
+            losses.append(F.cross_entropy(logits.float().flatten(0, 1), probs.flatten(0, 1)))
         return losses
 
 

@@ -80,8 +80,8 @@ class MedusaTraining(Training):
         losses = []
         for i, logits in enumerate(found):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                law = F.linear(last[:, rows + 1 + i], self.target.embed.weight).float().softmax(-1)
-            losses.append(F.cross_entropy(logits.float().flatten(0, 1), law.flatten(0, 1)))
+                probs = F.linear(last[:, rows + 1 + i], self.target.embed.weight).float().softmax(-1)
+            losses.append(F.cross_entropy(logits.float().flatten(0, 1), probs.flatten(0, 1)))
         return losses
 
 

@@ -46,7 +46,7 @@ def engines(request, tmp_path_factory):
 
 
 def texts(engine_dir, **config):
-    """-> tokens of all prompts at once, stats."""
+    """Return tokens of all prompts at once, stats."""
     collector = Collector()
     with open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor:
         for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
@@ -77,7 +77,8 @@ NUM_SAMPLES = pick(1000, 6000)
 
 
 def sample(engine_dir, speculation, drafters):
-    """-> first three tokens of NUM_SAMPLES texts without a seed, counted; stats. The keys are fixed, one set for each
+    """Return counts of the first three tokens of NUM_SAMPLES texts without a seed, and the
+    executor's statistics. The keys are fixed, one set for each
     speculation, so the outcome is too."""
     keys = np.random.default_rng(len(speculation))
     collector, params = Collector(), SamplingParams(max_tokens=5, temperature=2.0, top_k=2, end_ids=())

@@ -27,7 +27,7 @@ def build(head, directory, expand=1):
 
 
 def run(engine_dir, prompts, speculation):
-    """-> tokens by request, stats."""
+    """Return tokens by request, stats."""
     collector = Collector()
     with open_executor(engine_dir, ExecutorConfig(num_threads=1, speculation=speculation)) as executor:
         for index, prompt in enumerate(prompts):

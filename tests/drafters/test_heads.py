@@ -77,7 +77,7 @@ def built(request, engines_of):
 
 
 def texts(engine_dir, cancel_after=None, **config):
-    """-> tokens of all prompts at once, stats; cancel_after: steps after which the second request is cancelled."""
+    """Return tokens of all prompts at once, stats; cancel_after: steps after which the second request is cancelled."""
     collector, num_steps = Collector(), 0
     with open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor:
         for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):

@@ -81,7 +81,7 @@ def engines(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def texts(engine_dir: Path, **config):
-    """-> tokens of all prompts at once, stats."""
+    """Return tokens of all prompts at once, stats."""
     collector = Collector()
     with open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor:
         for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):

@@ -14,7 +14,7 @@ MAX_TOKENS = 40
 
 
 def ask(setup, prediction=(), prompt=PROMPT, **params):
-    """-> tokens, and the request with its statistics."""
+    """Return tokens, and the request with its statistics."""
     found = run(setup, [(prompt, SamplingParams(**{"max_tokens": MAX_TOKENS} | params, prediction=prediction))])
     return found.tokens["0"], found.requests["0"]
 

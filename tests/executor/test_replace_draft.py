@@ -30,7 +30,7 @@ def replace(executor, path):
 
 
 def run(executor, replacements=(), prompts=PROMPTS):
-    """-> tokens; replacements: (step, directory)."""
+    """Return tokens; replacements: (step, directory)."""
     collector = Collector()
     for index, (prompt, sampling) in enumerate(zip(prompts, SAMPLING, strict=True)):
         params = SamplingParams(max_tokens=30, **sampling)

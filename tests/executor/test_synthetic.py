@@ -18,7 +18,7 @@ PROMPTS = [([i % 5, (3 * i) % 5, i // 5], SamplingParams(max_tokens=40)) for i i
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, acceptance, policy="fixed:4", prompts=PROMPTS, **setup):
-    """-> tokens by request, stats of the executor."""
+    """Return tokens by request, and the executor's statistics."""
     made = []
     with_config(monkeypatch, made, synthetic_acceptance=acceptance)
     result = run(Setup(policy=policy, max_num_tokens=64, **setup), prompts, num_clients=1)

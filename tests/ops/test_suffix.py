@@ -39,7 +39,7 @@ class Text:
         self.slots.tokens[slot, first : first + len(tokens)] = tokens
 
     def draft(self, slot, num_tokens, num_drafts=0, wanted=MAX_DRAFTS, num_model=0):
-        """-> tokens and margins after the pending drafts."""
+        """Return tokens and margins after the pending drafts."""
         counts = columns([slot], [num_tokens], [num_drafts], [wanted], [num_model])
         (count,) = self.automata.draft(self.slots.array, *counts)
         drafted = slice(num_tokens + num_drafts, num_tokens + num_drafts + count)
@@ -200,7 +200,7 @@ def test_memory_is_bounded_counted_and_given_back():
 
 
 def predict(automata, prompt, output, prediction, **options):
-    """-> the drafts after the output so far, and who they are of."""
+    """Return the drafts after the output so far, and who they are of."""
     text = Text(automata)
     automata.reset(0)
     automata.predict(0, prediction, **options)

@@ -11,7 +11,7 @@ PLUGINS = HERE.parents[1] / "plugins" / "cpu" / "engine"
 
 
 def compiled(name, directory):
-    """-> what the program prints, given its arguments."""
+    """Return what the program prints, given its arguments."""
     program = directory / name
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", f"-I{PLUGINS}", str(HERE / f"{name}.cpp")]
     subprocess.run([*command, "-o", str(program)], check=True)

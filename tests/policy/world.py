@@ -103,7 +103,7 @@ class World:
         self.good = {}  # (request id, position) -> whether that draft would pass
 
     def run(self, num_steps: int) -> float:
-        """-> tokens per ms over these steps."""
+        """Return tokens per ms over these steps."""
         start_ms, tokens = self.nominal_ms, self.num_tokens
         for _ in range(num_steps):
             self.step()

@@ -63,7 +63,7 @@ class HostProbe(Probe):
 
 
 def measured(num_experts: int):
-    """-> what a quick profile measured, and the engine that it ran."""
+    """Return what a quick profile measured, and the engine that it ran."""
     target = RoutedByToken(num_experts)
     sampler = CpuRejectionSampler(VOCAB_SIZE, 8, HostDraftProbs(NUM_REQUESTS, 8, VOCAB_SIZE))
     with HostProbe(target, None, sampler, {"all": None}, LIMITS, NUM_REQUESTS) as probe:

@@ -44,8 +44,7 @@ class Bench:
         return request
 
     def step(self, accept=0, carry=False, token=51, trim=64):
-        """-> the plan, (request id, rows of tokens, drafts wanted) of each request in the order of admission, and the
-        outputs."""
+        """Return the plan, each request's (id, rows of tokens, drafts wanted) by admission, and the outputs."""
         plan = self.scheduler.schedule()
         rows, items = plan.scheduled, list(plan.scheduled)
         order = sorted(items, key=lambda item: int(item.request.request_id))

@@ -30,7 +30,7 @@ class _Counting:
 
 
 def _running(num_held, num_requests=2, **limits):
-    """-> a bench whose requests decode, and its policy; nothing is held yet."""
+    """Return a bench whose requests decode, and its policy; nothing is held yet."""
     policy = _Counting(num_held)
     bench = Bench(drafts=1, policy=policy, num_blocks=200, **limits)
     for _ in range(num_requests):

@@ -25,7 +25,7 @@ VERSION = "1.2.1"
 
 
 def build(behaviours=None, surface=None, version=VERSION):
-    """-> modules by their dotted names. behaviours: classes (or values) by the recorded names, instead of rules'.
+    """Return modules by their dotted names. behaviours: classes (or values) by the recorded names, instead of rules'.
 
     surface: recorded entries by name; default: all that are recorded for the version's release, or for 1.2.
     """

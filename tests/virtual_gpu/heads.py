@@ -18,7 +18,7 @@ LAYERS = (0, 1, 3)
 
 
 def checkpoints(root: Path, kind: str) -> tuple[Path, Path | None]:
-    """-> the target and its head; an MTP layer is the target's own."""
+    """Return the target and its head; an MTP layer is the target's own."""
     if kind == "mtp":
         return make_mimo(root / "t", **SIZES), None
     target = make_checkpoint(root / "t", **SIZES)

@@ -142,7 +142,7 @@ class _Parts:
         return call("cuGraphAddChildGraphNode", graph, dependencies, len(dependencies), raw)
 
     def loop(self, handle: int, dependencies: list[Any], context: Any = None) -> tuple[Any, Any]:
-        """-> the node and its body."""
+        """Return the node and its body."""
         parameters = self.bindings.CUgraphNodeParams()
         parameters.type = self.bindings.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         node = parameters.conditional

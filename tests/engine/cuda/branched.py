@@ -22,7 +22,7 @@ class Tree:
         self.engine.copy_kv(np.ascontiguousarray(np.array(copies, np.int32).reshape(-1, 4).T))
 
     def run(self, rows: Sequence[Rows], branches: Sequence[Branch]) -> np.ndarray:
-        """-> logits of the rows, then of the branches."""
+        """Return logits of the rows, then of the branches."""
         batch, spec = self.harness.batch(rows), self.engine.spec
         size, copies = spec.tokens_per_block, []
         for number, (entry, position, _) in enumerate(branches):

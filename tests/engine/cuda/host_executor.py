@@ -103,8 +103,10 @@ def generate(
     drafters="model",
     **config,
 ):
-    """-> tokens by request, and the executor's statistics. opened_all: called before the first request; on_step: after
-    each step. drafters: names with commas between them."""
+    """Return tokens by request, and the executor's statistics.
+
+    opened_all: called before the first request; on_step: after each step. drafters: names with commas between them.
+    """
     drafters = tuple(map(DrafterName, drafters.split(",")))
     drafting = policy != "off" and DrafterName.MODEL in drafters
     limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, 0 if policy == "off" else MAX_DRAFT_LEN, 32)

@@ -111,7 +111,7 @@ def opened(engines, setting, deterministic=True):
 
 
 def run(executor, requests, arrivals):
-    """-> by request: tokens, and the bits of their logits."""
+    """Return each request's tokens, and the bits of their logits."""
     collector, step = Collector(), 0
     waiting = sorted(zip(arrivals, range(len(requests)), strict=True))
     while executor.step() or waiting:

@@ -28,7 +28,7 @@ BLOCK = 16
 
 
 def make_networks(model: Any, flavour: str, segments: tuple[int, ...], **changes: Any) -> Any:
-    """-> networks with their plugin nodes, and the options."""
+    """Return networks with their plugin nodes, and the options."""
     block = BLOCK if flavour == "plugin" else 96
     built = options(**({"tokens_per_block": block, "profile_rows": (24,)} | changes))
     config = model[0]

@@ -27,7 +27,7 @@ def target(tmp_path_factory):
 
 
 def read(drafter, target, layers=(), slots=""):
-    """-> config, {our name: fp32 tensor}."""
+    """Return config, {our name: fp32 tensor}."""
     with ExitStack() as stack, CheckpointWeights(target) as of_target:
         config = load_model_config(target)
         weights = BlockWeights(open_head_files(drafter, stack), of_target, config.tie_word_embeddings)

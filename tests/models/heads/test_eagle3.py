@@ -26,7 +26,7 @@ def target(tmp_path_factory):
 
 
 def read(head, target, layers=(), norm_output=""):
-    """-> config, {our name: fp32 tensor}, token ids."""
+    """Return config, {our name: fp32 tensor}, token ids."""
     with ExitStack() as stack, CheckpointWeights(target) as of_target:
         weights = Eagle3Weights(open_head_files(head, stack), of_target)
         config = load_eagle3_config(head, weights, load_model_config(target), layers, norm_output)

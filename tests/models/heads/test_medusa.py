@@ -23,7 +23,7 @@ def target(tmp_path_factory):
 
 
 def read(directory, target):
-    """-> config, its tensors by name."""
+    """Return config, its tensors by name."""
     with ExitStack() as stack:
         weights = MedusaWeights(open_head_files(directory, stack))
         config = load_medusa_config(directory, weights, load_model_config(target))

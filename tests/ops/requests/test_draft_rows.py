@@ -34,7 +34,7 @@ TABLE = np.zeros((5, 1), np.int32)
 
 
 def fill(rows, num_pending, max_num_rows, kind):
-    """-> the rows, and the batch of them, which is the reference's."""
+    """Return the rows, and the batch of them, which is the reference's."""
     slots = Slots(5, 100, 0)
     slots.tokens[:] = np.arange(slots.tokens.size).reshape(slots.tokens.shape) % 100
     found, batch = RowFiller(5, max_num_rows, TABLE).fill_draft(slots.array, rows, num_pending, kind)
@@ -71,7 +71,7 @@ def test_native_is_the_reference(lives, more, max_num_rows, kind, lengths):
 
 
 def rows_of(*lives, max_num_rows=40, kind=native.DRAFT_MODEL, lengths=None):
-    """-> (slot, first, end, drafts wanted) of each that has rows."""
+    """Return (slot, first, end, drafts wanted) of each that has rows."""
     rows = scheduled(lives, lengths)
     found = fill(rows, rows.num_pending, max_num_rows, kind)
     assert found.num_logit_rows.tolist() == (found.num_new > 0).astype(int).tolist()

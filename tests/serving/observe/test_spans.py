@@ -67,7 +67,7 @@ class Traced:
         return busy
 
     def spans(self):
-        """-> request id -> its root, and the spans below it by name, in order of their start."""
+        """Return request id -> its root, and the spans below it by name, in order of their start."""
         self.executor.close()
         self.recorder.close()
         spans = sorted(self._exporter.get_finished_spans(), key=lambda span: span.start_time)

@@ -76,7 +76,7 @@ def params_of(kind):
 
 @functools.cache
 def alone(kind, index):
-    """-> tokens, and the request, of a prompt without speculation."""
+    """Return tokens, and the request, of a prompt without speculation."""
     result = run(Setup(vocab_size=VOCAB, max_batch_size=1), [(PROMPTS[index], params_of(kind))])
     return result.tokens["0"], result.requests["0"]
 
