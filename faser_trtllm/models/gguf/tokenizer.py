@@ -24,7 +24,13 @@ _SPACE = "\u2581"
 _MAX_TOKEN_CHARS = 1024  # every split of a token is tried; SentencePiece trains at most 16 by default
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_CASED = "".join(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{word}(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,11 @@ class _Pre:
 _GPT2 = _Pre(None)
 _LLAMA3 = _Pre(_WORDS + r"\p{N}{1,3}" + _REST, ignore_merges=True, add_bos=True)
 _QWEN2 = _Pre(_WORDS + r"\p{N}" + _REST, nfc=True)
+_GPT4O = _Pre(_CASED + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES, ignore_merges=True)
 _SMOLLM = _Pre(None, splits_digits=True)
 _PRES = {
     "gpt-2": _GPT2,
+    "gpt-4o": _GPT4O,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

@@ -25,7 +25,24 @@ TEXTS = st.one_of(
     st.text(max_size=40),
     st.lists(
         st.sampled_from(
-            ["the", " the", "1234", " 56 ", "it's", "I'LL", "\n\n", "\r\n ", "  ", "ß", "東京", "🙂", "e\u0301", "."]
+            [
+                "the",
+                " the",
+                "1234",
+                " 56 ",
+                "it's",
+                "I'LL",
+                "\n\n",
+                "\r\n ",
+                "  ",
+                "ß",
+                "東京",
+                "🙂",
+                "e\u0301",
+                ".",
+                "theThe",
+                ".\n/",
+            ]
         ),
         max_size=12,
     ).map("".join),
@@ -69,6 +86,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     metadata = python_metadata(gguf_of(folder, TYPE_BF16)[0])
     # What only some of the families keep together.
     extra = {"12": "1 2", "123": "12 3", "1234": "123 4", "\u010a\u010a": "\u010a \u010a", "\u01201": "\u0120 1"}
+    extra |= {"eT": "e T", "t'": "t '", "\u010a/": "\u010a /"}
     types = [*metadata["tokenizer.ggml.token_type"], *[1] * len(extra)]
     return metadata | {
         "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], *extra],
@@ -77,12 +95,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-# As in the tokenizer.json of Llama 3, Qwen2 and SmolLM2.
+# As in the tokenizer.json of Llama 3, Qwen2 and gpt-oss.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT_OSS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def split_tokenizer(metadata: dict[str, Any], regex: str) -> Tokenizer:
@@ -95,12 +118,12 @@ def split_tokenizer(metadata: dict[str, Any], regex: str) -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
+@pytest.mark.parametrize("pre", ["gpt-2", "gpt-4o", "llama-bpe", "qwen2", "smollm"])
 @settings(max_examples=examples(100))
 @given(text=TEXTS)
 def test_texts_are_split_as_the_families_do(base: dict[str, Any], pre: str, text: str) -> None:
     ours = from_metadata(base | {"tokenizer.ggml.pre": pre})
-    theirs = split_tokenizer(base, QWEN2 if pre == "qwen2" else LLAMA3)
+    theirs = split_tokenizer(base, {"gpt-4o": GPT_OSS, "qwen2": QWEN2}.get(pre, LLAMA3))
     if pre in ("gpt-2", "smollm"):
         steps = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
         theirs.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False)])
@@ -251,8 +274,8 @@ def test_an_end_token_of_a_file_is_one_of_the_model(tmp_path: Path, key: str) ->
         ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', known are gpt-2, .*--tokenizer_dir"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing or no list of strings"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "tokenizer.ggml.token_type does not have one number"),
-        ({"tokenizer.ggml.tokens": ["a"] * 335}, "tokenizer.ggml.tokens has 'a' as 0 and as 1"),
-        ({"tokenizer.ggml.token_type": np.zeros(335, bool)}, "tokenizer.ggml.token_type does not have one number"),
+        ({"tokenizer.ggml.tokens": ["a"] * 338}, "tokenizer.ggml.tokens has 'a' as 0 and as 1"),
+        ({"tokenizer.ggml.token_type": np.zeros(338, bool)}, "tokenizer.ggml.token_type does not have one number"),
         ({"tokenizer.ggml.merges": ["a"]}, "tokenizer.ggml.merges has 'a', which joins no two tokens"),
         ({"tokenizer.ggml.merges": ["a \u4e00"]}, "which joins no two tokens"),
         ({"tokenizer.ggml.eos_token_id": 4_000_000_000}, "tokenizer.ggml.eos_token_id is 4000000000, there are"),
