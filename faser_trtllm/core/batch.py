@@ -20,8 +20,8 @@ class RaggedBatch:
     positions: Int32Array  # [num_rows]
     logit_rows: Int32Array  # [num_logit_rows] rows whose logits are needed, ascending
     block_table: Int32Array  # [max_batch_size, max_blocks_per_seq]
-    # [num_branches] The last num_branches requests are branches, one row each, that replaces a row of the request with
-    # this index (executor/branches.py). None: no branches.
+    # [num_branches] The last num_branches requests are branches of one row each (executor/branches.py); these are the
+    # indices of the requests that they belong to. None: no branches.
     branch_parents: Int32Array | None = None
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
 
 
 class MonotonicClock:

@@ -25,9 +25,9 @@ import numpy as np
 
 from faser_trtllm.core.nnls import FloatArray, nnls
 
-RIDGE = (0.02, 0.1, 0.02, 0.02)  # weight of 0 for each slope's part of the largest pass, in mean passes
+RIDGE = (0.02, 0.1, 0.02, 0.02)  # pull of each slope to 0: weight of its ms in the largest pass over the mean pass
 EXPERT_RIDGE = 0.02  # the same for the slope over experts
-LATENCY_REACH = 2.0  # estimate: attention splits contexts over blocks from this multiple of the longest measured one on
+LATENCY_REACH = 2.0  # estimate: attention splits contexts over blocks from this many times the longest measured context
 CONTEXTS_DIFFER = 1.5  # minimum ratio of the longest to the shortest context for fitting slopes over context
 MAX_SAMPLES = 512  # of a file; a full profile has some 170
 _MAX_NUMBER = 10**9  # of rows, tokens and ms
@@ -115,6 +115,7 @@ class CostCurve:
     per_expert_ms: float = 0.0  # per distinct expert of a layer, for all layers together
 
     def at(self, num_rows: float, num_requests: float, context_len: float, num_experts: float = 0.0) -> float:
+        """Return the ms of a pass; num_experts: distinct experts of a layer that it reads."""
         rows, ms, sizes = self.rows, self.ms, self.sizes
         place = bisect_left(sizes, num_rows)
         size = sizes[place] if place < len(sizes) else num_rows
@@ -126,7 +127,7 @@ class CostCurve:
         return base + by_request + by_row + self._latency_ms(context_len) + self.per_expert_ms * num_experts
 
     def request_ms(self, context_len: float) -> float:
-        """ms of one more request with the same number of rows."""
+        """Return the ms that one more request adds to a pass of the same number of rows."""
         return self.per_request_ms + self.per_request_context_ms * context_len
 
     def _latency_ms(self, context_len: float) -> float:
@@ -156,7 +157,7 @@ class CostCurve:
 
 
 def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """np.interp of one number, whose arrays take ten times as long."""
+    """Interpolate linearly at one number, for which np.interp takes ten times as long."""
     place = bisect_right(xs, x)
     if place == 0 or place == len(xs):
         return ys[max(0, place - 1)]

@@ -74,8 +74,8 @@ class CostTable:
         sizes: tuple[int, ...] = (),
         routing: Routing | None = None,
     ) -> CostTable:
-        """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
-        "draft_step".
+        """Fit every curve that has samples; raise ValueError if "verify" has none on the partition "all". Policies for
+        a draft model need "draft_step" too.
 
         held_out: samples that judge the curves but are never fitted. Curves that are too far off are left out if
         another can stand in (core/curve_error.py). sizes: what passes are padded to.
@@ -144,8 +144,8 @@ class CostTable:
         return self._curve("draft_step", partition).at(num_requests, num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
-        """Return ms of the draft model's pass over committed tokens that it has not seen, with a block drafter's pass
-        over blocks; the time of a draft step if this was not measured."""
+        """Return ms of the draft model's pass over committed tokens that it has not seen, for a block drafter with its
+        pass over the blocks; if this was not measured, return ms of a draft step."""
         return self._curve(self._first_kind(partition), partition).at(num_rows, num_requests, context_len)
 
     def _first_kind(self, partition: str) -> str:

@@ -12,6 +12,6 @@ Int32Array = npt.NDArray[np.int32]
 
 
 def are_decoding(counts: Int32Array) -> npt.NDArray[np.bool_]:
-    """Return Request.is_decoding of each request, [num_requests]."""
+    """Return Request.is_decoding of each request, [num_requests]. counts: [num_requests, NUM_COUNTS]."""
     found: npt.NDArray[np.bool_] = counts[:, NUM_COMPUTED] == counts[:, NUM_TOKENS] - 1
     return found

@@ -161,7 +161,7 @@ def _error_of(curve: CostCurve, samples: Sequence[CostSample], held_out: Sequenc
 
 
 def _is_absurd(first: CostCurve, step: CostCurve) -> bool:
-    """True if the first pass of a draft call would take longer than any such pass does."""
+    """Return True if the first pass of a draft call would take longer than any such pass does."""
     return any(
         first.at(n, n, USUAL_CONTEXT) > FIRST_STEPS * step.at(n, n, USUAL_CONTEXT) + FIRST_ROW_MS * n + CALL_MS
         for n in first.rows

@@ -62,8 +62,8 @@ class DraftStop:
 class PruneRule:
     """Decides which drafts of a running pass keep the row after them at a boundary (applied by ops/prune_rows.py).
 
-    The log-odds that a draft is accepted are rank * its place among its candidates + gap * (the best candidate's score
-    minus its own) + survival * before + intercept. Rows go on up to the first draft where the product of these
+    The log-odds that a draft is accepted are rank * min(place among its candidates, 8) + gap * (the best candidate's
+    score minus its own) + survival * before + intercept. Rows go on up to the first draft where the product of these
     probabilities along the request is below `least`.
     """
 

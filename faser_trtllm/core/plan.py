@@ -34,9 +34,9 @@ class ScheduledRequest:
 class ScheduledRequests:
     """The requests of a step, one column per field, in the one order that all parts of the step share.
 
-    The order is: first the num_decoding requests whose drafts the pass verifies, then prompts whose last token it runs
-    (up to num_sampled; all so far have a next token), other prompts (up to num_running; all so far have rows), and last
-    requests that are only drafted for. Each part of the step can thus work on a prefix of the columns.
+    The order is: first the num_decoding requests whose drafts the pass verifies, then prompts whose last token it runs,
+    other prompts, and last requests that are only drafted for. The pass yields a next token for the first num_sampled
+    requests, and has rows of the first num_running. Each part of the step can thus work on a prefix of the columns.
 
     Columns are int32 [num_requests], contiguous, with counts as they were when the step was scheduled:
         num_tokens (committed), num_pending (drafts);
@@ -87,7 +87,7 @@ class ScheduledRequests:
 
     @staticmethod
     def of(items: Sequence[ScheduledRequest], model_lengths: Mapping[int, int] | None = None) -> ScheduledRequests:
-        """Put the requests' shares in order. model_lengths: see Decision."""
+        """Return the requests' shares as columns in the class's order. model_lengths: see Decision."""
         requests = [item.request for item in items]
         counts = counts_of(requests)
         columns = [[request.slot for request in requests], [item.num_new_tokens for item in items]]
@@ -131,6 +131,8 @@ class ScheduledRequests:
 
 @value
 class SchedulerOutput:
+    """The plan of one step, and what scheduling it changed."""
+
     scheduled: ScheduledRequests
     view: StepView  # its decoding requests are the first of scheduled; while a plan is held, the view it was made from
     decision: Decision
@@ -195,9 +197,9 @@ class OutputEnd:
 class VerifyResult:
     """The results of a target pass. Columns are int32, in the order of SchedulerOutput.scheduled.
 
-    The arrays of the num_sampled requests may be overwritten in the next step; other requests commit nothing. After the
-    update, num_tokens and num_accepted count only what is part of the output: tokens up to the one that ends a request,
-    and the drafts before it.
+    The arrays of the num_sampled requests may be overwritten in the next step; other requests commit nothing. In a
+    StepRecord, num_tokens and num_accepted count only what is part of the output: tokens up to the one that ends a
+    request, and the drafts before it (see up_to).
     """
 
     token_ids: Int32Array  # [num_sampled, width] the first num_tokens[i] are committed, num_accepted[i] of them drafts
@@ -259,7 +261,7 @@ class StepRecord:
     def of(
         plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult, times_s: tuple[float, float, float, float]
     ) -> StepRecord:
-        """times_s: begun_s, scheduled_s, verified_s and updated_s."""
+        """Return the record of a step, with its sums. times_s: begun_s, scheduled_s, verified_s and updated_s."""
         rows, num_tokens = plan.scheduled, result.num_tokens.tolist()
         n, num_decoded, num_context_rows = rows.num_decoding, sum(num_tokens), 0
         total = num_decoded

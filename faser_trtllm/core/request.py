@@ -1,4 +1,4 @@
-"""A request and its progress. Only the scheduler writes the fields; everyone else reads."""
+"""A request and its progress. Only the scheduler writes the fields, and drafting the arrays of pending drafts."""
 
 from __future__ import annotations
 
@@ -125,16 +125,16 @@ class Request:
     """Tokens and counters of one request.
 
     Arrays of length capacity, which covers max_tokens and the pending drafts, are allocated at their first use, so a
-    waiting request holds only its prompt, which its siblings share. While a request has a slot, `counts` and the times
-    of its tokens are rows of the scheduler's table, so a step reads and writes all rows at once.
+    waiting request holds only its prompt, which several requests may share. While a request has a slot, `counts` and
+    the times of its tokens are rows of the scheduler's table, so a step reads and writes all rows at once.
 
     Attributes:
         tokens: [capacity] int32, num_tokens committed tokens, then num_drafts pending drafts.
         num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
         num_draft_computed_tokens: the same for the draft model; may include pending drafts.
-        last_to_draft: number of tokens, drafts included, from which on no draft is useful or possible: the end of
-            max_num_tokens or of draft_window.
-        counts: [NUM_COUNTS] int32, these numbers and those of `stats`, which are also readable as fields.
+        last_to_draft: maximum number of tokens, pending drafts included, at which a draft is still useful and possible:
+            max_num_tokens - 1, or draft_window if that is less.
+        counts: [NUM_COUNTS] int32 in the order of core/counts.py; most fields here and in `stats` are elements of it.
         draft_margins: [capacity] fp32, how much logit the draft at a position could lose and still be chosen, at most
             1e4: top-1 minus top-2 of the draft model's edited logits before temperature. For a seeded request,
             temperature x the Gumbel-max lead (lab/reference/draw.py gumbel_lead), which includes the shared noise.
@@ -258,7 +258,7 @@ class Request:
 
     @property
     def num_tokens_to_look_up(self) -> int:
-        """Number of leading tokens whose KV may be reused from other requests, except the last, which is computed."""
+        """Number of leading tokens to look up in the KV cache; the last of them is always computed."""
         return len(self.context_log_probs) + 1 if self.lacks_context_log_probs else self.num_tokens
 
     @property

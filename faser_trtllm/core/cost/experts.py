@@ -2,7 +2,8 @@
 
 The probability that a request's rows choose an expert is Beta distributed over experts and requests, with the mean
 m = top_k / num_experts. Requests are independent, and so are the rows of one request given its probabilities. The one
-parameter left is the overlap o: the share of a row's experts that another row of its request also chooses.
+parameter left is the overlap o: the share of a row's experts that another row of its request also chooses. q(n) is the
+chance that none of n rows of a request chooses an expert.
 
     q(n) = prod_{j < n} (b + j) / (a + b + j)     a + b = (1 - o) / (o - m), a = m (a + b); o = m: q(n) = (1 - m)^n
     distinct experts = num_experts (1 - prod over requests q(n_i))
