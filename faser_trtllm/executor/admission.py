@@ -1,4 +1,4 @@
-"""The check of a request before the executor takes it, which alone validates prompts and sampling values.
+"""The check of requests before the executor takes them: all prompts and sampling values are validated here.
 
 It knows token ids and engine limits; serving/ handles text and tensors.
 """
@@ -23,7 +23,7 @@ def check_request(
 ) -> None:
     """Raise InvalidArgumentError, in one sentence, if the prompt or a sampling parameter is out of range.
 
-    drafters: the server's; without any, params.drafters has no effect, like num_draft_tokens.
+    drafters: names of the server's drafters; if there are none, params.drafters has no effect.
     """
     params.validate(vocab_size)
     for name in (params.drafters or ()) if drafters else ():
@@ -76,7 +76,7 @@ class Admission:
         priority: float,
         deadline_s: float | None,
     ) -> Request:
-        """Check and make a request; raises as check_request does."""
+        """Return a new request; raise InvalidArgumentError if check_request() refuses it."""
         limits = {"vocab_size": self.vocab_size, "max_seq_len": self.max_seq_len}
         check_request(prompt_token_ids, params, **limits, drafters=self.drafters)
         only_model = {"model"}.issuperset(params.drafters or self.drafters) and not len(params.prediction)

@@ -5,7 +5,8 @@ is the row after it, run one step early, and yields one more token. A branch the
 sampling looks at the chain alone, in every sampling mode, and the output stays the same.
 
 A pass may choose its rows freely, so a branch may also take the row of a draft that is less likely to be reached; the
-draft stays pending. Without a rule with prices it always does, and a pass has as many rows as without branches.
+draft stays pending. If the policy gives no VerificationRule, which knows prices, it always does, and a pass has as many
+rows as without branches.
 
 A branch has its own slot and KV block, after those of the requests. Its row of the block table is its request's up to
 the block of its position. Into its own block are copied the KV from before the pass and, in the pass, the chain's KV
@@ -49,8 +50,8 @@ class BranchRows:
         num_branches: int,
         max_draft_len: int,
     ) -> None:
-        """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: its last rows are written here.
-        num_branches: maximum per request."""
+        """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: only this class writes its last
+        max_num_branches rows. num_branches: maximum per request."""
         self._spec = spec
         self._copy_kv = copy_kv
         self._sampling = sampling
@@ -65,10 +66,10 @@ class BranchRows:
         num_verified: Int32Array,
         verification: VerificationLengths | None,
     ) -> BranchTokens | None:
-        """Choose the branches of a pass, or None.
+        """Return the branches of a pass, or None.
 
         num_pending, num_verified [num_requests]: pending drafts, and those that have rows. num_verified is lowered in
-        place where branches take their rows. verification: a rule with prices adds the branches that pay.
+        place where branches take their rows. verification: a VerificationRule adds the branches that pay.
         Guided requests and those that keep rows get none. Neither do requests that run their tokens again after
         preemption: their drafts are still pending, but have no KV blocks yet."""
         n, guided = rows.num_decoding, self._sampling.guided.slots

@@ -44,7 +44,7 @@ class Drafting:
 class DraftWorker:
     """Drafts in the calling thread (serial) or in its own thread, concurrently with verification.
 
-    enter_mode is called before a step with another mode than the last one, while neither engine runs. It moves the
+    enter_mode is called before a step whose mode differs from the last step's, while neither engine runs. It moves the
     engines to the partitions of the mode.
     """
 

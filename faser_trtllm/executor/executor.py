@@ -80,7 +80,7 @@ class Executor(Closing):
         self._slots: dict[str, int] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._live: dict[str, str] = {}  # clients of requests that have not ended; guarded by _wake
+        self._live: dict[str, str] = {}  # the client of each request that has not ended, by id; guarded by _wake
         self._num_of_client: Counter[str] = Counter()  # requests in _live by client
         self._draining = False
         self._closing = False
@@ -229,8 +229,8 @@ class Executor(Closing):
         self._watchers.append(watcher)
 
     def before_pass(self, call: Callable[[], None]) -> None:
-        """Let `call` be called after the sinks: once per step, before the passes of the next one, during which this
-        thread does not need the GIL, or at once if there is no next one. Use it before start()."""
+        """Set a function that is called after the sinks: just before the next step's passes, during which this thread
+        does not need the GIL, or at once if there is no next step. Set it before start()."""
         self._before_pass = call
 
     def watch_cache(self, listener: BlockListener) -> bool:
@@ -287,10 +287,8 @@ class Executor(Closing):
             self._send(RequestOutput(request, (), FinishReason.CANCELLED))
 
     def _bind(self, plan: SchedulerOutput) -> None:
-        """Update the sampling table: release preempted and timed-out requests, then bind the admitted ones.
-
-        In this order, because an admitted request may get a slot freed in the same step.
-        """
+        """Update the sampling table: release preempted and timed-out requests, then bind the admitted ones, to which
+        their slots may have been given."""
         for request in plan.paused:
             if request.num_drafts:
                 self._sampling.park(self._slots[request.request_id], request)

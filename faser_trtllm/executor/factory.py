@@ -1,4 +1,4 @@
-"""Functions that open an engine directory: partition, engines, cache, scheduler and policy make an executor."""
+"""Functions that open an engine directory and assemble an executor of engines, cache, scheduler and policy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EngineWrapper = Callable[[Engine, str], Engine]
 
 @dataclass(frozen=True)
 class Simulation:
-    """The wrappers of engines and draft worker in a simulation (simulation/), and the costs of its policy."""
+    """The wrappers of engines and draft worker in a simulation (lab/simulation/), and the costs of its policy."""
 
     wrap_engine: EngineWrapper
     make_worker: WorkerMaker
@@ -152,7 +152,7 @@ def open_executor(
 
 
 def refuse_overlap(mode: Mode) -> None:
-    """Refuse overlapped modes for engines without partitions: two passes on one core set's threads would hang."""
+    """Raise ConfigError for overlapped modes: without partitions, two passes on one core set's threads would hang."""
     if mode is not Mode.SERIAL:
         raise ConfigError(
             f"mode is {mode.value}, but nothing moves target and draft apart for it; give assemble() their opener's "
@@ -181,14 +181,14 @@ def assemble(
     gauges: Mapping[str, float] | None = None,
     draft_window: int | None = None,
 ) -> Executor:
-    """Make an executor of open engines, which share block ids, so both need as many blocks of the same size.
+    """Make an executor of open engines. They share block ids, so they need equal numbers of blocks of the same size.
 
     enter_mode: moves the engines when the mode changes (`stay` of engine/opening.py if they need not move); without it,
         overlapped modes raise ConfigError.
     sampler: for the target's logits and the same max_draft_len; None: for logits in host memory, on the calling thread.
     draft_timeout_ms: see open_executor.
     wrap_drafter: wraps every drafter, for deliberate faults.
-    copy_kv: of a target that was opened with branches.
+    copy_kv: see OpenedEngines; needed for token trees.
     prepare_draft: see OpenedEngines.
     gauges: constant gauges of Executor.stats().
     draft_window: longest context that the draft model drafts for; None: max_seq_len.
@@ -245,7 +245,7 @@ def assemble(
     drafters = [wrap_drafter(drafter) for drafter in drafters]
     cascade = Cascade(drafters, sampling, spec.vocab_size, clock, draft_window)
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
-    worker = make_worker(stage, stay if draft is None else enter_mode)  # a target alone shares its cores with no draft
+    worker = make_worker(stage, stay if draft is None else enter_mode)  # a target alone need not move
     worker.register(resources)
     is_synthetic = config.synthetic_acceptance is not None
     if config.synthetic_acceptance is not None:

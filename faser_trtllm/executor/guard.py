@@ -44,7 +44,7 @@ class SpeculationGuard(StepWatcher):
     """
 
     def __init__(self, clock: Clock, draft_timeout_ms: float) -> None:
-        """draft_timeout_ms: limit for a call that drafts without catching up on prompts."""
+        """draft_timeout_ms: limit for a call with at most two rows per request in its first pass; others catch up."""
         self._clock = clock
         self._draft_timeout_ms = draft_timeout_ms
         self._reason: DisabledReason | None = None
@@ -138,7 +138,7 @@ class GuardedDrafter:
 
 
 class GuardedPolicy:
-    """A policy that wants no drafts, and learns nothing, while the guard is off."""
+    """A policy that wants no drafts, and learns nothing, while the guard keeps speculation off."""
 
     def __init__(self, inner: Policy, guard: SpeculationGuard) -> None:
         self._inner = inner

@@ -39,8 +39,8 @@ class ContextRows:
 
     @classmethod
     def split(cls, rows: ScheduledRequests, num_verified: Int32Array, num_context: Mapping[int, int]) -> ContextRows:
-        """num_context: by index, number of logit rows before those for sampling. The first num_sampled requests have
-        1 + num_verified[index] of the latter."""
+        """Split a pass's logit rows. The first num_sampled requests have 1 + num_verified[index] rows for sampling.
+        num_context: by index, the number of rows for prompt log probs, which come before them."""
         asking: list[Kept] = []
         sampled_rows: list[int] = []
         end = 0

@@ -47,7 +47,7 @@ def choose_limits(engines: EngineDir, config: ExecutorConfig) -> tuple[BuildConf
 
 
 def check_settings(engines: EngineDir, config: ExecutorConfig) -> None:
-    """Raise those ConfigErrors of open_executor that need no open engines, before another process opens them."""
+    """Raise the ConfigErrors of open_executor that show without open engines, before another process opens them."""
     limits, num_blocks = choose_limits(engines, config)
     CoreSet(config.cores, config.num_threads).close()
     check_request(

@@ -16,7 +16,7 @@ LATENCY_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # as TensorRT-LLM's nv_llm_*_token_len
+LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # those of TensorRT-LLM's nv_llm_*_token_len
 
 HISTOGRAMS = {
     "queue_time_s": LATENCY_BUCKETS_S,
@@ -100,7 +100,7 @@ class Histogram:
 
 
 class ExecutorStats(StepWatcher):
-    """Sums since the start. Acceptance counts drafts whose rows ran: accepted / verified."""
+    """Sums since the start. A draft is verified on the row before its own, so more may be accepted than had rows."""
 
     def __init__(self, max_draft_len: int = 0) -> None:
         self._max_draft_len = max_draft_len
