@@ -27,7 +27,7 @@ class BlockListener(Protocol):
         """Handle a full block that became reusable.
 
         chain_id: a new number for the prefix that ends with the block. parent_id: the prefix before it, 0 at the start
-        of a sequence. token_ids: the block's own, int32.
+        of a sequence. token_ids: the block's tokens, int32.
         """
 
     def removed(self, chain_id: int) -> None:
@@ -38,8 +38,8 @@ class KVCache(Protocol):
     """Paged blocks per slot.
 
     block_table [max_batch_size, max_blocks_per_seq] int32 and bounds [max_batch_size, 3] int32 are written in place. A
-    slot's bounds are the numbers of computed tokens, and of the draft model's, from which on commit() has something to
-    do, and the number of tokens up to which rewind() does.
+    slot's bounds say when it needs a call: commit() once the target has computed bounds[0] tokens or the draft model
+    bounds[1], and rewind() if the slot has at most bounds[2] tokens and drafts.
     """
 
     tokens_per_block: int

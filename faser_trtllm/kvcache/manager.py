@@ -1,4 +1,4 @@
-"""The KV cache manager, which alone writes block ids.
+"""The KV cache manager, which alone gives blocks to requests.
 
 Target and draft engines have separate KV memory but share block ids, so there is one block table. A cached block
 records whether the draft's KV in it is valid, because a request with speculation off never computes it.
@@ -16,7 +16,7 @@ _NOTHING_DUE = (np.iinfo(np.int32).max, np.iinfo(np.int32).max, -1)  # KVCache.b
 
 
 class _Sequence:
-    """The blocks of one slot; the pool knows the first num_registered under their prefix, or as duplicates."""
+    """The blocks of one slot. Of the first num_registered, each is cached under its prefix, or a duplicate of it is."""
 
     __slots__ = ("blocks", "chain_id", "num_draft_registered", "num_registered")
 

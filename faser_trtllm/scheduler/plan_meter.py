@@ -13,7 +13,7 @@ _LATE = [name for name in PlanStats.__dataclass_fields__ if "late" in name]
 
 
 class PlanMeter:
-    """Call begin_step() when a step is scheduled, note() when it is over, and take() before the next plan."""
+    """Sums up steps: call begin_step() when one is scheduled, note() when it is over, take() before the next plan."""
 
     def __init__(self, max_draft_rows: int) -> None:
         """max_draft_rows: see SchedulerLimits."""

@@ -37,19 +37,19 @@ class _Client:
         self.key = key
         self.served = 0  # its counter: weighted tokens
         self.waiting: list[_Waiting] = []  # a heap
-        self.num_waiting = self.num_live = 0  # requests in `waiting` that have not ended; all requests that have not
+        self.num_waiting = self.num_live = 0  # requests that have not ended: those in `waiting`, and all
         self.rank: _Rank | None = None
         self.is_counted = False
 
     def head(self) -> Request | None:
-        """Return its next request."""
+        """Return the client's next request, None if none waits."""
         while self.waiting and self.waiting[0][2].state is not RequestState.WAITING:
             heapq.heappop(self.waiting)
         return self.waiting[0][2] if self.waiting else None
 
 
 class _Live:
-    """A request that has not ended. num_tokens: tokens of it that its client's counter includes."""
+    """A request that has not ended. num_tokens: how many of its tokens its client's counter includes."""
 
     __slots__ = ("client", "num_tokens", "number", "request", "was_admitted")
 
@@ -63,7 +63,8 @@ class WaitingQueue:
     """Requests that wait for a slot.
 
     A preempted request keeps its arrival number, so it comes before later arrivals of its client.
-    All operations take O(log n), except charge(), which takes O(running requests) and does nothing for a single client.
+    Operations take O(log n) per request, except charge(), which takes O(running requests) and does nothing for a single
+    client, and take(), which takes O(waiting requests of the client).
     """
 
     def __init__(self, *, is_fair: bool = True) -> None:

@@ -50,7 +50,7 @@ class RowsLeft:
         num_others: int = 0,
     ) -> None:
         """num_taken: rows of decoding requests, all with logits. scheduled: other requests that already have rows.
-        num_others: contexts that need logits of one row each, which those that need logits of all rows leave free."""
+        num_others: contexts that need logits of one row; those that need logits of all rows leave room for them."""
         self._limits = limits
         self.num_rows = limits.max_num_tokens - num_taken
         self.num_logits = (limits.max_logit_rows or limits.max_num_tokens) - num_taken

@@ -228,7 +228,7 @@ class Scheduler:
     def _view(
         self, decoding: Sequence[Request], contexts: Sequence[Request], joining: Sequence[Request] = ()
     ) -> StepView:
-        """joining: waiting requests for which there are slots, so their prompts run in the same pass."""
+        """Return the policy's view. joining: waiting requests with free slots, whose prompts run in the same pass."""
         num_context_rows = sum([r.num_tokens - r.num_computed_tokens for r in (*contexts, *joining)])
         num_waiting, num_rows = len(self._waiting), self._limits.max_num_tokens - len(decoding)
         return StepView(
@@ -241,7 +241,7 @@ class Scheduler:
         )
 
     def _has_ample_blocks(self) -> bool:
-        """Return True if every request can get all blocks it may want in this step, so that order does not matter."""
+        """Return True if every request can get all blocks it may want in this step, in any order."""
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
