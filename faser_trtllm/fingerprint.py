@@ -65,6 +65,7 @@ def load_costs(engine_dir: Path, num_threads: int) -> CostTable | None:
 
 
 def find_costs(engine_dir: Path, num_threads: int) -> tuple[Path, CostTable] | None:
+    """Return the table of load_costs() with the path of its file."""
     path = engine_dir / PROFILE
     if not path.exists():
         return None

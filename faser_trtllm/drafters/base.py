@@ -22,7 +22,7 @@ class DrafterSpec:
 
     name: str  # in the configuration, one of native.SOURCES
     has_kv: bool  # it has an engine, whose KV cache has the target's block ids
-    asked_by: int = 0  # bits of core/counts.py DRAFTERS for which it drafts; 0: that of its own source
+    asked_by: int = 0  # bits of core/counts.py DRAFTERS for which it drafts; 0: the bit of its own source
 
     @property
     def bits(self) -> int:
@@ -53,7 +53,7 @@ class Drafter(Protocol):
         """
 
     def end(self, slot: int) -> None:
-        """Forget the request of this slot, which leaves it."""
+        """Forget the request that leaves this slot."""
 
 
 def nothing_drafted(plan: SchedulerOutput) -> DraftResult:

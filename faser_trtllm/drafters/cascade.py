@@ -17,7 +17,7 @@ from faser_trtllm.sampling.table import SamplingTable
 
 
 class Cascade:
-    """Runs drafters in order, none for a target alone. window: longest context that the draft model drafts for."""
+    """Runs drafters in order; there are none for a target alone."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Cascade:
         clock: Clock,
         window: int | None = None,
     ) -> None:
+        """window: longest context that the draft model drafts for; None: no limit."""
         self.drafters = tuple(drafters)
         self._sampling = sampling
         self._vocab_size = vocab_size

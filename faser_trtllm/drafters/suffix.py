@@ -19,8 +19,8 @@ MAX_TOKENS = 32_768  # latest tokens of a request that are searched; about 150 b
 
 
 class SuffixDrafter:
-    """Drafts at no cost of a draft model's step, so it goes before the draft model where its match is at least as
-    likely to be accepted as that model's drafts have been for the request."""
+    """Drafts without a draft model's step, and before the draft model. Where the draft model would draft too, a match
+    must be at least as likely to be accepted as that model's drafts have been for the request."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SuffixDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """Current memory of the texts."""
+        """Bytes that the automata hold now."""
         return self._automata.memory_bytes
 
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:

@@ -36,7 +36,8 @@ class AcceptanceEstimator:
 
     Attributes:
         tested: sums over the drafts that rejection sampling has verified. model: the predictions it compares them with.
-        prior: float32 [NUM_MODES, max_draft_len], expected tokens from a draft whose predecessors pass, margins aside.
+        prior: float32 [NUM_MODES, max_draft_len], tokens expected of a draft if all before it are accepted, without
+            its margin.
         spread: float32 of the same shape, how far margins move these probabilities, in either direction.
     """
 
@@ -58,7 +59,7 @@ class AcceptanceEstimator:
 
     @property
     def is_new(self) -> bool:
-        """Fewer than MIN_TESTS drafts were verified so far."""
+        """True until MIN_TESTS drafts have been verified."""
         return float(self._num_tests.sum()) < MIN_TESTS
 
     def knows(self, decoding: Sequence[Request]) -> bool:
@@ -167,7 +168,7 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
 
 
 def _chances(ratios: Float64Array) -> Float64Array:
-    """Return the chances of passing all positions before each one, and all of them, given each position's chance."""
+    """Return the chances of passing the first 0, 1, ... and all positions, [modes, positions + 1]."""
     found = np.ones((len(ratios), ratios.shape[1] + 1))
     np.cumprod(ratios, axis=1, out=found[:, 1:])
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Average:
-    """A mean whose total weight is limited to memory, so that old values are forgotten. prior: weight of the start."""
+    """A mean whose total weight is limited to memory, so that old values are forgotten. prior: weight of mean."""
 
     __slots__ = ("_memory", "mean", "weight")
 

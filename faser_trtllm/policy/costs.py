@@ -39,7 +39,7 @@ SETTLED_MS = 2_000.0  # minimum weight of a known error, in ms of passes
 class ExpertCosts:
     """The part of pass times that experts take."""
 
-    ms: Float64Array  # [num_rows + 1] of each expert read, for passes over 0 to num_rows rows
+    ms: Float64Array  # [num_rows + 1] ms per expert read, for passes over 0 to num_rows rows
     reads: BatchReads  # experts read, by slots
 
 
@@ -102,7 +102,7 @@ class MeasuredCosts:
         self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
         self._host: dict[tuple[bool, int], Average] = {}  # ms per step, by drafting and log2(requests)
-        self.were_known = False  # the errors of the passes in the last observe(), before it
+        self.were_known = False  # True if the errors of the last observe()'s passes were known before it
 
     @property
     def slowness(self) -> float:
@@ -171,7 +171,7 @@ class MeasuredCosts:
     def _pass_ms(
         self, kind: str, rows: float, num_requests: float, context_len: float, num_experts: float | None = None
     ) -> float:
-        """num_experts: number of experts read; None: the number expected for these rows."""
+        """Return the table's ms of a pass. num_experts: experts read; None: the number expected for these rows."""
         if rows < 1:
             return self.table.verify_ms(1, 1, context_len)
         if kind == "decode":

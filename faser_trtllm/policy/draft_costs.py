@@ -79,7 +79,7 @@ class DraftCosts:
         return Expected(first * first_ms + further * further_ms, factors is not None and factors.weight >= KNOWN_MS)
 
     def observe(self, stats: PlanStats, context_len: float, slowness: float) -> None:
-        """Learn from the calls of a plan. slowness: that of the machine."""
+        """Learn from the calls of a plan. slowness: see MeasuredCosts."""
         self._observe_late(stats, context_len, slowness)
         parts = self._parts(stats, context_len)
         if parts is None:
@@ -92,7 +92,7 @@ class DraftCosts:
             self._first_rows.add(max(FIRST_ROWS, stats.num_draft_rows / stats.num_requests), usual_ms)
 
     def late_row_ms(self, num_requests: int) -> float:
-        """See MeasuredCosts: measurements, with the table as a prior of LATE_ROWS rows."""
+        """See MeasuredCosts. The result is measured; the table is a prior with the weight of LATE_ROWS rows."""
         rows = round(FIRST_ROWS * num_requests)
         few_ms, many_ms = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
         prior_ms = max(0.0, many_ms - few_ms) * self._at(num_requests)[0]

@@ -22,8 +22,8 @@ GOODPUT_MS = 2000.0  # averaging window of the goodput, in ms of steps
 
 
 class FreeDraftsPolicy:
-    """Plans draft lengths at the draft model's price. While that does not draft, the price is the recent goodput, at
-    the machine's usual speed and relative to the number of requests."""
+    """Asks for as many drafts as allowed, and verifies those that pay at the price of the draft model's policy. If that
+    gives no VerificationRule, the price is the recent goodput, at the machine's usual speed and for this batch size."""
 
     def __init__(self, model_policy: PricePolicy | None, max_draft_len: int, costs: CostTable) -> None:
         """model_policy: the policy for the draft model; None: there is no draft model."""

@@ -13,8 +13,8 @@ PROMPT_STEPS = 64  # averaging window
 
 
 def prompt_row_worth(requests: Sequence[Request]) -> float:
-    """Return the output tokens that a prompt row leads to: those that its request may still produce, per prompt row,
-    but at most one, which is the most that a draft's row yields. So prompts go first if outputs are about as long."""
+    """Return the output tokens that these requests may produce per row of their prompts, but at most 1: a draft's row
+    yields no more. So prompts go before drafts if outputs are about as long as prompts."""
     num_output = sum(request.max_num_tokens - request.prompt_len for request in requests)
     return min(1.0, num_output / max(1, sum(request.prompt_len for request in requests)))
 
