@@ -41,4 +41,4 @@ class DelegatingEngine(HostPruning, Closing):
         return self._inner.draft(draft_batch)
 
     def close(self) -> None:
-        """Does nothing: the owner closes the inner engine."""
+        """Do nothing: the owner closes the inner engine."""

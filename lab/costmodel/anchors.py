@@ -51,7 +51,7 @@ class BySize:
 
     @staticmethod
     def of(points: Sequence[tuple[float, Array]]) -> BySize:
-        """Sort points, and average those of equal size."""
+        """Return the points sorted by size, with points of equal size averaged."""
         groups: list[list[tuple[float, Array]]] = []
         for point in sorted(points, key=lambda point: point[0]):
             if groups and point[0] < (1.0 + SAME_SIZE) * groups[-1][0][0]:
@@ -89,11 +89,11 @@ class OperatorTimes:
     attention: Array
 
     def by_rows(self, what: Array, num_rows: float) -> float:
-        """Return one of the times by rows at any number of rows."""
+        """Interpolate `what`, one of the arrays by rows, at a number of rows."""
         return _between(self.rows, what, num_rows)
 
     def attention_ms(self, num_requests: float, context_len: float) -> float:
-        """Interpolate linearly; beyond the largest times are proportional to requests or context."""
+        """Interpolate linearly. Beyond the largest sizes, times are proportional to requests or context."""
         beyond = max(1.0, num_requests / self.batch[-1]) * max(1.0, context_len / self.contexts[-1])
         by_context = [np.interp(num_requests, self.batch, column) for column in self.attention.T]
         return float(beyond * np.interp(context_len, self.contexts, by_context))
@@ -110,6 +110,7 @@ class Anchors:
         self._sharded = ANCHORED[_SHARDED], np.array(data["gpus"][gpu.name][_SHARDED]["ar"])
 
     def times(self, shape: ModelShape) -> OperatorTimes:
+        """Return a model's times, interpolated between anchors of the same types of weights and cache."""
         gemms = self._by_size(
             "gemm", lambda s: s.layer_params, lambda s: s.num_layers, lambda s: s.weight_bytes == shape.weight_bytes
         )
@@ -139,7 +140,7 @@ class Anchors:
         )
 
     def _elementwise(self, shape: ModelShape) -> Array:
-        """Return a linear fit to all anchors: kernels per layer and once, each with a floor and bytes."""
+        """Return the elementwise times of a shape, from a linear fit of _kernel_sizes to all anchors."""
         shapes = list(self._found)
         design = np.concatenate([self._kernel_sizes(s) for s in shapes])
         ms = np.concatenate([self._found[s]["elem"] for s in shapes])

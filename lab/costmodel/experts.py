@@ -34,10 +34,8 @@ REFERENCE = "h100"  # its tables stand for a GPU without any
 
 @dataclass(frozen=True)
 class ExpertTimes:
-    """Times of one layer's experts. more_ms: time of rows beyond one per expert, at the points of rows.
-
-    is_assumed: scaled from a different GPU's tables.
-    """
+    """Times of one layer's experts. more_ms: the time of rows beyond one per expert, at the points of `rows`.
+    is_assumed: the times are scaled from a different GPU's tables."""
 
     fixed_ms: float
     expert_ms: float

@@ -12,9 +12,7 @@ SATURATION_POWER = 2.2  # bandwidth over SMs: (1 + (a x)^-2.2)^(-1/2.2), fitted 
 @dataclass(frozen=True)
 class Gpu:
     """A GPU. gb_per_ms: HBM read bandwidth in practice. tflops: dense bf16 in practice. GB are 10^9 bytes.
-
-    sm_gb_per_ms: limit of one SM. sm_step: green contexts have a multiple of this many SMs.
-    """
+    sm_gb_per_ms: limit of one SM. sm_step: green contexts have a multiple of this many SMs."""
 
     name: str
     num_sms: int
@@ -54,7 +52,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of a name in any case; InvalidArgumentError for an unknown one."""
+    """Return the GPU with this name, in any case; raise InvalidArgumentError if it is unknown."""
     found = GPUS.get(name.lower())
     if found is None:
         raise InvalidArgumentError(f"gpu is {name!r}, the cost model knows {', '.join(GPUS)}; take the nearest of them")

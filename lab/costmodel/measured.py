@@ -116,7 +116,7 @@ class MeasuredGpu:
 
     @property
     def gpu(self) -> str:
-        """Its name in costmodel/gpu.py."""
+        """The GPU's name in lab/costmodel/gpu.py."""
         return self.name.partition("-")[0]
 
     @property

@@ -88,7 +88,7 @@ class Pair:
         return ms + self.host.draft_step_ms + self.host.draft_call_ms
 
     def draft_step_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """Return the time of a later step with a row per request, or for blocks of a draw."""
+        """Return the time of a later step: a pass with a row per request, but only a draw for a block drafter."""
         if self.draft.shape.block_size:
             return self.host.draft_step_ms
         return self.draft.ms(num_requests, num_requests, context_len, sm_share=sm_share) + self.host.draft_step_ms

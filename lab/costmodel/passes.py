@@ -3,8 +3,8 @@
 T = G(n) r + X(n, D) + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matrices, D distinct experts per layer,
 elementwise kernels, all-reduces, attention, LM head and the launch of a graph, for n rows of b requests with c tokens
 of context each. g: the share of the bandwidth that a share of the SMs uses; a: the least time of our attention; r: the
-slowdown of products on fewer SMs, where a product takes (latency^4 + memory^4 + compute^4)^(1/4). core/traffic.py has
-the effect of concurrent passes, docs/plan.md the sources and errors.
+slowdown of products on fewer SMs, where a product takes (latency^4 + memory^4 + compute^4)^(1/4). traffic.py, next to
+this file, has the effect of concurrent passes; docs/plan.md has the sources and errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lab.costmodel.shape import ModelShape
 
 GRAPH_MS = 0.012  # launch of one graph
 OVERLAP_POWER = 4.0  # a pass takes (memory^4 + compute^4)^(1/4), nearly the maximum
-# Measured on an H100, 2026-11-26. Our attention walks a chunk in one block, whatever else there is: per layer
+# Measured on an H100, 2026-11-26: per layer, our attention takes at least one thread block's walk of a chunk.
 ATTENTION_MS, ATTENTION_POSITION_MS = 0.008, 0.00004
 ATTENTION_CHUNK, ATTENTION_HEAD_DIM = 512, 128  # positions, and the head size of ATTENTION_POSITION_MS
 PRODUCTS, PRODUCT_MS = 4, 0.0035  # products per layer, and the latency of one
@@ -68,7 +68,7 @@ class PassModel:
 
     @property
     def per_expert_ms(self) -> float:
-        """Return the ms of one more distinct expert in each layer, on the whole GPU; 0 without experts."""
+        """The ms of one more distinct expert in each layer, on the whole GPU; 0 without experts."""
         return 0.0 if self._experts is None else self.shape.num_layers * self._experts.expert_ms
 
     def distinct_experts(self, num_rows: float, num_requests: float) -> float:
@@ -112,7 +112,7 @@ class PassModel:
         )
 
     def prompt_ms(self, num_tokens: int) -> float:
-        """Return the ms of a prompt alone, whose last row only needs the LM head."""
+        """Return the ms of a prompt alone, of which only the last row needs the LM head."""
         whole = self.ms(num_tokens, 1, 1, has_head=False) + self.head_ms(1)
         attended = num_tokens * (num_tokens + 1) / 2
         return whole + attended * self._attended_ms()

@@ -102,7 +102,7 @@ class ModelShape:
 
     @property
     def context_gb(self) -> float:
-        """GB of weights with which a block drafter computes keys and values of the target's hidden rows."""
+        """GB of weights with which a block drafter turns the target's hidden rows into keys and values."""
         features = BLOCK_FEATURES * self.hidden_size**2
         return 2e-9 * (features + self.num_layers * self.hidden_size * 2 * self.num_kv_heads * self.head_dim)
 

@@ -24,9 +24,7 @@ USUAL_REQUESTS, USUAL_LENGTH = 64, 4  # the step whose slowdowns policies use fo
 @dataclass(frozen=True)
 class ExitSignal:
     """An assumed early exit, which doubts the share `recall` of drafts that will be rejected, and `false` of others.
-
-    depth: share of the layers before it.
-    """
+    depth: share of the layers before it."""
 
     depth: float = 0.25
     recall: float = 0.4
@@ -46,7 +44,7 @@ def modelled_table(
     contexts: Sequence[int] = CONTEXTS,
     exit_signal: ExitSignal | None = None,
 ) -> CostTable:
-    """Return the table. contexts: tokens for which attention is fitted. exit_signal: adds a boundary with pruning."""
+    """Return a pair's table. contexts: for which attention is fitted. exit_signal: adds a boundary with pruning."""
     targets, drafts = list(_grid(max_batch_size, contexts)), list(_grid(max_batch_size, contexts))
     steps = [(n, n, c) for n in _rows() if n <= max_batch_size for c in contexts]
     verify_share, draft_share = 1.0 - pair.draft_share, pair.draft_share

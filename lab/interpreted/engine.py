@@ -50,8 +50,8 @@ class InterpretedEngine(HostPruning, Closing):
         exit_layers: Sequence[int] = (),
         fp8: Fp8Layers | None = None,
     ) -> None:
-        """trt: load_tensorrt(). fp8: quantises the layers. Raises as build_segment. Weights may be closed
-        afterwards."""
+        """trt: the module from load_tensorrt(). fp8: quantises the layers. Raises what build_segment() raises. The
+        weights may be closed afterwards."""
         self._trt = trt
         self._config = config
         self._options = options

@@ -25,14 +25,14 @@ INTERPRETED = "tensorrt_rtx"
 
 @dataclass(frozen=True, slots=True)
 class Interpretation:
-    """An opener (engine/opening.py) that runs a directory's networks on the CPU, from the checkpoints that it was built
-    from."""
+    """An opener (engine/opening.py) that interprets a directory's networks on the CPU. It takes the weights from the
+    checkpoints that the directory was built from."""
 
     checkpoint_dir: Path
     draft_checkpoint_dir: Path | None = None
 
     def __call__(self, request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-        """Raise ConfigError for other backends and other checkpoints, and like engine.opening.open_engines."""
+        """Open the engines; raise ConfigError for other backends or checkpoints, and errors like open_engines()."""
         backend = check_request(request)
         if backend.name != INTERPRETED:
             raise ConfigError(

@@ -33,6 +33,7 @@ def batch_size(plan: Plan) -> int:
 
 
 def notes(plan: Plan) -> list[str]:
+    """Return sentences on the plan's sources, errors and limits; the first says where the times come from."""
     found = []
     if plan.source == MODELLED:
         found.append(

@@ -15,9 +15,7 @@ WORK_GB = 3.0  # CUDA, graphs and activations (assumed)
 @dataclass(frozen=True)
 class MemoryPlan:
     """Memory of one GPU in 10^9 bytes. kv_tokens: tokens in the caches of the target and, if any, the draft model.
-
-    max_batch_size: requests of mean_len tokens that fit at a time.
-    """
+    max_batch_size: requests of mean_len tokens that fit at a time."""
 
     weights_gb: float
     kv_gb: float

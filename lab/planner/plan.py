@@ -73,10 +73,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan. memory: by System.drafter. recommended: a system's label.
-
-    distinct_experts: per layer of a mixture, by running requests, in passes of 1 and 1 + MAX_DRAFT_LEN rows of each.
-    """
+    """A plan. memory: by System.drafter. recommended: a system's label. distinct_experts: per layer of a mixture, by
+    number of running requests, in passes with 1 and with 1 + MAX_DRAFT_LEN rows of each request."""
 
     question: dict[str, Any]
     source: str
@@ -143,7 +141,7 @@ def _read_table(options: PlanOptions) -> CostTable | None:
 
 
 def _measured_table(name: str, gpu: Gpu) -> CostTable:
-    """Return the table of a full profile; the host's time of a step is that with HOST_REQUESTS."""
+    """Return the table of a full profile, with the host's time of a step of HOST_REQUESTS requests."""
     measured = MeasuredGpu(name)
     if measured.gpu != gpu.name:
         raise InvalidArgumentError(f"table is {name}, which needs gpu {measured.gpu}; it is {gpu.name}")

@@ -34,7 +34,7 @@ def accept_reference(
     *,
     uniform: Uniform = uniform,
 ) -> AcceptResult:
-    """accept in numpy; `uniform` can be replaced to enumerate the randomness."""
+    """Compute accept() in numpy; `uniform` can be replaced to enumerate the randomness."""
     n = slots.size
     result = AcceptResult.over(np.zeros(n * (max_draft_len + 5), np.int32), n, max_draft_len)
     for i, slot in enumerate(slots.tolist()):

@@ -31,7 +31,7 @@ def pending_margins(sampling: SamplingArray, slot: int, num_tokens: int, num_pen
 def log_odds_reference(
     model: AcceptanceModel, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
 ) -> Float32Array:
-    """AcceptanceModel.log_odds in plain loops."""
+    """Compute AcceptanceModel.log_odds() in plain loops."""
     odds: list[float] = []
     for slot, first, count in zip(*(c.tolist() for c in (slots, num_tokens, num_drafts)), strict=True):
         mode = int(sampling[slot]["mode"])

@@ -16,7 +16,7 @@ from lab.reference.acceptance import is_certain, pending_margins
 
 
 def best_slots_reference(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> BestSlots:
-    """best_slots in plain loops."""
+    """Compute best_slots() in plain loops."""
     rows = [row[:limit] for row, limit in zip(survival.tolist(), limits.tolist(), strict=True)]
     return _choose(rows, costs)
 
@@ -28,7 +28,7 @@ def verify_lengths_reference(
     num_tokens: Int32Array,
     num_pending: Int32Array,
 ) -> list[int]:
-    """VerificationRule.lengths in plain loops."""
+    """Compute VerificationRule.lengths() in plain loops."""
     rows = []
     for slot, tokens, pending in zip(*(c.tolist() for c in (slots, num_tokens, num_pending)), strict=True):
         survival, row = 1.0, []

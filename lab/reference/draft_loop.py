@@ -18,7 +18,7 @@ Int32Array = npt.NDArray[np.int32]
 def draft_loop(
     forward: Callable[[RaggedBatch], npt.NDArray[np.float32]], vocab_size: int, draft_batch: DraftBatch
 ) -> Int32Array:
-    """Engine.draft (engine/base.py) in terms of Engine.forward: one pass per draft step."""
+    """Do what Engine.draft() does (engine/base.py), with one Engine.forward() per draft step."""
     batch, sampling, stop = draft_batch.batch, draft_batch.sampling, draft_batch.stop
     num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
     num_new_drafts, max_draft_len = draft_batch.num_new_drafts, draft_batch.max_draft_len

@@ -15,7 +15,7 @@ from faser_trtllm.ops.probs import _F, _LARGEST, RowStatus, edited_logits
 def next_token_probs_reference(
     sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int, probs: Float32Array
 ) -> RowStatus:
-    """next_token_probs in numpy, operation by operation in float32."""
+    """Compute next_token_probs() in numpy, operation by operation in float32."""
     status, x = edited_logits(sampling, slot, logits[: probs.size], num_tokens)
     if status is not RowStatus.OK:
         return status

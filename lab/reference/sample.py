@@ -75,7 +75,7 @@ def sample_draft_reference(
     *,
     uniform: Uniform = uniform,
 ) -> Int32Array:
-    """sample_draft in numpy; `uniform` can be replaced to enumerate the randomness."""
+    """Do what sample_draft() does, in numpy; `uniform` can be replaced to enumerate the randomness."""
     tokens = np.full(slots.size, -1, np.int32)
     for i, (slot, known) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
         entry = sampling[slot]

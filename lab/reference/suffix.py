@@ -100,7 +100,7 @@ class _Match:
 
 @dataclass
 class SuffixReference:
-    """SuffixAutomata by brute force, without native memory."""
+    """SuffixAutomata by brute force in Python; its methods have the same arguments."""
 
     max_batch_size: int
     max_tokens: int
@@ -154,7 +154,7 @@ class SuffixReference:
 
     @staticmethod
     def _searched(slot: _Slot, text: Sequence[int], prompt_len: int) -> list[int]:
-        """Return the prediction, the prompt and the output, which begins as the prediction does."""
+        """Return the searched tokens: the prediction, then the text, with BEGIN before its output too."""
         own = list(text[slot.first :])
         if slot.prediction and slot.first < prompt_len <= len(text):
             own.insert(prompt_len - slot.first, BEGIN)

@@ -18,7 +18,7 @@ def add_reference(
     num_accepted: Int32Array,
     outcome: Int32Array,
 ) -> None:
-    """TestedSums.add in plain loops; model: the one that sums was made with."""
+    """Do what TestedSums.add() does, in plain loops. model: the one that `sums` was made with."""
     columns = (column.tolist() for column in (slots, num_tokens, num_accepted, outcome))
     for slot, tokens, accepted, how in zip(*columns, strict=True):
         num_tested = accepted + (how == native.RECOVERED)

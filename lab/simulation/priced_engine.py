@@ -42,10 +42,10 @@ class RunningDraft:
 
 
 class PricedEngine(DelegatingEngine):
-    """An engine whose calls of `inner` advance the clock by the table's cost.
+    """An engine that runs `inner` and advances the clock by the table's cost of each call.
 
-    role: "target" or "draft". partition: the table's partition for the passes.
-    concurrent: the draft that runs meanwhile. The draft worker sets both in an overlapped step.
+    role: "target" or "draft". partition: the table's partition for the passes. concurrent: the draft that runs at the
+    same time. The draft worker sets the latter two in an overlapped step.
     """
 
     def __init__(self, inner: Engine, costs: PassTimes, clock: ManualClock, role: str = "target") -> None:
@@ -121,11 +121,11 @@ class PricedEngine(DelegatingEngine):
 
     @property
     def _counted(self) -> CostTable | None:
-        """Return the costs if `inner` counts the experts of its passes."""
+        """The cost table if `inner` counts the experts of its passes, else None."""
         return self._costs if isinstance(self._costs, CostTable) and self.distinct_experts else None
 
     def _is_plain(self, batch: RaggedBatch) -> bool:
-        """Return True for one row per request if nothing was drafted since the last pass."""
+        """Return True for one row per request if nothing was drafted since the last call of this method."""
         num_runs = 0 if self.draft_engine is None else self.draft_engine.num_runs
         has_drafted, self._num_draft_runs = num_runs != self._num_draft_runs, num_runs
         return batch.num_rows == batch.num_requests and not has_drafted and self.partition == ALL

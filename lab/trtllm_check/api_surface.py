@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def callables(self) -> dict[str, Sequence[str]]:
-        """Return the arguments of __init__ and the methods."""
+        """The recorded arguments of each method by its name, __init__ included."""
         return ({} if self.init is None else {"__init__": self.init}) | dict(self.methods)
 
 

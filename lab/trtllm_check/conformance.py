@@ -62,7 +62,7 @@ def _compare_entry(entry: Entry) -> Finding:
 
 
 def _import_first(module: str, others: Sequence[str]) -> ModuleType:
-    """Import the first module that exists; the first one's ImportError if none does."""
+    """Import the first of the modules that exists; raise the ImportError of `module` if none does."""
     try:
         return importlib.import_module(module)
     except ImportError:

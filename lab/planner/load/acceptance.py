@@ -54,7 +54,7 @@ class Acceptance:
 
     @staticmethod
     def of(mean: float) -> Acceptance:
-        """Return the published rise by place, with this mean over tested drafts, at most five per step."""
+        """Return acceptance that rises by place as published. mean: accepted over tested drafts, with five per step."""
         if not 0.0 < mean < 1.0:
             raise InvalidArgumentError(f"acceptance is {mean}; it must be between 0 and 1")
         published = _logit(np.array(PUBLISHED))
@@ -114,7 +114,7 @@ class AcceptanceProcess:
         self._luck = np.zeros((max_batch_size, max_len), np.float32)
 
     def begin(self, slot: int, number: int, output_len: int) -> None:
-        """Assign a slot to a request, by its number."""
+        """Give a slot to the request with this number, and draw its acceptance."""
         rng = np.random.default_rng((self._seed, number))
         found = self._acceptance
         mean = rng.beta(*_beta(found.by_place[0], found.concentration))

@@ -99,7 +99,7 @@ def generated_arrivals(
 
 
 def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) -> Iterator[Arrival]:
-    """Read a trace, which must be sorted by time, lazily. InvalidArgumentError names the line.
+    """Yield a trace's arrivals lazily; raise InvalidArgumentError, naming the line, if they are not sorted by time.
 
     Rows without output are left out; longer prompts and outputs are cut.
     """
@@ -119,7 +119,7 @@ def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) ->
 
 
 def _rates(mean_rate: float, swing: float) -> tuple[float, float]:
-    """Return the lowest and highest rate of exp(cos) with this mean."""
+    """Return the lowest and highest rate of a day with this mean, in which the rate's log follows a cosine."""
     level = 0.5 - 0.5 * np.cos(2.0 * np.pi * (np.arange(1000) + 0.5) / 1000)
     lowest = mean_rate / float(np.mean(swing**level))
     return lowest, lowest * swing

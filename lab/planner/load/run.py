@@ -76,7 +76,7 @@ class LoadReport:
 
     @property
     def goodput_band(self) -> tuple[float, float]:
-        """goodput() with all times longer, and shorter, by the tolerance."""
+        """The goodput with all times longer, and shorter, by the tolerance."""
         num_requests = max(1, self.num_requests)
         return self.num_surely_met / num_requests, self.num_maybe_met / num_requests
 

@@ -97,7 +97,7 @@ class _SyntheticEngine(Closing):
 class SyntheticTarget(_SyntheticEngine):
     """A target without a model.
 
-    exit: rates of its early exit, which ranks a draft 1 (doubt) or 0 among two candidates.
+    exit_signal: rates of its early exit, which ranks a draft 1 (doubt) or 0 among two candidates.
     routing: of a mixture, whose passes read the expected number of experts.
     """
 

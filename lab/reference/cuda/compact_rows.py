@@ -17,7 +17,7 @@ def compact_rows_reference(
     kv_lens: Int32Array,
     max_seq_len: int,
 ) -> CompactedRows:
-    """compact_rows in numpy; raises InvalidArgumentError unless the rows other than dummies exist and ascend."""
+    """Compute compact_rows() in numpy; raise InvalidArgumentError unless the rows from 0 on exist and ascend."""
     listed = rows[rows >= 0]
     kept_hidden = np.zeros((rows.size, hidden.shape[1]), hidden.dtype)
     kept_hidden[: listed.size] = hidden_reference(hidden, listed)

@@ -17,7 +17,7 @@ def early_exit_reference(
     drafted_place: Int32Array,
     rms_norm_eps: float,
 ) -> tuple[Float32Array, Int32Array, Float32Array]:
-    """early_exit in numpy; returns scores, rank, gap.
+    """Compute early_exit() in numpy; return scores, rank and gap.
 
     A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0: the
     best score minus the drafted one's, inf if the drafted one has no score, 0 if no candidate has one. An invalid

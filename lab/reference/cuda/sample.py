@@ -19,7 +19,7 @@ from faser_trtllm.ops.cuda.sample import Draws, StopTables
 def sample_reference(
     draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None, *, part_entries: int = 0
 ) -> None:
-    """sample by the native library, on tensors of the host; part_entries has no effect."""
+    """Do what sample() does, with the native library and tensors of the host; part_entries has no effect."""
     import torch
 
     step, (max_draft_len, _), vocab_size = int(draws.step[0]), draws.tokens.shape, draws.probs.shape[2]
@@ -53,7 +53,7 @@ def sample_reference(
 
 
 def advance_reference(draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False) -> None:
-    """advance on tensors of the host."""
+    """Do what advance() does, on tensors of the host."""
     step, (_, max_requests), width = int(draws.step[0]), draws.tokens.shape, stop.row_price.shape[0]
     tokens, margins, modes = draws.tokens[step].tolist(), draws.margins[step].tolist(), stop.modes.tolist()
     table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)

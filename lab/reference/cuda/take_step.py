@@ -10,7 +10,7 @@ from faser_trtllm.ops.cuda.take_step import StepInputs
 
 
 def take_step_reference(newest: Tensor, known: Tensor, remaining: Tensor, table: Tensor, inputs: StepInputs) -> None:
-    """take_step in torch, on any device."""
+    """Do what take_step() does, in torch on any device."""
     import torch
 
     size, columns = table.shape

@@ -13,7 +13,7 @@ def check_drafts_reference(
     room: Int32Array,
     vocab_size: int,
 ) -> int | None:
-    """check_drafts in a plain loop."""
+    """Compute check_drafts() in a plain loop."""
     columns = (column.tolist() for column in (slots, first, num_new, room))
     for index, (slot, begin, count, limit) in enumerate(zip(*columns, strict=True)):
         if count == 0:  # valid even if room is negative

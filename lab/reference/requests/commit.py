@@ -32,7 +32,7 @@ def commit_reference(
     result: VerifyResult,
     now_s: float,
 ) -> Committed:
-    """Committer.commit in plain loops."""
+    """Do what Committer.commit() does, in plain loops."""
     token_ids: list[int] = []
     num_output, ends, due = [], [], []
 

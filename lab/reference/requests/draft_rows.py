@@ -11,7 +11,7 @@ from faser_trtllm.ops.requests.fill_rows import DraftRows
 
 
 def draft_rows_reference(rows: ScheduledRequests, num_pending: Int32Array, max_num_rows: int, kind: int) -> DraftRows:
-    """RowFiller.fill_draft in a plain loop, without the batch."""
+    """Return the DraftRows of RowFiller.fill_draft(), in a plain loop."""
     found: list[tuple[int, ...]] = []
     progress = rows.num_tokens, rows.num_computed, rows.num_draft_computed, num_pending
     columns = (rows.slots, *progress, rows.counts[DRAFTERS], rows.num_new_tokens, rows.max_model_drafts)

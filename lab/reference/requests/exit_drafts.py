@@ -11,7 +11,7 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_at
 def exit_drafts_reference(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
 ) -> tuple[Int32Array, Int32Array]:
-    """exit_drafts in plain loops."""
+    """Compute exit_drafts() in plain loops."""
     candidates: list[list[int]] = []
     places: list[int] = []
     for slot, first, count in zip(*(c.tolist() for c in (slots, num_tokens, num_drafts)), strict=True):

@@ -16,7 +16,7 @@ def fill_rows_reference(
     num_logit_rows: Int32Array,
     block_table: Int32Array,
 ) -> RaggedBatch:
-    """RowFiller.fill in plain loops."""
+    """Do what RowFiller.fill() does, in plain loops."""
     cu_rows = [0]
     token_ids: list[int] = []
     positions: list[int] = []

@@ -28,7 +28,7 @@ def pick_branches_reference(
     max_branches: int,
     max_num: int,
 ) -> Int32Array:
-    """BranchPicker.pick in plain loops."""
+    """Do what BranchPicker.pick() does, in plain loops."""
     branches: list[tuple[int, int, int]] = []
     columns = (column.tolist() for column in (slots, num_tokens, num_pending, num_verified))
     for i, (slot, known, pending, length) in enumerate(zip(*columns, strict=True)):

@@ -9,7 +9,7 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int8_at
 def count_tests_reference(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_accepted: Int32Array, outcome: Int32Array
 ) -> None:
-    """count_tests in plain loops."""
+    """Do what count_tests() does, in plain loops."""
     for slot, known, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):
         entry = sampling[slot]
         num_tested = int(accepted) + (int(how) == native.RECOVERED)

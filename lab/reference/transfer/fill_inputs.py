@@ -9,7 +9,7 @@ from faser_trtllm.ops.transfer.fill_inputs import SECTIONS, PassLimits, check_ba
 
 
 def fill_inputs_reference(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None:
-    """fill_inputs in numpy."""
+    """Do what fill_inputs() does, in numpy."""
     check_batch(batch, limits)
     n, num_rows = batch.num_requests, batch.num_rows
     counts = np.diff(batch.cu_rows)

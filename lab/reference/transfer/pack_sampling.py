@@ -52,7 +52,7 @@ def pack_sampling_reference(
     branch_tokens: Sequence[int] = (),
     draft_probs: DraftProbsAddress | None = None,
 ) -> tuple[Int32Array, bool]:
-    """SamplingPacker.pack in plain loops; return the block, and whether there are edits."""
+    """Do what SamplingPacker.pack() does, in plain loops; return the block, and whether there are edits."""
     entries = sampling[slots]
     takes_part = np.ones(slots.size, bool) if num_rows is None else num_rows > 0
     is_edited = bool((has_edits(entries, num_tokens) & takes_part).any())

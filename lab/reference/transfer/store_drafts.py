@@ -25,7 +25,7 @@ def store_drafts_reference(
     candidates: Int32Array,
     runners_up: Int32Array | None,
 ) -> Int32Array:
-    """DraftStore.store in plain loops."""
+    """Do what DraftStore.store() does, in plain loops."""
     counts = np.zeros(slots.size, np.int32)
     for i, (slot, start) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
         entry = sampling[slot]
