@@ -44,7 +44,7 @@ class SpeculationGuard(StepWatcher):
     """
 
     def __init__(self, clock: Clock, draft_timeout_ms: float) -> None:
-        """draft_timeout_ms: limit for a call with at most two rows per request in its first pass; others catch up."""
+        """draft_timeout_ms: limit for a call with at most two rows per request in its first pass; none for others."""
         self._clock = clock
         self._draft_timeout_ms = draft_timeout_ms
         self._reason: DisabledReason | None = None

@@ -124,7 +124,7 @@ class Scheduler:
         self._kv.forget_draft()
 
     def check_integrity(self) -> None:
-        """Audit slots and blocks, for tests and idle times."""
+        """Check slots and blocks between steps; raise AssertionError if they are inconsistent."""
         slots = [request.slot for request in self._running]
         assert sorted(slots + self._free_slots) == list(range(self._limits.max_batch_size)), "a slot leaked"
         self._kv.check_integrity()
