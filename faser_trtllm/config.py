@@ -17,7 +17,7 @@ from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
 MAX_FILE_BYTES = 128 << 10  # takes about 0.8 s to parse
-MAX_TIME_S = 365 * 86_400  # a year, in place of infinity, which JSON lacks; clocks overflow at larger values
+MAX_TIME_S = 365 * 86_400  # a year: JSON has no infinity, and clocks overflow at larger values
 SPELLINGS = (
     "off, fixed:K, schedule, schedule:1=4,8=0 (4 drafts from batch size 1 on, none from 8 on), gp_lcb, price, or auto "
     "(price if costs were measured, as `faser build` does for the CPU, else fixed:4)"
@@ -104,7 +104,7 @@ class SchedulerConfig(_Strict):
 
 
 class ExecutorConfig(_Strict):
-    """The executor's settings; for the limits, None means what the engine was built for."""
+    """Settings of the executor. A limit of None is the one that the engine was built with."""
 
     max_batch_size: int | None = Field(None, ge=1)
     max_num_tokens: int | None = Field(None, ge=1)
@@ -168,7 +168,7 @@ class ExecutorConfig(_Strict):
 
 
 class ServiceConfig(ExecutorConfig):
-    """The settings of faser.yaml: the executor's and the service's own."""
+    """The settings of faser.yaml, for the executor and the service."""
 
     engine_dir: str | None = None
     max_queue_bytes: int = Field(
@@ -242,7 +242,7 @@ class ServiceConfig(ExecutorConfig):
 
     @property
     def steps_per_response(self) -> int:
-        """Number of steps whose output is collected in one response for the writer."""
+        """Number of steps whose output of a request is collected into one response."""
         return 1 if self.stream_interval == "auto" else self.stream_interval
 
 
@@ -296,7 +296,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(model: type[Model], data: dict[str, Any]) -> Model:
-    """Validate data against a pydantic model; raise ConfigError, with a suggestion for an unknown key."""
+    """Return data as an instance of a pydantic model; raise ConfigError, which suggests a known key for a typo."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 _MAX_VALUE_CHARS = 64
 _SPOKEN = {"prompt": "the prompt", "prompt_tokens": "the prompt"}
-"""Names for request fields that no client sends under their own name."""
+"""How messages name fields that clients know under another name."""
 
 
 class FaserError(Exception):

@@ -32,13 +32,13 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
 
 
 def bench_lines(root: Path = ROOT) -> dict[str, str]:
-    """Return the line of help of each bench by name, sorted."""
+    """Return a line of help for each bench, sorted by the bench's name."""
     files = _files(root)
     return {name: _first_line(root / file) for name, file in sorted(files.items())}
 
 
 def _files(root: Path) -> dict[str, str]:
-    """Return the files of the benches by name, such as peers or peers.bits."""
+    """Map the name of each bench, such as peers or peers.bits, to its file, relative to root."""
     found = {}
     for path in (root / "benchmarks").rglob("*.py"):
         if "\ndef main(argv" in path.read_text():

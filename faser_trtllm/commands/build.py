@@ -29,7 +29,7 @@ EXAMPLES = (
 
 
 def _with_build_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's keywords **options by an option for each field of BuildOptions."""
+    """Replace the parameter **options of a command by one typer option for each field of BuildOptions."""
     signature = inspect.signature(command, eval_str=True)
     kinds = get_type_hints(BuildOptions, include_extras=True)
     options = []
@@ -37,7 +37,7 @@ def _with_build_options(command: Callable[..., None]) -> Callable[..., None]:
         kind: Any
         kind, text = get_args(kinds[field.name])
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        if isinstance(default, tuple):  # separated by commas
+        if isinstance(default, tuple):  # given as text, separated by commas
             kind, default = str, ""
         elif field.name in ("checkpoint_dir", "draft_checkpoint_dir"):  # a configuration may name them
             kind, default = Path | None, None
@@ -92,7 +92,7 @@ def build(
 
 
 def _profile(engines: EngineDir) -> None:
-    """Profile engines quickly; they stay built if that fails."""
+    """Run the quick profile. If it fails, print a warning and keep the engines."""
     from faser_trtllm.profiling.ensure import can_measure, measure_once
 
     if not can_measure(engines):

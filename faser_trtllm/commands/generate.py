@@ -37,7 +37,7 @@ EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "de
 
 
 def _with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's keywords **sampling by an option for each sampling parameter of the OpenAI API."""
+    """Replace the parameter **sampling of a command by one typer option for each sampling parameter of OpenAI's API."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         inspect.Parameter(
@@ -145,7 +145,7 @@ def generate(
 
 
 def _opener(interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: Path | None) -> Opener:
-    """Return what opens the engines."""
+    """Return the function that opens the engines; raise InvalidArgumentError if the flags do not fit together."""
     from faser_trtllm.engine.opening import open_engines
 
     if not interpret:
@@ -177,7 +177,7 @@ def _check_text(name: str, texts: Iterable[str]) -> None:
 
 
 def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, str]:
-    """Return TextRequest's fields for either flag, {} for none; InvalidArgumentError if both are given."""
+    """Return the guide fields of TextRequest, {} without a flag; raise InvalidArgumentError if both flags are given."""
     if guided_json is not None and guided_regex is not None:
         raise InvalidArgumentError("guided_json and guided_regex were both given; give one of them")
     flag, guide_type, value = "guided_json", "json_schema", guided_json
@@ -195,7 +195,7 @@ def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, s
 
 
 def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
-    """Return the prompts of either flag; InvalidArgumentError unless exactly one is given."""
+    """Return the prompts of the flag that was given; raise InvalidArgumentError unless exactly one was."""
     if (prompt is None) == (prompt_file is None):
         raise InvalidArgumentError("give either --prompt or --prompt_file")
     if prompt is not None:

@@ -13,10 +13,11 @@ EngineDirOption = Annotated[Path, typer.Option("--engine_dir", help="a directory
 
 
 FOREIGN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Context settings of a command that judges unknown flags itself (trtllm/convert/flags.py)."""
+"""Context settings of a command that passes unknown flags to judge_flags() of trtllm/convert/flags.py."""
 
 
 def own_flags(ctx: typer.Context) -> tuple[str, ...]:
+    """Return the long flags that the command declares itself, such as --port."""
     return tuple(flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--"))
 
 
@@ -27,7 +28,7 @@ def is_given(ctx: typer.Context, parameter: str) -> bool:
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
-    """Return (2, 4) for "2,4"; InvalidArgumentError names the flag."""
+    """Parse whole numbers separated by commas, such as "2,4"; raise InvalidArgumentError, which names `name`."""
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:

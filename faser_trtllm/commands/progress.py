@@ -10,7 +10,7 @@ LINE_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """A rich bar on a terminal, elsewhere a line on stderr every LINE_PERIOD_S."""
+    """Shows a rich bar on a terminal, and elsewhere prints a line to stderr every LINE_PERIOD_S."""
 
     def __init__(self) -> None:
         self._bar: Any = None

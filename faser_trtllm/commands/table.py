@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 def listing(usage: str, about: str, rows: Mapping[str, str]) -> str:
-    """Return a help text that lists commands, with a line each."""
+    """Return a help text that lists commands. rows: name -> line of help."""
     indent = max(map(len, rows)) + 4
     lines = [f"Usage: {usage} COMMAND [OPTIONS]", "", *textwrap.wrap(about, HELP_WIDTH), "", "Commands:"]
     for name, text in rows.items():
@@ -64,7 +64,7 @@ def load(name: str) -> typer.Typer:
 
 
 def import_command(name: str) -> tuple[Any, Callable[..., None]]:
-    """Return a command's module and its function."""
+    """Import and return a command's module and its function."""
     place, _, function = COMMANDS[name].place.partition(":")
     if place.startswith("lab."):
         module = import_from_checkout(place, f"faser {name}")

@@ -96,7 +96,7 @@ def _watch(url: str, interval: float) -> None:
 
 
 def render(view: View, url: str, note: str | None = None) -> RenderableType:
-    """Return the whole screen, for 80 columns and 24 lines; note replaces the engine's state."""
+    """Return the whole screen, laid out for 80 columns and 24 lines. note: an error, shown in place of the title."""
     from rich.console import Group
     from rich.text import Text
 
