@@ -36,10 +36,10 @@ Top = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A prompt's tokens; for all but the first, their log probs and, if requested, the most probable tokens."""
+    """A prompt's tokens and their log probs. The first token has none; tops is empty unless requested."""
 
     token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    log_probs: tuple[float, ...]  # from the second token on, as are tops
     tops: Sequence[Top]
 
 
@@ -61,7 +61,7 @@ class Response:
     batch_index: int = 0
     sequence_index: int = 0
     log_probs: tuple[float, ...] = ()
-    is_draft: tuple[bool, ...] = ()  # for each token: it was an accepted draft token
+    is_draft: tuple[bool, ...] = ()  # for each token: True if it was an accepted draft token
     num_cached_tokens: int | None = None
     tops: Sequence[Top] = ()
     context: Context | None = None  # in the first response
@@ -85,9 +85,9 @@ class ResponseError(FaserError):
 
 
 def response_error(details: str, code: str = "UNKNOWN") -> ResponseError:
-    """Return the error of a request that was sent with the parameter error_codes.
+    """Return the error in the answer to a request with the parameter error_codes.
 
-    A model answers with JSON, Triton itself with a sentence; `code` is the code of such a sentence.
+    The model answers with JSON that has a code; Triton itself answers with a sentence, which gets `code`.
     """
     try:
         record = parse_json(details)
@@ -136,14 +136,14 @@ class GrpcClient:
         return request_id
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Response]:
-        """Return the next response of any request with the request's id; raise ResponseError or queue.Empty."""
+        """Return (request id, response) of any open request; raise ResponseError, or queue.Empty after timeout_s."""
         result, error = self._answers.get(timeout=timeout_s)
         if error is not None:
             raise response_error(error.message(), str(error.status() or "UNKNOWN").removeprefix("StatusCode."))
         return result.get_response().id, response_of(result.as_numpy)
 
     def stream(self, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
-        """Send one request and yield its responses as they arrive; no other request may be open."""
+        """Send one request and yield its responses; raise like receive(). No other request may be open."""
         self.send(text, **{"stream": True} | fields)
         while True:
             _, response = self.receive(timeout_s)
@@ -153,7 +153,7 @@ class GrpcClient:
 
 
 def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
-    """Yield the responses of generate_stream (server-sent events). url: such as http://localhost:8000.
+    """Yield the responses of Triton's `generate_stream` (server-sent events). url: such as http://localhost:8000.
 
     Raises ResponseError, also if the stream ends before the last response: HTTP alone does not show that.
     """
@@ -169,13 +169,13 @@ def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fi
 
 
 def generate_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Response:
-    """Return the answer of generate, which is not streamed."""
+    """Return the answer of Triton's `generate`, which does not stream; raise ResponseError."""
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate", _body(text, fields), timeout_s) as answer:
         return _response_of_json(answer.read())
 
 
 def infer_input(grpcclient: Any, name: str, value: Any) -> Any:
-    """Return an input of the model `faser`, of batch size 1, for grpcclient. Raises like to_tensor."""
+    """Return a grpcclient.InferInput of the model `faser`, with batch size 1; raise like to_tensor()."""
     array = to_tensor(name, value)
     found = grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name])
     found.set_data_from_numpy(array)
@@ -204,7 +204,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> Any:
 
 
 def _message_of(body: bytes) -> str:
-    """Return the sentence of an error; generate_stream sends it as an event."""
+    """Return the message of an error response; generate_stream sends it as an event."""
     try:
         return str(parse_json(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError, TypeError):
@@ -212,10 +212,7 @@ def _message_of(body: bytes) -> str:
 
 
 def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """Return the value of an input of the model `faser` as an array [1, n].
-
-    Raises InvalidArgumentError if the model has no such input.
-    """
+    """Return an input's value as an array [1, n]; raise InvalidArgumentError if `faser` has no such input."""
     if name not in INPUT_DTYPES:
         raise InvalidArgumentError("is not an input of the model faser; leave it out", name)
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
@@ -273,7 +270,7 @@ def response_of(get: Any) -> Response:
 
 
 def _response_of_json(text: bytes) -> Response:
-    """Parse an answer in JSON, where Triton leaves out tensor shapes and the list around a single value."""
+    """Parse a JSON answer, which has no tensor shapes and no list around a single value; raise ResponseError."""
     try:
         answer = parse_json(text)
         if "error" not in answer:

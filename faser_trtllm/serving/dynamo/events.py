@@ -17,9 +17,9 @@ PERIOD_S = 0.5  # between two reports of the load
 
 
 class CacheEvents:
-    """A BlockListener that queues events; a thread publishes them between start() and close().
+    """A BlockListener that queues events between start() and close() for a thread that publishes them.
 
-    That thread also calls publish_load every PERIOD_S.
+    That thread also calls publish_load every PERIOD_S. Events before start() are dropped.
     """
 
     def __init__(self, publish_load: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class CacheEvents:
         self._thread.start()
 
     def close(self) -> None:
-        """Publish what is queued and end the thread; may be called again."""
+        """Publish the queued events and end the thread; may be called again."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._events.put(None)

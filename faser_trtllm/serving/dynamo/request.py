@@ -12,7 +12,7 @@ from faser_trtllm.core.request_field import rows
 from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 
-_ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # Dynamo has these in stop_conditions and extra_args
+_ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # Dynamo sends these in stop_conditions and extra_args
 _SAMPLING = {row.name for row in rows(SamplingFields) if row.openai} - {*_ELSEWHERE} | {"logit_bias", "cache_salt_id"}
 _NEUTRAL = {  # unsupported sampling options and the values that have no effect
     "n": (1,),
@@ -79,7 +79,7 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
 
 
 def make_chunk(output: RequestOutput, num_sent_tokens: int) -> dict[str, Any]:
-    """Return the new tokens as Dynamo's chunk. num_sent_tokens: tokens of this request sent before."""
+    """Return Dynamo's chunk for the new tokens. num_sent_tokens: how many tokens earlier chunks of the request had."""
     request, stats = output.request, output.request.stats
     end = num_sent_tokens + len(output.new_token_ids)
     chunk: dict[str, Any] = {"token_ids": list(output.new_token_ids), "index": 0}

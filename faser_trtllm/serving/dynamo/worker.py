@@ -38,7 +38,7 @@ RANK = 0  # one engine per worker
 
 @dataclass(frozen=True)
 class DynamoOptions:
-    """Options of the worker."""
+    """The worker's options; speculation None is the default of ExecutorConfig."""
 
     engine_dir: Path
     model_path: Path  # checkpoint whose tokenizer, chat template and config.json the frontend reads
@@ -102,7 +102,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
         )
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield chunks of new tokens, one per step; raise Dynamo's exceptions. Leaving early cancels the request."""
+        """Yield a chunk of new tokens per step; raise Dynamo's exceptions. Closing the iterator cancels the request."""
         executor = self._started()
         outputs: asyncio.Queue[tuple[dict[str, Any], str | None]] = asyncio.Queue()
         request_id = f"{context.id()}-{next(self._numbers)}"
@@ -175,7 +175,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
 
 
 class _Sink:
-    """Passes outputs from the executor's thread to the event loop."""
+    """The executor's sink of one request; passes its outputs from the executor's thread to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, outputs: asyncio.Queue[Any]) -> None:
         self._loop = loop
