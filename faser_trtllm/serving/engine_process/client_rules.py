@@ -1,4 +1,4 @@
-"""The operator's rules for clients: their priority, timeout, cache salt, and the requests that they may stop."""
+"""Limits that the operator sets for clients: priority, timeout, cache salt, and which requests they may stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UUID4 = re.compile("[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?
 
 @dataclass(frozen=True, slots=True)
 class ClientRules:
-    """The keys of ServiceConfig that are rules for clients. The proxy sets a client's key; "" means none."""
+    """The settings of ServiceConfig that limit clients. A proxy names a request's client by its key, "" for none."""
 
     max_priority: float = _DEFAULT_PRIORITY
     default_timeout_ms: float = 0.0
@@ -58,7 +58,7 @@ class ClientRules:
         return replace(request, **changes) if changes else request
 
     def check_stop(self, request_id: str, client_key: str) -> None:
-        """Raise InvalidArgumentError if a client may not stop requests by this id, since others could use it too."""
+        """Raise InvalidArgumentError for an id that may not stop requests: it is missing, or others could guess it."""
         if not request_id:
             raise InvalidArgumentError("A request id must be provided for request cancellation")
         if not (self.stop_by_id or client_key or _UUID4.search(request_id)):

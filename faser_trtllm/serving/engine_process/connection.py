@@ -1,8 +1,8 @@
 """The engine process's end of the socket to the Triton backend.
 
-Any thread may send. One thread writes, in run_writer(): it first asks for the responses that are due. Outputs that
-arrive while the socket is busy are thus merged, and a slow backend gets fewer, larger responses in one frame. With
-rest_at_most() the writer also rests after its work, so that responses that are not urgent are merged under load.
+Any thread may send. One thread writes, in run_writer(), and asks for the responses that are due before each write.
+Outputs that arrive while the socket is busy are thus merged, so a slow backend gets fewer and larger responses. With
+rest_at_most() the writer also pauses after each write, which merges more under load; urgent responses end the pause.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Connection:
         self._closed = False
 
     def receive(self) -> Iterator[tuple[FromBackend, Body]]:
-        """Wait for frames and return at least one; raise EOFError at the end, WireError if the data are not frames."""
+        """Wait for frames and return (type, body) of each, at least one; raise EOFError at the end, or WireError."""
         while True:
             data = self._sock.recv(1 << 18)
             if not data:
@@ -58,18 +58,18 @@ class Connection:
             self._wake()
 
     def notify(self, is_urgent: bool = True) -> None:
-        """Wake the writer for responses that are due; urgent ones also end its rest."""
+        """Tell the writer that responses are due; urgent ones also end its rest."""
         with self._changed:
             self._is_due = True
             self._is_urgent |= is_urgent
             self._wake()
 
     def rest_at_most(self, seconds: float) -> None:
-        """Set the longest rest of the writer, which is 0 by default."""
+        """Set the longest rest of the writer between two writes; it is 0 by default."""
         self._max_rest_s = seconds
 
     def run_writer(self, produce: Callable[[bool], list[bytes]]) -> None:
-        """Write until the connection is closed. produce(everything) returns all responses due, or only urgent ones."""
+        """Write until the connection is closed. produce(True) returns all due responses, produce(False) urgent ones."""
         rested_s = 0.0
         while self._wait_for_work(rested_s):
             started_s = time.monotonic()
@@ -112,7 +112,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _wait_for_work(self, rested_s: float) -> bool:
-        """Wait for work, before the time rested_s only for urgent work; return False once the connection is closed."""
+        """Wait for work, until the time rested_s only for urgent work; return False once the connection is closed."""
         with self._changed:
             while not self._closed:
                 left_s = rested_s - time.monotonic()
@@ -126,7 +126,7 @@ class Connection:
             self._changed.notify_all()
 
     def _take_whole(self) -> bytes:
-        """Take the bytes of all frames that are complete."""
+        """Remove and return the received bytes of all complete frames."""
         received, end = self._received, 0
         while len(received) - end >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, end)

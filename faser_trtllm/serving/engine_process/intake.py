@@ -20,7 +20,7 @@ class Intake:
     """
 
     def __init__(self, read: Callable[[RequestFrame], None]) -> None:
-        """read: starts or refuses a request; it is called on several threads."""
+        """read: starts or refuses a request. Several threads call it."""
         self._read = read
         self._work: PriorityQueue[tuple[int, int, RequestFrame]] = PriorityQueue()
         self._numbers = itertools.count()
@@ -42,7 +42,7 @@ class Intake:
         self._work.put((frame.num_bytes, next(self._numbers), frame))
 
     def cancel(self, handle: int) -> bool:
-        """Note that a client has cancelled a request not read yet; return False if no request of this handle waits."""
+        """Mark a queued request as cancelled by its client; return False if no request with this handle is queued."""
         with self._lock:
             if handle not in self._waiting:
                 return False
@@ -50,7 +50,7 @@ class Intake:
             return True
 
     def take_cancelled(self, handle: int) -> bool:
-        """Note that a request has started; return True if it was cancelled before. cancel() is False from now on."""
+        """Forget a request that was read; return True if it was cancelled meanwhile. cancel() then returns False."""
         with self._lock:
             return self._waiting.pop(handle, False)
 

@@ -68,7 +68,7 @@ _OPENED = struct.Struct("<IBB")
 
 
 class EngineServer:
-    """Serves one connection with one engine, which the configuration of the first model names."""
+    """Serves one connection with one engine: the engine directory of the first model that opens, for all models."""
 
     def __init__(self, connection: Connection, opener: Opener) -> None:
         self._connection = connection
@@ -82,7 +82,7 @@ class EngineServer:
         self._generator: TextGenerator | None = None
         self._spans: SpanRecorder | None = None
         self._models: dict[int, ServedModel] = {}
-        self._unopened: dict[int, str] = {}  # why models that Triton has loaded are not open here
+        self._unopened: dict[int, str] = {}  # model -> why it is not open here although Triton has loaded it
         self._publisher: ServedModel | None = None  # publishes the executor's counts, even after it was unloaded
         self._requests: dict[int, list[OpenRequest]] = {}  # handle -> sequences
         self._is_draining = False
@@ -103,13 +103,13 @@ class EngineServer:
             log.error("nothing more can be read from the Triton backend: %s", error)
 
     def drain(self) -> None:
-        """Refuse new requests, give running ones drain_timeout_s, fail the rest and close the connection."""
+        """Start to drain: refuse new requests, give running ones drain_timeout_s, fail the rest, then close."""
         if not self._is_draining:
             self._is_draining = True
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
 
     def replace_draft(self) -> None:
-        """Replace the running draft with the one that is now in the engine directory."""
+        """Replace the draft engine with the one that is now in the engine directory, on another thread."""
         threading.Thread(target=self._replace_draft, name="faser-draft-opener", daemon=True).start()
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class EngineServer:
         self._memory.release(handle)
 
     def _stop(self, frame: RequestFrame, model: ServedModel) -> None:
-        """End the client's requests that have this request's id; they keep the output they have so far."""
+        """End the requests of this client and id with the output that they have so far."""
         model.rules.check_stop(frame.request_id, frame.client_key)
         for sequences in list(self._requests.values()):
             for request in list(sequences):
@@ -258,7 +258,7 @@ class EngineServer:
         self._publish(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _publish(self, stats: Mapping[str, float] | None = None) -> None:
-        """Publish the metrics of all models, and those of steps if the executor's stats are given."""
+        """Publish the metrics of all models, including the executor's counts if its stats are given."""
         models = {model.number: model for model in self._models.values()}
         if self._publisher is not None:
             models[self._publisher.number] = self._publisher

@@ -8,7 +8,7 @@ import threading
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import UnavailableError
 
-BYTES_PER_BODY_BYTE = 8  # a text, its tokens, and the objects made from its words
+BYTES_PER_BODY_BYTE = 8  # for the text, its tokens and the objects made from its words
 BYTES_PER_SEQUENCE = 8 << 10
 BYTES_PER_LOG_PROB = 32
 BYTES_PER_TOPS = 512  # a token's most probable tokens, with their arrays
@@ -20,9 +20,9 @@ MIN_TRIMMED_BYTES = 16 << 20
 class RequestMemory:
     """Bounds the memory of all open requests, by handle. Thread-safe.
 
-    It counts the most that a request can take, not what it does take: BYTES_PER_BODY_BYTE for each byte of its body on
-    arrival, plus what later calls of take() add. A client may take half of what the others leave, so that heavy clients
-    leave room for light ones. A request without a client key counts as a client of its own.
+    It counts the most that a request can take, which is more than it does take: BYTES_PER_BODY_BYTE for each byte of
+    its body on arrival, plus later calls of take(). A client may take half of the memory that other clients leave, so
+    that heavy clients leave room for light ones. A request without a client key counts as a client of its own.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,7 +34,7 @@ class RequestMemory:
         self._highest = 0  # the largest _num_bytes since memory was last given back
 
     def take(self, handle: int, num_bytes: int, client_key: str = "") -> None:
-        """Count num_bytes more for a request, or raise UnavailableError if that is too much."""
+        """Count num_bytes more for a request; raise UnavailableError if its client would exceed its share."""
         client = client_key or handle
         with self._lock:
             own = self._of_clients.get(client, 0)
@@ -60,7 +60,7 @@ class RequestMemory:
                     del self._of_clients[client]
 
     def trim(self) -> None:
-        """Return free memory to the system if requests hold MIN_TRIMMED_BYTES less than at the peak since last time."""
+        """Return free memory to the system if requests hold MIN_TRIMMED_BYTES less than at the last peak."""
         with self._lock:
             if self._highest - self._num_bytes < MIN_TRIMMED_BYTES:
                 return

@@ -91,10 +91,10 @@ class MetricChanges:
 
 
 class ModelMetrics:
-    """The metrics of one model. Any thread may call ended(); publish() belongs to one thread.
+    """The metrics of one model. Any thread may call ended(), one thread publish().
 
-    Only one model is given the executor's counts and publishes them, so that sums over models are right when several
-    models share an engine process.
+    Of the models that share an engine process, only one is given the executor's counts, so that sums over models are
+    right.
     """
 
     def __init__(self, changes: MetricChanges, model: str, version: str) -> None:
@@ -102,7 +102,7 @@ class ModelMetrics:
         vllm_labels = {"model_name": model, "engine": "0"}
 
         def labels_of(name: str) -> dict[str, str]:
-            """Return the labels of a name; TensorRT-LLM's always have its model tensorrt_llm."""
+            """Return the labels of a metric; those with TensorRT-LLM's names always have its model tensorrt_llm."""
             return TRTLLM_LABELS if name.startswith("nv_") else vllm_labels if name.startswith(VLLM_PREFIX) else labels
 
         self._changes = changes
@@ -150,7 +150,7 @@ class ModelMetrics:
 
 
 class _Counts:
-    """A counter or gauge family; updates only the series that changed."""
+    """Publishes a counter or gauge family; sends only the series that changed."""
 
     def __init__(self, changes: MetricChanges, labels: Mapping[str, str], spec: Family) -> None:
         self._changes = changes
@@ -178,7 +178,7 @@ class _Counts:
 
 
 class _Replay:
-    """A histogram family. Sends Triton as many values per bucket as the engine counted, with the same sum."""
+    """Publishes a histogram family: sends Triton as many values per bucket as the engine counted, with the same sum."""
 
     def __init__(self, changes: MetricChanges, labels: Mapping[str, str], spec: HistogramFamily) -> None:
         self._changes = changes

@@ -1,4 +1,4 @@
-"""A Triton model as the engine process serves it: its configuration, contract and metrics."""
+"""A Triton model that the engine process serves: its configuration, contract and metrics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from faser_trtllm.serving.triton.request import Part, parse_request
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One of the models of triton/contract.py."""
+    """An open Triton model, with the rules of triton/contract.py for its name."""
 
     number: int
     contract: ModelContract
     is_decoupled: bool
     normalize_log_probs: bool
     metrics: ModelMetrics
-    cancel: Callable[[str], None]  # ends a request of the executor by its id
+    cancel: Callable[[str], None]  # ends the executor's request with this id
     rules: ClientRules = field(default_factory=ClientRules)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # request fields that its configuration sets
 
@@ -37,7 +37,7 @@ class ServedModel:
         self.contract.check_input(name, shape, num_bytes, is_text)
 
     def parse(self, tensors: Mapping[str, Any], client_key: str = "") -> list[Part]:
-        """Parse the sequences that a client's request asks for; raise InvalidArgumentError."""
+        """Return the sequences that a client's request asks for; raise InvalidArgumentError."""
         canonical = self.contract.canonical(tensors)
         parts = parse_request(
             canonical,
@@ -78,16 +78,16 @@ class ModelConfig:
         return self.parameters.get(name, str(default)).lower() == "true"
 
     def request_defaults(self) -> dict[str, bool]:
-        """Return the request fields that the configuration sets, as TensorRT-LLM's pre- and postprocessing can."""
+        """Return the request fields that parameters set, named like those of TensorRT-LLM's pre- and postprocessing."""
         names = ("add_special_tokens", "skip_special_tokens")
         return {name: self.flag(name, True) for name in names if self.parameters.get(name)}
 
 
 def load_model_config(frame: OpenFrame) -> ServiceConfig:
-    """Load the settings from FASER_CONFIG, a model parameter or 1/faser.yaml, in this order.
+    """Load the first file of FASER_CONFIG, the model parameter `config`, and faser.yaml in the version's folder.
 
     A model without its own faser.yaml uses that of the model `faser` next to it, so that both share one engine process.
-    FASER_ENGINE_DIR overrides engine_dir. Raises InvalidArgumentError.
+    FASER_ENGINE_DIR, or else the parameter engine_dir, overrides the file's engine_dir. Raises InvalidArgumentError.
     """
     values = ModelConfig.of(frame).parameters
     model_dir = Path(frame.repository)
@@ -104,7 +104,7 @@ def load_model_config(frame: OpenFrame) -> ServiceConfig:
 
 
 def note_start_error(message: str) -> None:
-    """Write the reason why a model could not be opened to a file that `faser serve` reads."""
+    """Write why a model could not be opened to a file that `faser serve` reads, if that started the server."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir:
         Path(run_dir, STARTUP_ERROR_FILE).write_text(message)

@@ -28,8 +28,8 @@ class OpenRequest(TextStream):
 
     siblings: all sequences of the client's request, including this one; empty once the final response was made. The
         Triton backend forgets the request with that response, so nothing may follow it.
-    is_urgent: output that is due must not wait for the writer's rest.
-    num_put, num_converted: outputs that the outbox received, and those it has detokenized.
+    is_urgent: the next output must not wait for the writer's rest.
+    num_put, num_converted, num_due_bytes: the outbox's counts of outputs received and detokenized, and of bytes due.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OpenRequest(TextStream):
         self._outbox.fail(self, error)
 
     def cancel(self) -> None:
-        """Cancel for the client: only the final response is still sent, without output, since some was dropped."""
+        """Cancel for the client, which gets no more output, only the final response."""
         self._is_cancelled = True
         self.model.cancel(self.id)
 

@@ -25,7 +25,7 @@ Opener = Callable[[Path, ServiceConfig], tuple[Executor, Any]]
 
 
 def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[Executor, Any]:
-    """Open the executor and tokenizer of an engine directory; raise FaserError."""
+    """Return the executor, not yet started, and the tokenizer of an engine directory; raise FaserError."""
     from faser_trtllm.builder.engine_dir import EngineDir
     from faser_trtllm.executor.factory import open_executor
     from faser_trtllm.models.tokenizer import Tokenizer
@@ -46,6 +46,6 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[Executor, 
 
 
 def die_of_thread(failure: threading.ExceptHookArgs) -> None:
-    """End the process as a threading.excepthook, since it cannot serve with a dead thread and must be restarted."""
+    """A threading.excepthook: end the process, which cannot serve without the thread; the backend restarts it."""
     log.error("thread %s failed", failure.thread.name if failure.thread else "?", exc_info=failure.exc_value)
     os._exit(70)

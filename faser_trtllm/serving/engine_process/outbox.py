@@ -20,7 +20,7 @@ from faser_trtllm.serving.engine_process.open_request import OpenRequest
 log = logging.getLogger("faser.engine")
 
 MAX_WAITING = 4096  # outputs: 16 steps of 256 requests
-MAX_AT_ONCE = 16  # outputs of a step in which stop words are searched at once
+MAX_AT_ONCE = 16  # outputs of a step that the executor's thread itself searches for stop words
 MAX_REQUEST_BYTES = 64 << 20  # responses of one request that are due
 MAX_BYTES = 256 << 20  # responses of all requests that are due
 NOT_READ = "the output was not read in time and filled the server's memory for it; read faster or ask for less of it"
@@ -37,7 +37,7 @@ class Outbox:
     """
 
     def __init__(self, notify: Callable[[bool], None]) -> None:
-        """notify: called when the writer has work, with True if it must not rest first."""
+        """notify: called when the writer has work; its argument is True if the writer must not rest first."""
         self._notify = notify
         self._waiting: deque[tuple[OpenRequest, RequestOutput | FaserError, RequestStats | None]] = deque()
         self._lock = threading.Lock()  # guards the requests' text and the next three attributes
@@ -47,7 +47,7 @@ class Outbox:
         self._num_at_once = 0  # in this step; only the executor's thread uses it
 
     def put(self, request: OpenRequest, output: RequestOutput) -> bool:
-        """Queue an output, on the executor's thread; return True if the request is known to end with it."""
+        """Queue an output, on the executor's thread; return True if it was detokenized at once and ends the request."""
         stats = output.request.stats
         if request.may_stop and request.num_put == request.num_converted and self._num_at_once < MAX_AT_ONCE:
             self._num_at_once += 1
@@ -67,7 +67,7 @@ class Outbox:
         self._notify(True)
 
     def hand_over(self) -> None:
-        """Wake the writer for queued outputs; called when the executor's thread is about to release Python's lock."""
+        """Wake the writer for queued outputs; the executor calls it before a pass, which releases Python's lock."""
         self._num_at_once = 0
         if len(self._waiting) > MAX_WAITING:
             self.convert()

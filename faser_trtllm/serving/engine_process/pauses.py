@@ -8,7 +8,7 @@ _LATE_PING_S = 2.0  # the backend pings once a second
 
 
 class Pauses:
-    """Measures from late pings how long this process did not run, since the executor is not stalled in that time."""
+    """Infers from late pings how long this process did not run; that time is no stall of the executor."""
 
     def __init__(self) -> None:
         self._pinged_s = time.monotonic()

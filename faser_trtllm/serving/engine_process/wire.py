@@ -99,7 +99,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenFrame:
-    """A model that Triton has loaded."""
+    """The frame about a model that Triton has loaded. repository: the model's folder."""
 
     model: int
     name: str
@@ -110,7 +110,7 @@ class OpenFrame:
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """A request of a client."""
+    """The frame of a client's request. num_bytes: the size of its body."""
 
     model: int
     handle: int
@@ -215,6 +215,7 @@ def read_open(body: Body) -> OpenFrame:
 
 
 def read_request(body: Body) -> RequestFrame:
+    """Parse a REQUEST frame; raise WireError. The inputs' contents are views of the body."""
     num_bytes = body.num_left
     model, handle = body.numbers(_REQUEST)
     request_id = body.text()
@@ -245,13 +246,13 @@ def frame(kind: ToBackend, *parts: bytes) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """Encode a text of a frame, replacing characters that UTF-8 cannot encode."""
+    """Encode a text of a frame: length and UTF-8. A character that UTF-8 cannot encode becomes a question mark."""
     encoded = value.encode(errors="replace")
     return _U32.pack(len(encoded)) + encoded
 
 
 def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
-    """Encode an output of a response."""
+    """Encode an output of a response; arrays of objects hold bytes."""
     content: bytes | memoryview
     if array.dtype == np.object_:
         number, content = BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
