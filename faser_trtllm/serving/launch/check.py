@@ -1,4 +1,4 @@
-"""`faser check`: verifies an engine directory, describes it, and compares tokens with and without speculation."""
+"""`faser check`: verifies and describes an engine directory, and compares tokens with and without speculation."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"(.*_)(\d+)")
 
 
 def engine_report(engines: EngineDir) -> Iterator[str]:
-    """Yield the lines of the report; raise EngineFileError if an engine file contradicts its manifest."""
+    """Yield the lines of the report; raise EngineFileError if a file is not a valid engine file."""
     yield from _requirements(engines)
     yield from _plan_file("target", engines.target_path)
     if engines.draft_head is not None:
@@ -77,7 +77,7 @@ def _profiles(network: NetworkOptions, infos: Sequence[PlanInfo]) -> Iterator[st
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:
-    """Describe tensors; those that differ only in their layer number are listed once."""
+    """Describe tensors; list tensors that differ only in their layer number as one."""
     groups: dict[tuple[str, str, tuple[int | str, ...]], list[int]] = {}
     for spec in specs:
         match = _NUMBERED.fullmatch(spec.name)

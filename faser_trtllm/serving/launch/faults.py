@@ -1,4 +1,4 @@
-"""Deliberate faults of the engines, which FASER_FAULT asks for in a checkout (lab/faults.py)."""
+"""Injects faults into the engines if FASER_FAULT asks for it; lab/faults.py of a checkout implements them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "FASER_FAULT"
 
 
 def fault_wrapper() -> Callable[[Engine, str], Engine]:
-    """Return what wraps the engine of a role; raise FaserError for a wrong FASER_FAULT, or one without a checkout."""
+    """Return (engine, role) -> engine, which adds the faults of FASER_FAULT; raise FaserError if that cannot work."""
     spec = os.environ.get(VARIABLE, "").strip()
     if not spec:
         return lambda engine, role: engine

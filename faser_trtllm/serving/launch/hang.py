@@ -7,14 +7,13 @@ import time
 
 PERIOD_S = 1.0  # between two requests
 TIMEOUT_S = 1.0  # for each request
-LEAST_S = 6.0  # shortest time without an answer that counts as a hang: several requests, since a machine may be busy
+LEAST_S = 6.0  # shortest time without an answer that counts as a hang; several requests, since a machine may be busy
 
 
 class HangWatch:
-    """Measures how long a server has not answered, counting only time in which this process ran.
+    """Measures how long a server has not answered, without pauses of the machine.
 
-    A pause of the machine also stops the server, so the time since the last request counts at most as PERIOD_S +
-    TIMEOUT_S.
+    Such a pause also stops the server, so the time since the last request counts as PERIOD_S + TIMEOUT_S at most.
     """
 
     def __init__(self, host: str, port: int) -> None:

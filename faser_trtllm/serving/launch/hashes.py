@@ -1,4 +1,4 @@
-"""Hashes of engine files, which are computed once and not at each restart of the server."""
+"""Hashes of engine files, computed once and not at each restart of the server."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Launcher:
     """One launch of a server. A context manager: leaving it ends everything that was started."""
 
     def __init__(self, options: ServeOptions, hashes: FileHashes | None = None, is_restart: bool = False) -> None:
-        """hashes: those of earlier launches, to avoid reading the engine files again."""
+        """Check options and engines; raise FaserError. hashes: those of earlier launches, to read files only once."""
         self._options = options
         self._repository = (options.model_repo or default_repository()).absolute()
         self.models = choose_models(self._repository, options.models)
@@ -90,7 +90,7 @@ class Launcher:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start the server; raise FaserError if it cannot work (port in use, wrong environment)."""
+        """Start the server; raise FaserError if it cannot work, such as for a port in use."""
         check_ports(self._options.host, self._options.ports)
         for mismatch in self._hash_mismatches:
             print(f"WARNING: {mismatch}; served anyway (--allow_hash_mismatch)", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ def check_limits() -> None:
 
 
 def raise_limits() -> Callable[[], None]:
-    """Return a function for the child to call before exec, which raises the limits of its stack and of open files."""
+    """Return a function that sets the limits of the stack and of open files, for the child to call before exec."""
     _, hard_stack = resource.getrlimit(resource.RLIMIT_STACK)
     _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     stack = _at_most(STACK_BYTES, hard_stack)
@@ -37,7 +37,7 @@ def raise_limits() -> Callable[[], None]:
 
 
 def raise_open_files() -> int:
-    """Raise this process's own limit of open files, and return it."""
+    """Set this process's limit of open files to MAX_OPEN_FILES, or a lower hard limit; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _at_most(MAX_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

@@ -32,7 +32,7 @@ class ServeOptions:
     config: a faser.yaml or a TensorRT-LLM configuration; None uses the repository's faser.yaml.
     model_repo, tritonserver: None searches for them.
     speculation, drafters, num_branches, deterministic: None uses config.
-    models: folders of the repository to load; None is choose_models' choice. One engine serves them all.
+    models: folders of the repository to load; None loads all. One engine serves them all.
     decoupled: False serves requests with one response each, also over HTTP's and gRPC's infer, and refuses streaming.
     settings: keys of faser.yaml that override config.
     allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
@@ -69,7 +69,7 @@ class ServeOptions:
 
 
 def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
-    """Return the file's settings overridden by the options, and how the file was converted, if it was."""
+    """Return the file's settings overridden by the options, and the report on a converted TensorRT-LLM file or None."""
     own_file = repository / MODEL_NAME / "1" / "faser.yaml"
     path = options.config or (own_file if own_file.exists() else None)
     flags = {key: getattr(options, key) for key in ("speculation", "drafters", "num_branches", "deterministic")}
@@ -87,8 +87,8 @@ def check_engines(
 ) -> tuple[str, ...]:
     """Raise the errors that the engine process would raise, before a server is started, and compare hashes.
 
-    Returns one clause per file whose hash differs; without allow_hash_mismatch that is an error. With is_restart, a
-    cost table is used even if its measurement was disturbed. Raises StoppedError like hashes.of.
+    Returns one clause per file whose hash differs, or raises EngineFileError without allow_hash_mismatch. With
+    is_restart, a cost table is used even if its measurement was disturbed. Raises StoppedError like hashes.of().
     """
     path = Path(config.engine_dir or "")
     engines = EngineDir.load(path)
@@ -115,7 +115,7 @@ def check_engines(
 
 
 def default_repository() -> Path:
-    """Return the model repository of the checkout, or the one installed with the package."""
+    """Return the model repository of the checkout or of the installed package; raise InvalidArgumentError."""
     package = Path(__file__).resolve().parents[2]
     for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
         if (path / MODEL_NAME / "config.pbtxt").exists():

@@ -1,4 +1,4 @@
-"""Functions for Linux processes: exit together with the parent, and list the processes of a session."""
+"""Functions for Linux processes: exit with the parent, and find and signal the processes of a session."""
 
 from __future__ import annotations
 

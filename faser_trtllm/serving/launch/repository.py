@@ -29,7 +29,7 @@ def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str
 
 
 def link_unary(repository: Path, directory: Path) -> Path:
-    """Make `directory` a repository of the same models that sends one response per request, also to infer requests."""
+    """Link the models into `directory` with `decoupled: false`, for one response per request; return `directory`."""
     for config in repository.glob("*/config.pbtxt"):
         model = directory / config.parent.name
         model.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Directories of launches. A launch locks its directory, so that those of dead launches can be found and removed."""
+"""Directories of launches. A launch locks its own, so directories of dead launches can be recognized and removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from faser_trtllm.errors import UnavailableError
 
 RUN_DIR_VARIABLE = "FASER_RUN_DIR"  # directory of the launch, if `faser serve` started the server
-STARTUP_ERROR_FILE = "startup_error"  # file in it with the reason why a model could not be opened
+STARTUP_ERROR_FILE = "startup_error"  # file in that directory: why a model could not be opened
 _NAME = re.compile(r"faser_[0-9a-f]{12}_run")
 
 

@@ -26,7 +26,7 @@ _NO_GPU = b"CudaDriverHelper has not been initialized."  # Triton 2.51 logs this
 
 
 def find_tritonserver(binary: Path | None = None) -> Path:
-    """Return the given server, the wheel's or the one on PATH; raise UnavailableError, which says how to get one."""
+    """Return `binary`, else the server of the nvidia-pytriton wheel, else the one on PATH; raise UnavailableError."""
     if binary is not None:
         if not os.access(binary, os.X_OK):
             raise UnavailableError(f"tritonserver is {binary}, which is not an executable; name the server's binary")
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def backend_library() -> Path:
-    """Return the path of the Triton backend `faser`."""
+    """Return the path of the Triton backend `faser`; raise UnavailableError if it was not built."""
     path = Path(faser_trtllm.__file__).parent / "_native" / LIBRARY
     if not path.exists():
         raise UnavailableError(f"{LIBRARY} is missing next to the native library; run ./build.sh setup")
@@ -84,7 +84,7 @@ def backend_library() -> Path:
 
 
 def link_backends(binary: Path, directory: Path) -> Path:
-    """Make a backend directory with links to the backend `faser` and to the server's own backends."""
+    """Fill a directory with links to the backend `faser` and to the server's own backends, and return it."""
     (directory / BACKEND).mkdir(parents=True)
     (directory / BACKEND / LIBRARY).symlink_to(backend_library())
     own = binary.resolve().parent.parent / "backends"
