@@ -16,7 +16,7 @@ FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 
 class Stats:
-    """Reads Executor.stats() by key, 0 if it is missing; series(name) lists name[0], name[1], ..."""
+    """The values of Executor.stats() by key, 0 for a missing one; series(name) lists name[0], name[1], ..."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = values
@@ -32,12 +32,12 @@ class Stats:
 
 
 Read = Callable[[Stats], Mapping[str, float]]
-"""Returns values by label value; {"": value} for a family without a label."""
+"""A function that returns the value of each label value; {"": value} for a family without a label."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One metric."""
+    """A counter or gauge, with one series for each value of its label."""
 
     name: str
     kind: str  # counter or gauge
@@ -69,7 +69,7 @@ def _by_index(name: str, key: str, label: str, text: str) -> Family:
 
 
 def _when_running(stats: Stats, key: str) -> float:
-    """Return a number of the last step; 0 while the executor is idle."""
+    """Return a count of the last step; 0 while the executor is idle."""
     return stats[key] if stats["num_running"] else 0.0
 
 
@@ -110,7 +110,7 @@ def _batcher(stats: Stats) -> dict[str, float]:
 
 
 def _cumulative(stats: Stats) -> dict[str, float]:
-    """Return cumulative counts of inter-token latencies by their label `le`."""
+    """Return cumulative counts of inter-token latencies by upper bound, the label `le`."""
     bounds = [f"{bound:g}" for bound in HISTOGRAMS["inter_token_latency_s"]] + ["+Inf"]
     total, found = 0.0, {}
     for bound, count in zip(bounds, stats.series("inter_token_latency_s") or [0.0] * len(bounds), strict=True):

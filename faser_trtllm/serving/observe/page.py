@@ -14,7 +14,7 @@ MAX_WAIT_S = 1.5
 _PERIOD_S = 0.05
 _TIMEOUT_S = 5.0
 _STAMP = re.compile(rb'^nv_trt_llm_general_metrics\{[^}]*general_type="timestamp"[^}]*\} (\S+)', re.MULTILINE)
-"""Matches the series that changes with every publication."""
+"""Matches the timestamp, which changes with every publication."""
 
 
 async def fresh_page(url: str) -> bytes:

@@ -60,7 +60,7 @@ def parse_metrics(text: str) -> Scrape:
 
 
 def quantile(q: float, buckets: Mapping[float, float]) -> float | None:
-    """Compute Prometheus' histogram_quantile: linear inside a bucket; None without values."""
+    """Return the quantile q of a histogram, linear inside a bucket like Prometheus; None without values."""
     bounds = list(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0
     if total <= 0.0:

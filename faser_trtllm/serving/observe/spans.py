@@ -36,7 +36,7 @@ class _Step:
     mode: str
     num_drafts: list[int]
     num_verified: list[int]
-    num_accepted: list[int]  # only of the requests that got tokens, which come first; num_tokens too
+    num_accepted: list[int]  # like num_tokens, only for the requests that got tokens, which come first
     num_tokens: list[int]
     num_running: int  # requests that have rows, which come first; the step only drafted for the others
 
@@ -211,10 +211,10 @@ class SpanRecorder(StepWatcher):
 
 
 def open_span_recorder(endpoint: str | None) -> SpanRecorder | None:
-    """Open a recorder that exports to an endpoint, or as the OTEL_* variables configure it; None if tracing is off.
+    """Return a recorder that exports to an endpoint, or as the OTEL_* variables configure it; None if tracing is off.
 
     endpoint: an OTLP/HTTP collector, such as http://localhost:4318. If tracing cannot work, raises ConfigError, or logs
-    a warning if only the environment asked for it.
+    a warning and returns None if only the environment asked for it.
     """
     in_environment = any(os.environ.get(name) for name in _ENDPOINTS)
     if _is_off() or not (endpoint or in_environment):

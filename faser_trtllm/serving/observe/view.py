@@ -25,12 +25,12 @@ LATENCIES = {
 class View:
     """A server's numbers over one window of time.
 
-    Fractions are 0 to 1, times are in seconds, and values that a window without traffic does not have are None. Rates
-    and steps refer to the window; so do acceptance, cache hits and latencies, or to the time since the start if
-    is_since_start.
+    Fractions are 0 to 1 and times in seconds. A value is None if the window has no traffic to compute it from. Rates
+    and steps refer to the window; acceptance, cache hits and latencies do too, or to the time since the server's start
+    if is_since_start.
     """
 
-    engine: Mapping[str, Any]  # is_synthetic and doubtful_costs (kinds of passes) are only there if they apply
+    engine: Mapping[str, Any]  # has is_synthetic and doubtful_costs (kinds of passes) only if they apply
     requests: Mapping[str, float | None]
     throughput: Mapping[str, float | None]
     steps: Mapping[str, Any]
@@ -62,7 +62,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
 
 
 def make_view(now: Scrape, before: Scrape | None = None) -> View:
-    """Compute the view from a scrape and an older one of the same server, without which windowed values are None."""
+    """Compute the view between two scrapes of a server; without the older one, rates are None."""
     window = _Window(now, before)
     since_start = window.delta("faser_generation_tokens_total") <= 0.0
     counts = _Window(now, None) if since_start else window
@@ -174,7 +174,7 @@ class _Window:
 
 
 def _timestamp(scrape: Scrape) -> float:
-    """Return when the engine counted, which is steadier than the time of the scrape."""
+    """Return the Unix time at which the engine counted, which is steadier than the time of the scrape."""
     return scrape.get("nv_trt_llm_general_metrics", general_type="timestamp")
 
 
