@@ -43,7 +43,7 @@ from faser_trtllm.serving.openai.served_model import ServedModel
 log = logging.getLogger("faser.openai")
 
 MAX_BODY_BYTES = 4 << 20
-DEFAULT_PADDING = 512  # an event with the text of a step and few log probs is smaller
+DEFAULT_PADDING = 512  # bytes; an event with the text of a step and few log probs is smaller
 _RETRY_AFTER_S = "1"
 
 T = TypeVar("T")
@@ -59,10 +59,10 @@ class Service:
     metrics_url: str | None = None  # Triton's metrics; without it there is no /metrics
     api_key: str | None = None  # required for /v1, if set
     allowed_origins: tuple[str, ...] = ()  # web pages that may read answers; "*" allows all
-    stream_padding: int = 0  # default of padding()
+    stream_padding: int = 0  # bytes; for requests that do not set include_obfuscation
 
     def padding(self, request: GenerationRequest) -> int:
-        """Return the bytes of which the size of each event in the stream is a multiple; 0 for no padding."""
+        """Return n if each event of the stream is padded to a multiple of n bytes; 0 for no padding."""
         is_padded = request.options.include_obfuscation
         if is_padded is None:
             return self.stream_padding
@@ -250,7 +250,7 @@ class _Writer:
 
 
 def _client_key(scope: Scope) -> str:
-    """Return the client that the proxy names, or ""."""
+    """Return the key of the client that the proxy names, or ""; raise RequestError."""
     value: bytes = dict(scope["headers"]).get(CLIENT_HEADER.encode(), b"")
     if not re.fullmatch(rb"[ -~]*", value):
         raise RequestError(f"the header {CLIENT_HEADER} has other characters than visible ASCII ones; leave them out")

@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
 
 
 def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
-    """Return a server for an application; raise UnavailableError if the process may open too few files."""
+    """Set up the log and return a server for the app; raise UnavailableError if the limit of open files is too low."""
     set_up_log()
     return Server(
         uvicorn.Config(
@@ -54,10 +54,7 @@ def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
 
 
 def _possible_connections(wanted: int) -> int:
-    """Raise the limit of open files and return how many of the wanted connections it allows.
-
-    Raises UnavailableError if it allows none.
-    """
+    """Set the limit of open files; return how many of the connections it allows, or raise UnavailableError."""
     num_files = raise_open_files()
     possible = min(wanted, num_files - _OTHER_FILES)
     if possible < 1:

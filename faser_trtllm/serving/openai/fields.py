@@ -1,4 +1,4 @@
-"""Reads typed fields of a JSON object; raises an error of one sentence for a wrong type or value."""
+"""Reads typed fields of a JSON object; a wrong type or value raises an error of one sentence."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Fields:
         return self._values.get(name)
 
     def row(self, row: Row) -> Any:
-        """Return the value of a row of the table of request fields, by its name in OpenAI's API."""
+        """Return the value of the OpenAI field that this row of the request table declares; None if absent."""
         if row.kind is str:
             return self.text(row.openai)
         if row.kind is bool:
@@ -67,7 +67,7 @@ class Fields:
         return self.number(row.openai, row.openai_bounds, row.kind)
 
     def number(self, name: str, bounds: Bounds, kind: type = float) -> Any:
-        """Return a number within bounds. kind: float, or int for a whole number."""
+        """Return a number within bounds, None if absent. kind: float, or int for a whole number."""
         value = self.get(name)
         if value is None:
             return None
@@ -84,6 +84,7 @@ class Fields:
         return kind(value)
 
     def integer(self, name: str, low: int, high: int = MAX_INT32) -> int | None:
+        """Return a whole number from low to high, None if absent."""
         found: int | None = self.number(name, Bounds(low, high), int)
         return found
 
@@ -97,6 +98,7 @@ class Fields:
         return value
 
     def text(self, name: str) -> str | None:
+        """Return a string that UTF-8 can encode, None if absent."""
         value = self.get(name)
         return None if value is None else checked_text(name, value)
 

@@ -18,7 +18,7 @@ _FORMATS = "text, json_object, json_schema"
 
 
 def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
-    """Return the field that constrains the output, and the Triton model's two guide inputs; None and {} without any.
+    """Return the name of the field that constrains the output, and the two Triton inputs for it; else None and {}.
 
     Raises InvalidArgumentError.
     """
@@ -38,7 +38,7 @@ def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
 
 
 def checked_guide(field: str, guide_type: str, guide: str) -> dict[str, str]:
-    """Return the Triton model's two guide inputs; raise InvalidArgumentError that names the field."""
+    """Return the two Triton inputs of a guide; raise InvalidArgumentError, which names the field."""
     try:
         guide_spec(guide_type, guide)
     except InvalidArgumentError as error:

@@ -26,7 +26,7 @@ Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 
 class Intake:
-    """Parses small bodies in any thread, and larger ones in order on NUM_PARSERS threads. Use it on one event loop."""
+    """Reads bodies; parses small ones in any thread and others in order on NUM_PARSERS threads. For one event loop."""
 
     def __init__(self, served: ServedModel, max_body_bytes: int) -> None:
         self._served = served
@@ -61,7 +61,7 @@ class Intake:
             self._num_bytes -= len(body)
 
     async def _read_body(self, receive: Receive, body: bytearray) -> bool:
-        """Read into `body`; return False if the client disconnected."""
+        """Read into `body`; return False if the client disconnected. Raises RequestError or UnavailableError."""
         num_bytes = 0
         while num_bytes <= _DRAINED_BODIES * self._max_body_bytes:
             message = await receive()

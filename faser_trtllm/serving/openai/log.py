@@ -12,7 +12,7 @@ _MAX_KINDS = 1000
 
 
 class Sparse(logging.Filter):
-    """Passes one record per minute and kind: a logger, a level and the first line of the unformatted message."""
+    """Passes one record per minute and kind. A kind is a logger, a level and the unformatted message's first line."""
 
     def __init__(self) -> None:
         super().__init__()

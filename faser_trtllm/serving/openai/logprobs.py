@@ -1,4 +1,4 @@
-"""Formats log probs of tokens in OpenAI's two ways."""
+"""Formats log probs of tokens in the two formats of OpenAI: that of chats and that of completions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not
 class Entry:
     """A token in an answer."""
 
-    text: str  # that the token completes
+    text: str  # the text that the token adds to the answer
     logprob: float | None  # None for the first token of a prompt
-    offset: int  # of its text in the answer
+    offset: int  # of the text in the answer, in characters
     top: list[tuple[str, float]]  # texts and log probs of the most probable tokens at its position, best first
 
 
 class Logprobs:
-    """The tokens of one sequence.
+    """Converts the tokens of one sequence to entries, and formats these.
 
     A token's text is the text that it adds to the answer: a token that ends inside a character adds nothing, and the
     token that completes the character adds it. The texts therefore concatenate to the answer, except if a stop word
@@ -35,22 +35,22 @@ class Logprobs:
     def __init__(
         self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int], inputs: Mapping[str, Any]
     ) -> None:
-        """inputs: the Triton model's, of which those about special tokens are used."""
+        """inputs: the request's Triton inputs; only those about special tokens are read."""
         skips = bool(inputs.get("skip_special_tokens", True))
         parses = bool(inputs.get("parse_special_tokens", False))
         self._tokenizer = tokenizer
         self._skips_in_prompt = not parses if isinstance(prompt, str) else skips
         self._added = tokenizer.encode("") if isinstance(prompt, str) and inputs.get("add_special_tokens", True) else []
-        if isinstance(prompt, str):  # its end is enough, however that is tokenized
+        if isinstance(prompt, str):  # the detokenizer needs only its end, in any tokenization
             prompt = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:], parse_special_tokens=parses)
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips, before=prompt)
         self._is_chat = is_chat
         self._offset = 0
 
     def of_context(self, context: Context, text: str) -> list[Entry]:
-        """Return the prompt's tokens; must be called first.
+        """Return the entries of the prompt; must be called before of_output().
 
-        text: the prompt as in the answer, without the text of added and of left-out special tokens.
+        text: the prompt in the answer, which lacks special tokens that were added or are left out.
         """
         ids, log_probs, tops = context.token_ids, (None, *context.log_probs), context.tops and ((), *context.tops)
         n = len(self._added) if list(ids[: len(self._added)]) == self._added else 0
@@ -62,9 +62,11 @@ class Logprobs:
         return found
 
     def of_output(self, delta: Response) -> list[Entry]:
+        """Return the entries of a delta's tokens; deltas must come in their order."""
         return self._read(self._detokenizer, delta.token_ids, delta.log_probs, delta.tops)
 
     def spell(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Return the value of a choice's field `logprobs`."""
         if self._is_chat:
             return {
                 "content": [

@@ -20,7 +20,7 @@ class MixedText:
     """
 
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
-        """names: those of the added tokens that may be plain text, at least one."""
+        """names: the names of added tokens, at least one, that a text may contain as plain text."""
         self._tokenizer = tokenizer
         self._aliases = {name: f"\ue000{secrets.token_hex(8)}\ue001" for name in names}
         self._pattern = re.compile(alternatives(names))
@@ -38,7 +38,7 @@ class MixedText:
 
     @functools.cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The copy, and a map from its ids of added tokens to the tokenizer's."""
+        """The copy of the tokenizer, and a map from its ids of added tokens to the original ids."""
         definition = json.loads(self._tokenizer.definition)
         names = [token["content"] for token in definition["added_tokens"]]
         for token in definition["added_tokens"]:

@@ -18,7 +18,7 @@ from faser_trtllm.serving.client import (
 )
 
 _END_TIMEOUT_S = 30.0
-"""The time for an abandoned stream to end after the model was asked to stop."""
+"""How long an abandoned stream may take to end after the model was asked to stop it."""
 
 
 class Model:
@@ -31,7 +31,7 @@ class Model:
         self._grpc = grpcclient
         self._client = grpcclient.InferenceServerClient(url)
         self._name = name
-        self._left: set[asyncio.Task[None]] = set()  # read abandoned streams to their end
+        self._left: set[asyncio.Task[None]] = set()  # tasks that read abandoned streams to their end
 
     async def close(self) -> None:
         """Close the connection after abandoned streams have ended, or after _END_TIMEOUT_S."""
@@ -53,9 +53,9 @@ class Model:
     ) -> AsyncIterator[Response]:
         """Yield the responses of one sequence; leaving the iteration or cancelling the task stops it in the server.
 
-        Every stream is read to its end before the last delta or the error is passed on: Triton 2.51 never frees a
+        Every stream is read to its end before the last delta or the error is passed on, since Triton 2.51 never frees a
         stream that is cancelled after its last response, and waits for it on shutdown. If the iteration is left early,
-        the model is therefore asked to stop, on the same stream, which then ends by itself.
+        a stop request on the same stream therefore makes the stream end by itself.
 
         request_id: must differ from those of other running requests. prompt: text or token ids. inputs: further inputs
         of the Triton model by name. client_key: the client that the proxy names. Raises ResponseError with the model's
@@ -118,7 +118,7 @@ class Model:
 
 
 def _has_ended(reading: asyncio.Future[Any]) -> bool:
-    """Return True if this read found the stream's end or failed."""
+    """Return True if the read has reached the stream's end or failed."""
     return reading.done() and (reading.cancelled() or reading.exception() is not None)
 
 
@@ -140,7 +140,7 @@ async def _read_to_end(answers: Any, reading: asyncio.Future[Any]) -> None:
 
 
 def _failure(error: Any) -> FaserError:
-    """Return the error for a failed gRPC call; the model's own errors come in answers."""
+    """Return the error for a failed gRPC call. Errors of the model arrive as answers instead."""
     if error.code().name == "UNAVAILABLE":
         return UnavailableError("the Triton server cannot be reached; try again in a moment")
     return response_error(error.details() or "", error.code().name)

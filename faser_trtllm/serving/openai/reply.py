@@ -35,7 +35,7 @@ class Reply:
         self._choices = [_Choice(request, prompt, tokenizer) for prompt, _ in request.sequences()]
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer to a request that does not stream, after all deltas were added."""
+        """Return the whole answer; call it after add() got all deltas."""
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         choices = [choice.whole(index) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage(), **self._metrics()}
@@ -55,7 +55,7 @@ class Reply:
         self._choices[index].add(delta)
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        """Return the first chunks of a stream, which have the role of the speaker in chats."""
+        """Return the first chunks of a stream: one per choice with the role in chats, else none."""
         if not self._request.is_chat:
             return []
         return [
@@ -72,7 +72,7 @@ class Reply:
         return found
 
     def last_chunks(self) -> list[dict[str, Any]]:
-        """Return the chunk after all deltas, which has the usage, if requested."""
+        """Return the chunk with the usage that ends a stream, if requested."""
         if not self._request.options.include_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage(), **self._metrics()}]
@@ -107,14 +107,14 @@ class Reply:
 
 
 class _Choice:
-    """One sequence."""
+    """Formats the deltas of one sequence."""
 
     def __init__(self, request: GenerationRequest, prompt: Prompt, tokenizer: Tokenizer | None) -> None:
         self._is_chat = request.is_chat
         self._skips_special_tokens = bool(request.inputs.get("skip_special_tokens", True))
         self._only_prompt = request.only_prompt
         self._tokenizer = tokenizer
-        self._prompt = prompt if request.echo else None  # None once it was echoed
+        self._prompt = prompt if request.echo else None  # None after it was echoed
         self._logprobs: Logprobs | None = None
         if request.logprobs is not None and tokenizer is not None:
             self._logprobs = Logprobs(tokenizer, request.is_chat, prompt, request.inputs)
@@ -170,7 +170,7 @@ class _Choice:
         return [{"content": text}] if text else []
 
     def _added(self, delta: Response) -> tuple[str, list[Entry]]:
-        """Return the text and tokens that a delta adds to the answer; the first also adds an echoed prompt."""
+        """Return the text and entries that a delta adds to the answer; the first delta also adds an echoed prompt."""
         text, entries = "", []
         if self._prompt is not None:
             text, self._prompt = self._text_of(self._prompt), None
@@ -207,8 +207,8 @@ def encode(value: Any) -> bytes:
 def event(value: Any, padding: int = 0) -> bytes:
     """Encode a server-sent event.
 
-    Unless padding is 0, random characters in a field `obfuscation`, as in OpenAI's events, make its size a multiple of
-    `padding` bytes.
+    padding: make the size a multiple of this many bytes, with random characters in a field `obfuscation` like in
+    OpenAI's events; 0 for none.
     """
     data = encode(value)
     if padding:

@@ -62,7 +62,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 class StreamOptions:
     """The field stream_options."""
 
-    include_usage: bool = False  # at the end of the stream
+    include_usage: bool = False  # send the usage at the end of the stream
     usage_per_chunk: bool = False  # with every chunk as well
     include_obfuscation: bool | None = None  # pad events; None: as the server is configured
 
@@ -73,7 +73,7 @@ class GenerationRequest:
 
     prompts: tuple[Prompt, ...]
     num_choices: int
-    inputs: Mapping[str, Any]  # the Triton model's, except prompt and seed
+    inputs: Mapping[str, Any]  # inputs of the Triton model, except prompt and seed
     seed: int | None
     stream: bool
     options: StreamOptions
@@ -81,12 +81,12 @@ class GenerationRequest:
     is_chat: bool
     echo: bool = False  # the answer begins with the prompt
     only_prompt: bool = False  # the answer ends with the prompt; the model makes the minimum of one token
-    guide_field: str | None = None  # constrains the output
-    spec_decode_metrics: str = "none"  # ServedModel.spec_decode_metrics
-    parsing: Parsing | None = None  # of the answers; None: they are plain text
+    guide_field: str | None = None  # the client's field that constrains the output
+    spec_decode_metrics: str = "none"  # one of records.LEVELS
+    parsing: Parsing | None = None  # how to parse the answers; None: they are plain text
 
     def named(self, error: ResponseError) -> FaserError:
-        """Return the model's error with the field names of this request, if it is about a field."""
+        """Return the model's error; if it is about a field, name the field as in this request."""
         if status_of(error) != 400 or error.field is None:
             return error
         names = _NAMES | {"guided_decoding_guide": self.guide_field or "guided_decoding_guide"}
@@ -99,7 +99,7 @@ class GenerationRequest:
         return RequestError(error.sentence(names), param=field if field in _COMPLETION | _CHAT else None)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
-        """Return prompt and inputs of each choice. Seeds are those of num_return_sequences, so texts are the same."""
+        """Return (prompt, inputs) of each choice. Seeds, and thus texts, are the same as with num_return_sequences."""
         found: list[tuple[Prompt, Mapping[str, Any]]] = []
         for prompt in self.prompts:
             for i in range(self.num_choices):
@@ -155,6 +155,7 @@ def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: Ser
 
 
 def unknown_model(name: str, served: str) -> RequestError:
+    """Return the error, with HTTP status 404, of a request for a model that is not served."""
     return RequestError(
         f"{shown(name)} does not exist, this server has {served}", "model", status=404, reason="model_not_found"
     )
@@ -222,10 +223,7 @@ def _log_prob_inputs(logprobs: int | None, echo: bool, max_tokens: int) -> dict[
 
 
 def _inputs(fields: Fields, max_tokens: int, turn_end: str | None = None) -> dict[str, Any]:
-    """Return the Triton model's sampling inputs, with OpenAI's default temperature of 1.
-
-    turn_end: an additional token to stop at.
-    """
+    """Return the sampling inputs of the Triton model. turn_end: the text of an additional token to stop at."""
     found = {row.name: fields.row(row) for row in _ROWS if not row.is_list and row.name != "max_tokens"}
     if found["top_k"] == -1:  # vLLM's spelling of "off"
         found["top_k"] = 0

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
 PROMPT_TOKENS = "prompt_tokens"
-"""The field that errors about a prompt's length name."""
+"""The field of errors about a prompt's length."""
 
 Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that requests are parsed for."""
+    """Facts about the model that the parsing of requests needs."""
 
     name: str
     tokenizer: Tokenizer | None = None  # None if its files are unavailable; then chat and logprobs are refused
@@ -45,7 +45,7 @@ class ServedModel:
             self._length.check_size(PROMPT_TOKENS, num_chars)
 
     def check_length(self, prompt: Prompt, parse_special_tokens: bool = False) -> None:
-        """Raise InvalidArgumentError if a prompt of token ids is too long, or a text far too long."""
+        """Raise InvalidArgumentError if a prompt of token ids is too long, or a text is far too long."""
         if isinstance(prompt, str):
             if self._length is not None:
                 self._length.check(PROMPT_TOKENS, prompt, parse_special_tokens)
@@ -55,7 +55,7 @@ class ServedModel:
 
 @contextlib.contextmanager
 def naming_length(param: str) -> Iterator[None]:
-    """Raise errors about a prompt's length as errors about `param`, with OpenAI's message."""
+    """Convert errors about a prompt's length, raised inside, to errors about `param` with OpenAI's message."""
     try:
         yield
     except InvalidArgumentError as error:

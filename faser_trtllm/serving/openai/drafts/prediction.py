@@ -13,7 +13,7 @@ MAX_PARTS = 64
 
 
 def prediction_inputs(fields: Fields) -> dict[str, Any]:
-    """Return the Triton model's input for the field, {} without it; raise InvalidArgumentError."""
+    """Return the Triton input `prediction`, {} without the field or its text; raise InvalidArgumentError."""
     value = fields.get("prediction")
     if value is None:
         return {}

@@ -12,7 +12,7 @@ LEVELS = ("none", "summary", "detailed")
 
 
 def metrics(level: str, final: Response | None) -> dict[str, Any]:
-    """Return the field `metrics` of an answer whose only sequence ended with this response, or {}."""
+    """Return {"metrics": ...} for the last response of an answer's only sequence; {} if it has no counts."""
     found = None if final is None else final.acceptance
     if level == "none" or found is None:
         return {}
@@ -33,7 +33,7 @@ def metrics(level: str, final: Response | None) -> dict[str, Any]:
 
 
 def prediction_usage(finals: Iterable[Response | None]) -> dict[str, int]:
-    """Return the fields of usage.completion_tokens_details for the last responses of sequences, or {}."""
+    """Return usage.completion_tokens_details from the last response of each sequence; {} without a prediction."""
     used = [final.prediction for final in finals if final is not None and final.prediction is not None]
     if not used:
         return {}

@@ -10,12 +10,12 @@ Event = dict[str, Any]
 
 
 class Items:
-    """The output items of a response: messages, reasoning and function calls, one of which may be open at a time."""
+    """The output items of a response: messages, reasoning and function calls. At most one is open at a time."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open item
-        self._key: object = None  # identifies the open item; None if there is none
+        self._key: object = None  # identifies the open item; None if no item is open
 
     def add(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a chat's delta."""
@@ -27,7 +27,7 @@ class Items:
             yield from self._call(call)
 
     def end(self, status: str) -> Iterator[Event]:
-        """Yield the events of the end; the last item gets this status: completed or incomplete."""
+        """Close the open item with a status, completed or incomplete, and yield its last events."""
         yield from self._close(status)
 
     @property

@@ -18,7 +18,7 @@ _BEGUN = ("created", "in_progress")
 
 
 class ResponsesReply:
-    """The reply to a request with one sequence."""
+    """Converts the chunks of a chat with one sequence to a response or its events."""
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
         assert isinstance(request, ResponsesRequest)
@@ -35,7 +35,7 @@ class ResponsesReply:
         self.chunks(index, delta)
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer to a request that does not stream, after all deltas were added."""
+        """Return the whole answer; call it after add() got all deltas."""
         return self._response(self._status)
 
     def first_chunks(self) -> list[Event]:
@@ -54,7 +54,7 @@ class ResponsesReply:
         return self._numbered(found)
 
     def last_chunks(self) -> list[Event]:
-        """Return the event of the end."""
+        """Return the event that ends the response."""
         status = self._status
         return self._numbered([{"type": f"response.{status}", "response": self._response(status)}])
 
@@ -83,7 +83,7 @@ class ResponsesReply:
 
 
 def named_event(value: Event, padding: int = 0) -> bytes:
-    """Encode a server-sent event with its name; padding as in `event`."""
+    """Encode a server-sent event with its name; the line of the name is not padded."""
     return f"event: {value['type']}\n".encode() + event(value, padding)
 
 

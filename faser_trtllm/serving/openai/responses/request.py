@@ -87,7 +87,7 @@ def parse_responses(values: Values, model: ServedModel) -> ResponsesRequest:
 
 
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], list[int | None]]:
-    """Return the messages of a chat, and the first item of `input` in each; None for the instructions."""
+    """Return a chat's messages, and for each the index of its first item of `input`; None for the instructions."""
     messages: list[dict[str, Any]] = []
     origins: list[int | None] = []  # errors about a call name the first item of its message
     if (instructions := fields.text("instructions")) is not None:
@@ -181,7 +181,7 @@ def _reasoning(fields: Fields) -> dict[str, Any]:
 
 
 def _tools(fields: Fields) -> dict[str, Any]:
-    """Translate `tools` and `tool_choice`; in a chat, a function is a nested object."""
+    """Translate `tools` and `tool_choice` to those of a chat, where a function is a nested object."""
     found: dict[str, Any] = {}
     tools, choice = fields.get("tools"), fields.get("tool_choice")
     if isinstance(tools, list):
@@ -215,7 +215,7 @@ def _obfuscation(fields: Fields) -> bool | None:
 
 
 def _check_metadata(value: Any) -> None:
-    """Check OpenAI's limits of metadata, since the answer repeats it."""
+    """Raise InvalidArgumentError for metadata beyond OpenAI's limits, since the answer repeats it."""
     if not isinstance(value, dict):
         raise RequestError(f"is {kind_of(value)}; it must be an object of texts", "metadata")
     check_count("metadata", len(value), MAX_METADATA)
@@ -250,7 +250,7 @@ def _echoed(fields: Fields) -> dict[str, Any]:
 
 
 def _named(error: InvalidArgumentError, origins: list[int | None]) -> InvalidArgumentError:
-    """Return a chat's error with the field names of this request."""
+    """Return a chat's error with this API's field names. origins: see _messages()."""
     status, reason = (error.status, error.reason) if isinstance(error, RequestError) else (400, None)
     if error.field is None:
         is_prompt = isinstance(error, RequestError) and error.param == "messages"
