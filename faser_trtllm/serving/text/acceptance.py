@@ -12,12 +12,12 @@ from faser_trtllm.core.request import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Draft tokens of a request, for each step that had any.
+    """Draft tokens of a request, for each step that tested any.
 
-    A draft that waits for a later step counts in that step. Drafts after a rejected one count in its step.
+    A draft counts in the step that tests it. Drafts after a rejected one count in the step that rejected it.
     """
 
-    histogram: Sequence[int]  # [max_draft_len + 1]: number of steps by accepted drafts
+    histogram: Sequence[int]  # [max_draft_len + 1]: steps by their number of accepted drafts
     drafted: Sequence[int]  # per step
     accepted: Sequence[int]  # per step
 
@@ -36,8 +36,8 @@ class AcceptanceLog:
     def add(self, stats: RequestStats, num_kept: int, end: OutputEnd | None = None) -> None:
         """Count a step, if there was one since the last call.
 
-        num_kept: tokens of the step that are output, before any stop word or end token. end: the counts up to the stop
-        word, if one ended the output.
+        num_kept: the step's tokens that are output, which end before a stop word or end token. end: the counts up to
+        the stop word, if one ended the output.
         """
         now = (stats.num_steps, stats.num_settled_drafts, stats.num_accepted_tokens)
         if end is not None:
@@ -49,6 +49,7 @@ class AcceptanceLog:
             self._accepted.append(min(num_accepted, num_kept))
 
     def result(self, max_draft_len: int) -> Acceptance:
+        """Return the counts so far. max_draft_len: no step accepted more drafts."""
         histogram = [0] * (max_draft_len + 1)
         for length in self._accepted:
             histogram[length] += 1

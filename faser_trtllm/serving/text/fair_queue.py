@@ -19,7 +19,7 @@ class FairQueue(Generic[T]):
         self._queues: dict[str, list[tuple[int, T]]] = {}  # in the order of turns; none is empty
 
     def put(self, client_key: str, number: int, item: T) -> T | None:
-        """Add an item, whose number is higher the newer it is.
+        """Add an item. number: higher for newer items.
 
         If the queue is then over its limit, remove and return the oldest item of the client with the most items.
         """
@@ -33,7 +33,7 @@ class FairQueue(Generic[T]):
         return lost
 
     def take(self) -> T | None:
-        """Remove and return the next item, or None."""
+        """Remove and return the next item; None if the queue is empty."""
         if not self._queues:
             return None
         client_key = next(iter(self._queues))

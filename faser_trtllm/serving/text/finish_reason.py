@@ -1,4 +1,4 @@
-"""The finish_reason that clients see; synthetic_acceptance marks it, since the output is not the target's then."""
+"""The finish_reason that clients see. With synthetic_acceptance it has a mark: the output is not the target's."""
 
 from __future__ import annotations
 

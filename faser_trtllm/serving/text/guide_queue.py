@@ -1,4 +1,4 @@
-"""A queue of requests whose guide is compiled on threads other than those that read requests and run steps."""
+"""A queue of requests that wait for their guides, which it compiles on threads of its own."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OnError = Callable[[FaserError], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A guide that requests wait for."""
+    """A guide to compile, and the requests that wait for it."""
 
     spec: GuideSpec
     client_key: str
     number: int  # in the order of arrival
-    level: int = 0  # budgets that it has used up
+    level: int = 0  # number of budgets that it has used up
     requests: dict[str, OnGuide] = field(default_factory=dict)
 
 
@@ -49,8 +49,9 @@ class GuideQueue:
     starting with their newest guide, and if too many wait, the client with the most loses its oldest (FairQueue). A
     simple guide thus waits for one try, however many slow ones are queued.
 
-    Thread-safe. Exactly one of on_guide and on_error is called, once. on_guide runs under the lock that cancel() takes,
-    so a request is either cancelled here or passed on; it must be quick, and its exceptions go to on_error.
+    Thread-safe. Exactly one of on_guide and on_error is called, once. For a request that waited, on_guide runs under
+    the lock that cancel() takes, so the request is either cancelled here or passed on; on_guide must be quick, and a
+    FaserError that it raises goes to on_error.
     """
 
     def __init__(self, compiler: GuideCompiler) -> None:
@@ -71,10 +72,10 @@ class GuideQueue:
         timeout_ms: float | None = None,
         client_key: str = "",
     ) -> None:
-        """Wait for a guide for at most timeout_ms, after which the request times out as it would in the queue.
+        """Call on_guide with the guide, or on_error with an error, which after timeout_ms is a timeout.
 
-        Raises UnavailableError if too many guides wait, InvalidArgumentError if the id is already waiting, and
-        whatever on_guide raises for a cached guide; in these cases neither callback is called.
+        Raises UnavailableError if too many guides or requests wait, and InvalidArgumentError if the id already waits;
+        neither callback is called then. For a cached guide, passes on what on_guide raises.
         """
         guide = self._compiler.find(spec)
         if guide is not None:
@@ -178,7 +179,7 @@ class GuideQueue:
             on_error(refusal)
 
     def _compile(self, job: _Job) -> Guide | FaserError | None:
-        """Return the guide or the error, or None if the budget of the job's level is used up."""
+        """Return the guide, or the error, or None if the job has used up the budget of its level."""
         try:
             if job.level < len(QUICK_BUDGETS_S):
                 return self._compiler.compile_quickly(job.spec, QUICK_BUDGETS_S[job.level])

@@ -6,9 +6,9 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 
 MIN_CHECKED_CHARS = 100_000
-_CHARS_PER_TOKEN = 8  # more than usual; text with more is read in larger parts
+_CHARS_PER_TOKEN = 8  # more than usual; for text with more, the checked prefix grows by _GROWTH
 _GROWTH = 4
-_MARGIN = 1.25  # more text never reduces the token count of a prefix by this factor
+_MARGIN = 1.25  # text that follows a prefix never reduces the prefix's token count by this factor
 _NORMALIZER_SLACK = 4  # a tokenizer's normalizer may first shorten text, for example by joining spaces or accents
 
 
@@ -24,7 +24,7 @@ class LengthCheck:
         self._max_token_chars: int | None = None
 
     def check(self, field: str, text: str, parse_special_tokens: bool = False) -> None:
-        """Raise InvalidArgumentError if the text of a field is far too long."""
+        """Raise InvalidArgumentError, about `field`, if the text is far too long."""
         if len(text) <= MIN_CHECKED_CHARS:
             return
         self.check_size(field, len(text))
@@ -42,7 +42,7 @@ class LengthCheck:
             num_chars *= _GROWTH
 
     def check_size(self, field: str, num_chars: int) -> None:
-        """Raise InvalidArgumentError if no text of this many characters is short enough."""
+        """Raise InvalidArgumentError, about `field`, if every text of num_chars characters is too long."""
         if num_chars <= MIN_CHECKED_CHARS:
             return
         limit = self._max_seq_len * self._longest_token() * _NORMALIZER_SLACK

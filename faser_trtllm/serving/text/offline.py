@@ -1,4 +1,4 @@
-"""In-process text generation without a server: submits all prompts at once and yields the answers in order."""
+"""In-process text generation without a server, which runs all prompts as one batch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Completion:
     synthetic_acceptance: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; synthetic_acceptance only if it is true, when the text is not the target's."""
+        """Return the fields for JSON; synthetic_acceptance only if true, since the text is then not the target's."""
         return {name: value for name, value in asdict(self).items() if name != SYNTHETIC or value}
 
 
 def generate_all(
     executor: Executor, engine_dir: Path, prompts: Sequence[str], fields: Mapping[str, Any]
 ) -> Iterator[Completion]:
-    """Run the prompts on an executor that was not started. fields: TextRequest fields for every prompt."""
+    """Run prompts on an executor that was not started; yield answers in order. fields: of TextRequest, for all."""
     engines = EngineDir.load(engine_dir)
     generator = TextGenerator(executor, Tokenizer.load(engines.tokenizer_dir, engines.vocab_size))
     finals: dict[int, tuple[TextOutput, float]] = {}

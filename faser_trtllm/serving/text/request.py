@@ -14,7 +14,7 @@ from faser_trtllm.serving.text.acceptance import Acceptance
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
-MAX_STOP_CHARS = 8 << 10  # in all stop words of a request together; tokens if the request has no text
+MAX_STOP_CHARS = 8 << 10  # in all stop words of a request together; counts tokens if the request has no text
 MAX_WORDS_CHARS = 64 << 10  # in all words of any other field together: they are tokenized before the request runs
 MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each text is banned at the start of a line and after a space
 MAX_DRAFTERS_CHARS = 256
@@ -114,9 +114,9 @@ class TextRequest(SamplingFields):
     return_statistics: bool = False
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for values that are wrong without regard to the tokenizer and the engine.
+        """Raise InvalidArgumentError for values that are wrong for every tokenizer and engine.
 
-        executor/admission.py checks those that depend on the vocabulary and the engine's size.
+        executor/admission.py checks values that depend on the vocabulary and the engine's limits.
         """
         if self.text is None and self.token_ids is None:
             raise InvalidArgumentError("is missing, send text_input or input_ids", "prompt")
@@ -148,7 +148,7 @@ class TextRequest(SamplingFields):
         self.guide()
 
     def guide(self) -> GuideSpec | None:
-        """Return the constraints on the output, or None; raise InvalidArgumentError."""
+        """Return the guide that the output must match, or None; raise InvalidArgumentError."""
         return guide_spec(self.guided_decoding_guide_type, self.guided_decoding_guide)
 
 
@@ -195,7 +195,7 @@ class TopLogProbs:
 
 @dataclass(frozen=True, slots=True)
 class ContextLogProbs:
-    """A prompt's tokens; for all but the first, their log probs and the most probable tokens at their positions."""
+    """A prompt's tokens. log_probs and tops begin with the second token, since the first has none."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]

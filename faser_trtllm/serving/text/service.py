@@ -1,6 +1,6 @@
 """Text generation with an executor: checks and tokenizes requests, and detokenizes their output.
 
-The engine process serves it over a socket; `faser generate` calls it in process.
+The engine process uses it for requests from a socket; `faser generate` calls it directly.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class TextGenerator:
         self.start(request_id, stream.prepared, sink, fail)
 
     def release_guides(self) -> None:
-        """Give back memory of guides; call it while no request is open."""
+        """Drop compiled guides that have grown; call it while no request is open."""
         self._compiler.release()
 
     def compile_guide(self, request: TextRequest) -> None:
@@ -153,7 +153,7 @@ class TextGenerator:
         )
 
     def _params(self, request: TextRequest, num_sequences: int) -> SamplingParams:
-        """Return the sampling parameters, without those that need tokenizing."""
+        """Return the sampling parameters, except those that require tokenizing; raise InvalidArgumentError."""
         max_tokens, min_tokens = request.max_tokens, request.min_tokens
         if min_tokens <= max_tokens:
             max_tokens, min_tokens = (min(number, self._executor.max_seq_len) for number in (max_tokens, min_tokens))

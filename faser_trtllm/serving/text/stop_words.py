@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopWords:
-    """The automaton of some words, which finders share; it takes 8 bytes and a character per state.
+    """The automaton of a set of words, which finders share; it takes 8 bytes and a character per state.
 
     A state is a prefix of a word. States are numbered by length, then by characters, so the states that extend a state
     by one character are a range: first[state] to first[state + 1].

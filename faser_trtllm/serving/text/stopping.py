@@ -13,7 +13,8 @@ class StoppingText:
 
     A token is released with its last character, and a token that overlaps the stop word is not output. If the output
     leaves special tokens out, stop words with special tokens are searched in a text that spells them out.
-    num_tokens counts the tokens searched, up to the one that completed a stop word.
+    Stop words in the first min_tokens tokens are ignored. num_tokens counts the tokens searched, up to the one that
+    completed a stop word.
     """
 
     def __init__(
@@ -24,15 +25,15 @@ class StoppingText:
         spelled_words: StopWords | None = None,
         spellings: Mapping[int, str] | None = None,
     ) -> None:
-        """Set the stop words, and those to find in the text with `spellings`, by id, of left-out tokens."""
+        """spelled_words: stop words with special tokens, None if the text has these. spellings: id -> special token."""
         self._detokenizer = detokenizer
         self._finder = None if stop_words is None else StopWordFinder(stop_words)
         self._spelled_finder = None if spelled_words is None else StopWordFinder(spelled_words)
         self._spellings: Mapping[int, str] = {} if spelled_words is None or spellings is None else spellings
         self._min_tokens = min_tokens
         self.num_tokens = 0
-        self._held = ""  # with spellings; positions count characters of the whole output with spellings
-        self._hidden: list[tuple[int, int]] = []  # spans of held spellings, adjacent ones merged
+        self._held = ""  # text with spellings; positions are characters of the whole output with spellings
+        self._hidden: list[tuple[int, int]] = []  # (first, end) of spellings in the held text, adjacent ones merged
         self._held_ids: list[tuple[int, int]] = []  # token id and its end position
         self._end = 0
         self._free_text: list[str] = []
@@ -54,7 +55,7 @@ class StoppingText:
         return False
 
     def finish(self) -> bool:
-        """Release everything, including the detokenizer's rest; return True if that completes a stop word."""
+        """Release all text, including the detokenizer's rest; return True if the rest completes a stop word."""
         rest = self._detokenizer.finish()
         if self._finder is None:
             self._free_text.append(rest)
@@ -85,7 +86,7 @@ class StoppingText:
         return found is not None
 
     def _find(self, text: str, ignore: bool, is_hidden: bool) -> int | None:
-        """Return the start of the stop word, the longest of several, that is complete first in the new text."""
+        """Return the start of the stop word that is complete first in the new text, of several the longest; or None."""
         assert self._finder is not None
         found = []
         begin = self._end - len(text)
@@ -102,7 +103,7 @@ class StoppingText:
         return min(found)[1] if found else None
 
     def _first_held(self) -> int:
-        """Return the position from which on the text may be part of a stop word."""
+        """Return the position from which the held text may be the start of a stop word."""
         assert self._finder is not None
         held = self._shown_before(self._end, self._finder.num_held)
         return held if self._spelled_finder is None else min(held, self._end - self._spelled_finder.num_held)
@@ -132,7 +133,7 @@ class StoppingText:
         del self._held_ids[:num_ids]
 
     def _shown(self, text: str, begin: int) -> str:
-        """Return a text that begins at this position without the spellings in it."""
+        """Remove the spellings from a text that begins at this position."""
         pieces, place = [], 0
         for first, last in self._hidden:
             pieces.append(text[place : first - begin])
@@ -173,7 +174,7 @@ class StoppingTokens:
         return False
 
     def finish(self) -> bool:
-        """Release everything. Return False, since that cannot complete a stop sequence."""
+        """Release all tokens; return False, since this completes no stop sequence."""
         self._release(0)
         return False
 

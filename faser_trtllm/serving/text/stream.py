@@ -30,7 +30,7 @@ class PreparedText:
     request: TextRequest
     prompt: Sequence[int]
     params: SamplingParams
-    stop_words: StopWords | None  # texts; token_text() of token ids if the request has no text
+    stop_words: StopWords | None  # of texts, or of token_text() if the request has no text
     tokenizer: Tokenizer
     tokens_per_block: int  # of the engine's KV cache
     stream_interval: int = 1  # steps between two outputs of a stream; the first and the last are due at once
@@ -42,14 +42,14 @@ class PreparedText:
 
 
 class TextStream:
-    """The output of a request: push() adds tokens, take() returns the text of all tokens added since the last call.
+    """The output of a request: push() adds tokens, take() returns the text that they added since the last take().
 
     One thread at a time may call it.
 
     is_due: take() has an output to return.
     is_done: the stream takes no more tokens, since a stop word was found or detokenizing failed.
     may_stop: the text may end the request.
-    needs_stats: push() reads the statistics before the end too.
+    needs_stats: push() reads the statistics of every step, not only of the last.
     num_bytes: estimated memory of the output not taken yet.
     taken_log_probs, cum_log_prob: fp32 log probs of all tokens taken, and their sum.
     output_end: the counts that apply once a stop word has ended the request.
@@ -89,7 +89,7 @@ class TextStream:
         self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
         self.output_end: OutputEnd | None = None
-        self._counted = (0, 0)  # drafts no longer pending and accepted drafts, as of the latest push()
+        self._counted = (0, 0)  # settled and accepted drafts, as of the latest push()
         self._reason: FinishReason | None = None
         self._error: FaserError | None = None
         self._progress: tuple[Request, RequestStats] | None = None  # as of the latest push()
@@ -188,7 +188,7 @@ class TextStream:
             self.is_due = bool(self._pieces or (self._token_ids and not request.detokenize))
 
     def _take_kept_rows(self) -> dict[str, Any]:
-        """Return, as fields of TextOutput, log probs and logits of the tokens taken now, and once the prompt's."""
+        """Return log probs and logits of the tokens taken now, and once those of the prompt, by field of TextOutput."""
         first, end = self._num_sent_tokens, self._num_output_tokens
         self._num_sent_tokens = end
         if self._progress is None:

@@ -15,15 +15,15 @@ def holds_special_tokens(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Tokenize a word, including any special tokens in it."""
+    """Return the token ids of a word; special tokens in it are parsed."""
     parse = holds_special_tokens(tokenizer, word)
     return tokenizer.encode(word, add_special_tokens=False, parse_special_tokens=parse)
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[tuple[int, ...]]:
-    """Tokenize each word at the start of a line and after a space; return each token sequence once.
+    """Return the distinct token sequences of the words, each at the start of a line and after a space.
 
-    A line break goes before the word, since SentencePiece tokenizers put a space before the start of a text.
+    Words are tokenized after a line break, since SentencePiece tokenizers put a space before the start of a text.
     """
     before = word_ids(tokenizer, _LINE_END)
     found: dict[tuple[int, ...], None] = {}
