@@ -1,4 +1,4 @@
-"""The input contract of TensorRT-LLM's Triton models: names, and which inputs are refused and why.
+"""The inputs of the Triton models: their names, and which are refused and why.
 
 triton_model_repo/*/config.pbtxt declares outputs, dtypes and dims. The model `faser` is our own; the others have the
 names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
@@ -111,10 +111,10 @@ WITHOUT_EFFECT = (
     "runtime_top_p_reset_ids",
     "use_draft_logits",
 )
-"""Inputs without effect: they only concern beam search or top_p_decay, or ask for what happens anyway."""
+"""Inputs without effect: they concern only beam search or top_p_decay, or ask for the default behaviour."""
 
 MAX_PROMPTS = 256
-MAX_LISTS = 4  # the lists of a batch may have as many entries together as the lists of this many prompts
+MAX_LISTS = 4  # all lists of a batch together may have as many entries as this many prompts may
 MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
     "stop_words": (MAX_STOP_WORDS, MAX_STOP_CHARS),
     "bad_words": (MAX_BAD_TEXTS, MAX_WORDS_CHARS),
@@ -124,12 +124,12 @@ MAX_ENTRIES: Mapping[str, tuple[int, int]] = {
     "logit_bias_ids": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
     "logit_bias_values": (MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
 }
-"""For inputs that are lists, the limits of one prompt: entries, and characters or numbers in all entries together."""
+"""Limits on the lists of one prompt, by input: entries, and characters or numbers in all entries together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelContract:
-    """The rules of one model.
+    """The rules of one model for its inputs.
 
     With is_trtllm it has TensorRT-LLM's defaults: greedy unless top_k or top_p is given, top_p 0 means "not given",
     counts and statistics only on request, max_tokens required.

@@ -39,9 +39,9 @@ def output_tensors(
 ) -> Tensors:
     """Return the tensors of a response by name, with batch size 1, without those that the client did not ask for.
 
-    log_probs_so_far, cum_log_prob: the log probs of all tokens of the sequence, and their sum. In a stream,
-    TensorRT-LLM's models send all of these and the counts of the response with each response. The model `faser` sends
-    new log probs only, and counts of the whole output at the end or, with return_perf_metrics, each time.
+    log_probs_so_far, cum_log_prob: the log probs of all tokens of the sequence so far, and their sum. In a stream,
+    TensorRT-LLM's models send all log probs so far with each response, and counts of that response. The model `faser`
+    sends only new log probs, and counts of the whole output at the end or, with return_perf_metrics, each time.
     """
     request, token_ids = part.request, output.token_ids
     num_new, num_top = len(token_ids), request.num_top_log_probs
@@ -122,7 +122,7 @@ def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> Tensor
 def _finite(
     values: npt.NDArray[np.float32], lowest: np.floating[Any] | float = MIN_LOG_PROB
 ) -> npt.NDArray[np.float32]:
-    """Clamp the values from below; NaN, which the engine refuses, stays."""
+    """Raise values below `lowest` to it. NaN stays; the engine refuses it earlier."""
     found: npt.NDArray[np.float32] = np.maximum(values, np.float32(lowest))
     return found
 

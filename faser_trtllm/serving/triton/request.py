@@ -35,7 +35,7 @@ class RequestedStats:
     __slots__ = ("acceptance", "num_input_tokens", "num_output_tokens", "perf_metrics")
 
     def __init__(self, tensors: Tensors, contract: ModelContract = FASER) -> None:
-        """Read the flags from tensors by canonical names. In a batch, a flag of one item applies to all."""
+        """Read the flags; tensors: by canonical names. In a batch, a flag of one item applies to all."""
         default = not contract.is_trtllm
 
         def flag(name: str, default: bool) -> bool:
@@ -52,7 +52,7 @@ class Part:
     """One sequence of a Triton request."""
 
     request: TextRequest
-    batch_index: int | None  # of its prompt; None if there is one prompt
+    batch_index: int | None  # of its prompt; None if the request has one prompt
     sequence_index: int | None  # among its prompt's sequences; None if each prompt has one
     stats: RequestedStats
 
@@ -66,7 +66,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def is_stop(tensors: Tensors) -> bool:
-    """Return True if the request asks to stop the requests with its id; its other inputs are dummies then."""
+    """Return True if the request asks to stop the requests with its id; its other inputs then do not matter."""
     return "stop" in tensors and bool(tensors["stop"].any())
 
 
@@ -78,11 +78,11 @@ def parse_request(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     admit: Callable[[TextRequest], TextRequest] = lambda request: request,
 ) -> list[Part]:
-    """Return the sequences, at least one, that tensors by canonical names ask for; raise InvalidArgumentError.
+    """Return the sequences, at least one, that a request asks for; raise InvalidArgumentError.
 
     With a seed s, the i-th sequence of num_return_sequences has the seed (s + i x SEED_STEP) mod 2^64: the samples are
-    independent, and a separate request with that seed gets the same output. defaults: values of fields that the model
-    was configured with. admit: applies the rules for clients to each request.
+    independent, and a separate request with that seed gets the same output. tensors: by canonical names. defaults:
+    field values that the model's configuration sets. admit: applies the rules for clients to each request.
     """
     found: list[tuple[TextRequest, int]] = []
     items = _batch(tensors)
