@@ -43,10 +43,12 @@ class SpeculationGuard(StepWatcher):
     call writes before it fails is ignored: the length of valid draft KV stays what it was.
     """
 
-    def __init__(self, clock: Clock, draft_timeout_ms: float) -> None:
-        """draft_timeout_ms: limit for a call with at most two rows per request in its first pass; none for others."""
+    def __init__(self, clock: Clock, draft_timeout_ms: float, max_draft_rows: int) -> None:
+        """draft_timeout_ms: limit for a call with at most max_draft_rows rows per request (see SchedulerLimits) in its
+        first pass; calls that also run prompts have none."""
         self._clock = clock
         self._draft_timeout_ms = draft_timeout_ms
+        self._max_draft_rows = max_draft_rows
         self._reason: DisabledReason | None = None
         self._retry_at_s = 0.0
         self._backoff_s = BACKOFF_S
@@ -75,13 +77,16 @@ class SpeculationGuard(StepWatcher):
         """Note a draft call that returned."""
         if not drafts.num_asked:
             return
-        is_steady = drafts.num_rows <= 2 * len(plan.scheduled)
+        num_drafted = int(drafts.num_new_drafts.sum())
+        if drafts.num_free is not None:
+            num_drafted -= int(drafts.num_free.sum())
+        is_steady = drafts.num_rows <= self._max_draft_rows * len(plan.scheduled)
         if is_steady and drafts.draft_ms > self._draft_timeout_ms:
             self._disable(
                 DisabledReason.DRAFT_TIMEOUT,
                 f"a draft call took {drafts.draft_ms:.0f} ms, draft_timeout_ms is {self._draft_timeout_ms:g}",
             )
-        elif any(drafts.num_new_drafts.tolist()):
+        elif num_drafted:
             self._num_empty = 0
         else:
             self._num_empty += 1

@@ -42,6 +42,8 @@ class FreeDraftsPolicy:
             return decision
         self._context_len = mean_context(decoding)
         lengths = {r.slot: k for r, k in zip(decoding, decision.lengths, strict=True) if k}
+        if lengths and decision.verification is None:  # a probe, which measures the lengths that it asks for
+            return replace(decision, model_lengths=lengths)
         wanted = [self._max_draft_len] * n
         if decision.verification is not None:  # with a price of its own
             return replace(decision, lengths=wanted, model_lengths=lengths)

@@ -2,13 +2,18 @@
 
 import operator
 from itertools import cycle, product
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from faser_trtllm.core.plan import DraftResult
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
-from faser_trtllm.executor.guard import DisabledReason
+from faser_trtllm.executor.guard import DisabledReason, SpeculationGuard
+from lab.clock import ManualClock
 from lab.faults import parse_faults, with_faults
+from tests.support.columns import columns
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector, Setup, run
 from tests.support.random_setups import POLICIES, greedy_reference
@@ -135,6 +140,33 @@ def test_a_slow_draft_is_a_timeout_but_not_while_it_reads_prompts():
     assert reasons(5.0, [1, 2], 20) == {"draft_timeout"}
     assert reasons(15.0, [1, 2], 20) == set()
     assert reasons(5.0, [1, 2, 3, 4] * 10, 1) == set()
+
+
+def _call(rows_per_request, draft_ms=0.0, new=(2, 2), free=None):
+    """A step of two requests, whose draft call took draft_ms."""
+    drafts = DraftResult(
+        *columns(new, [3, 3]),
+        draft_ms,
+        num_rows=2 * rows_per_request,
+        num_asked=2,
+        num_free=None if free is None else np.array(free, np.int32),
+    )
+    return SimpleNamespace(scheduled=range(2)), drafts
+
+
+@pytest.mark.parametrize(("rows_per_request", "reasons"), [(1, {"draft_timeout"}), (6, {"draft_timeout"}), (7, set())])
+def test_a_head_has_a_time_limit_even_where_it_runs_all_accepted_tokens_again(rows_per_request, reasons):
+    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2 + 4)
+    guard.drafted(*_call(rows_per_request, draft_ms=5.1))
+    assert {r.value for r in DisabledReason if guard.gauges()[f"num_spec_fallbacks_{r.value}"]} == reasons
+
+
+@pytest.mark.parametrize(("new", "free", "is_off"), [((2, 0), (2, 0), True), ((2, 1), (2, 0), False)])
+def test_drafts_of_the_text_do_not_hide_a_draft_model_without_drafts(new, free, is_off):
+    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2)
+    for _ in range(guard_module.EMPTY_STEPS):
+        guard.drafted(*_call(1, new=new, free=free))
+    assert guard.gauges()["num_spec_fallbacks_draft_nan"] == is_off
 
 
 def _opposed_tables(setup):

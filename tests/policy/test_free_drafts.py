@@ -1,5 +1,7 @@
 """Drafts that cost no step: always asked for, and verified where their rows pay, whether a draft model runs or not."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.policy.free_drafts import FreeDraftsPolicy
 from faser_trtllm.policy.price import PricePolicy
+from tests.policy.world import World, cost_table
 from tests.support.columns import columns
 from tests.support.executor_harness import toy_costs
 from tests.support.sampling_slots import Slots
@@ -71,6 +74,32 @@ def test_the_draft_model_gets_the_lengths_that_its_policy_planned():
     policy = FreeDraftsPolicy(PricePolicy(MAX_DRAFT_LEN, toy_costs(), 8), MAX_DRAFT_LEN, toy_costs())
     assert policy.plan(view(2)).model_lengths == {slot: k for slot, k in enumerate(planned) if k}
     assert any(planned)
+
+
+def test_a_probe_runs_the_lengths_that_it_measures():
+    """Everywhere else, the free drafts are as many as allowed, and the rows that do not pay are left out."""
+
+    class Watched(PricePolicy):
+        plans: ClassVar = []
+
+        def plan(self, view):
+            self.plans.append(super().plan(view))
+            return self.plans[-1]
+
+    class Recorded(FreeDraftsPolicy):
+        plans: ClassVar = []
+
+        def plan(self, view):
+            self.plans.append(super().plan(view))
+            return self.plans[-1]
+
+    policy = Recorded(Watched(8, cost_table(), 8), 8, cost_table())
+    World(policy, 4, lambda rng, index, place: (0.0, 0.8)).run(4000)
+    plans = [(asked, made) for asked, made in zip(Watched.plans, Recorded.plans, strict=True) if any(asked.lengths)]
+    probes = [made.lengths == asked.lengths and made.verification is None for asked, made in plans if not asked.stop]
+    assert len(probes) > 2
+    assert all(probes)
+    assert all(made.lengths == [8] * 4 and made.verification for asked, made in plans if asked.stop)
 
 
 def test_rows_are_dearer_where_steps_bring_more():
