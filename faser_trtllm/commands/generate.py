@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from faser_trtllm.engine.opening import Opener
 
 DEFAULT_MAX_TOKENS = 64
-_MAX_PATH_CHARS = 4096
 EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
 
 
@@ -186,12 +185,18 @@ def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, s
     if value is None:
         return {}
     try:
-        is_file = len(value) < _MAX_PATH_CHARS and Path(value).is_file()
-        guide = Path(value).read_text().removesuffix("\n") if is_file else value
+        guide = Path(value).read_text().removesuffix("\n") if _is_file(value) else value
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"the file {value} of {flag} cannot be read: {reason_of(error)}") from error
     _check_text(flag, (guide,))
     return {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
+
+
+def _is_file(value: str) -> bool:
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # too long for a path, or for a part of one
+        return False
 
 
 def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:

@@ -44,8 +44,8 @@ def top(
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise InvalidArgumentError(f"url is {url!r}; it must be as http://127.0.0.1:8002/metrics")
-    if url.count("/") == 2:
-        url += "/metrics"
+    if url.rstrip("/").count("/") == 2:
+        url = url.rstrip("/") + "/metrics"
     if once:
         _print_once(url, interval, as_json)
     else:

@@ -23,6 +23,7 @@ from faser_trtllm.serving.engine_process.main import main
 
 ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
 CRASH_TOKEN = 319  # a prompt with it kills the process
+BUG_TOKEN = 317  # the second sequence of a prompt with it cannot start, as if the executor had a bug
 HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
 STEP_S = float(os.environ.get("FASER_FAKE_STEP_S", "0.01"))  # between two steps
 TOKENS_PER_STEP = 2
@@ -55,6 +56,8 @@ class EchoExecutor:
         check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
         if CRASH_TOKEN in prompt_token_ids:
             os.kill(os.getpid(), signal.SIGKILL)
+        if BUG_TOKEN in prompt_token_ids and request_id.endswith(".1"):
+            raise RuntimeError("a bug on purpose")
         request = Request(
             request_id,
             prompt_token_ids,

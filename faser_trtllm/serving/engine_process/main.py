@@ -223,6 +223,10 @@ class EngineServer:
             except FaserError as error:  # fail() ends the other sequences too
                 request.fail(error)
                 break
+            except Exception as error:
+                log.exception("a request could not be started")
+                request.fail(FaserError(f"the request could not be started: {type(error).__name__}"))
+                break
 
     def _forget(self, handle: int) -> None:
         del self._requests[handle]

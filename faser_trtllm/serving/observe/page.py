@@ -7,6 +7,7 @@ their load, so a page that is up to a second old would falsify their numbers.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import re
 import urllib.request
 
@@ -35,6 +36,9 @@ async def fresh_page(url: str) -> bytes:
 
 
 def _read(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-        page: bytes = answer.read()
-        return page
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            page: bytes = answer.read()
+            return page
+    except http.client.HTTPException as error:
+        raise OSError(f"{url} does not speak HTTP: {error!r}") from error

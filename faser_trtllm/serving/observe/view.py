@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.error
+import http.client
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,8 +48,10 @@ def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
             text = answer.read(_MAX_BYTES).decode(errors="replace")
     except ValueError as error:
         raise InvalidArgumentError(f"url is {url!r}; it must look like http://127.0.0.1:8002/metrics") from error
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
+        if isinstance(error, http.client.HTTPException):
+            reason = "what listens there does not speak HTTP/1.1"
         raise UnavailableError(
             f"no metrics at {url} ({reason}); start `faser serve`, or name its metrics port with --url"
         ) from error
@@ -64,7 +66,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Scrape:
 def make_view(now: Scrape, before: Scrape | None = None) -> View:
     """Compute the view between two scrapes of a server; without the older one, rates are None."""
     window = _Window(now, before)
-    since_start = window.delta("faser_generation_tokens_total") <= 0.0
+    since_start = before is None or window.delta("faser_generation_tokens_total") <= 0.0
     counts = _Window(now, None) if since_start else window
     blocks = now.by_label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
     kinds = now.by_label("nv_trt_llm_request_metrics", "request_type")

@@ -229,9 +229,8 @@ def _inputs(fields: Fields, max_tokens: int, turn_end: str | None = None) -> dic
         found["top_k"] = 0
     found["allowed_token_ids"] = _allowed(fields.get("allowed_token_ids"))
     ignores_ends = fields.flag("ignore_eos")
-    stop = _stop(fields.get("stop"))
-    if turn_end is not None and not ignores_ends and len(stop) < MAX_STOP_WORDS:
-        stop += (turn_end,)
+    added = () if turn_end is None or ignores_ends else (turn_end,)
+    stop = _stop(fields.get("stop"), MAX_STOP_WORDS - len(added)) + added
     found["stop_words"] = stop or None
     found["end_id"] = -1 if ignores_ends else None
     given = {name: value for name, value in found.items() if value is not None} | _logit_bias(fields)
@@ -279,11 +278,11 @@ def _stream_options(fields: Fields, stream: bool) -> StreamOptions:
     return StreamOptions(usage, each and usage, padded if "stream_options.include_obfuscation" in flags else None)
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def _stop(value: Any, most: int) -> tuple[str, ...]:
     if value is None:
         return ()
     words = value if isinstance(value, list) else [value]
-    check_count("stop", len(words), MAX_STOP_WORDS)
+    check_count("stop", len(words), most)
     for word in words:
         if len(checked_text("stop", word)) > MAX_WORD_CHARS:
             raise RequestError(f"has {len(word)} characters, allowed are at most {MAX_WORD_CHARS}", "stop")

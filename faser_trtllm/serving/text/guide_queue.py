@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_GUIDES = 256  # per budget; also the limit of requests that wait for one guide
 QUICK_BUDGETS_S = (0.01, 0.1)
+_TIMEOUT_PERIOD_S = 0.02  # between two looks at the timeouts of waiting requests
 
 OnGuide = Callable[[Guide], None]
 OnError = Callable[[FaserError], None]
@@ -38,7 +41,8 @@ class _Job:
 class _Waiting:
     job: _Job
     on_error: OnError
-    timer: threading.Timer | None
+    timeout_ms: float | None
+    deadline_s: float  # of time.monotonic()
 
 
 class GuideQueue:
@@ -94,14 +98,10 @@ class GuideQueue:
                 self._jobs[spec] = job
             elif len(job.requests) >= MAX_WAITING_GUIDES:
                 raise _too_many()
-            timer = None
-            if timeout_ms is not None:
-                error = timed_out("in the queue", timeout_ms)
-                timer = threading.Timer(timeout_ms / 1e3, self._end, (request_id, error))
-                timer.daemon = True
-                timer.start()
+            deadline_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1e3
             job.requests[request_id] = on_guide
-            self._waiting[request_id] = _Waiting(job, on_error, timer)
+            self._waiting[request_id] = _Waiting(job, on_error, timeout_ms, deadline_s)
+            self._changed.notify_all()
         if lost is not None:
             self._finish(lost, _too_many())
 
@@ -122,8 +122,6 @@ class GuideQueue:
         if waiting is None:
             return None
         del waiting.job.requests[request_id]
-        if waiting.timer is not None:
-            waiting.timer.cancel()
         return waiting.on_error
 
     def _put(self, job: _Job) -> _Job | None:
@@ -132,6 +130,7 @@ class GuideQueue:
             self._has_threads = True
             for name, levels in (("quick", self._levels[:-1]), ("slow", self._levels[-1:])):
                 threading.Thread(target=self._run, args=(levels,), name=f"faser-guides-{name}", daemon=True).start()
+            threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
         lost = self._levels[job.level].put(job.client_key, job.number, job)
         self._changed.notify_all()
         return lost
@@ -150,6 +149,21 @@ class GuideQueue:
                 lost = self._put(job)
             if lost is not None:
                 self._finish(lost, _too_many())
+
+    def _end_late(self) -> None:
+        """End requests whose time is over; one thread does it for all."""
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                now_s = time.monotonic()
+                late = [(key, waiting) for key, waiting in self._waiting.items() if waiting.deadline_s <= now_s]
+                for request_id, _ in late:
+                    self._pop(request_id)
+            for _, waiting in late:
+                assert waiting.timeout_ms is not None
+                waiting.on_error(timed_out("in the queue", waiting.timeout_ms))
+            time.sleep(_TIMEOUT_PERIOD_S)
 
     def _take(self, levels: Sequence[FairQueue[_Job]]) -> _Job | None:
         """Return the next job that a request still waits for."""

@@ -20,7 +20,7 @@ from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from tests.serving.triton.contract_clients import llm_client_inputs
-from tests.support.fake_engine import ENDLESS
+from tests.support.fake_engine import BUG_TOKEN, ENDLESS
 from tests.support.triton_server import REPOSITORY, Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -106,6 +106,16 @@ def error_of(server, model, inputs, **options):
         client.start_stream(callback=lambda result, error: answers.put(error))
         client.async_stream_infer(model, tensors, **options)
         return answers.get(timeout=PATIENCE_S).message()
+
+
+def test_a_bug_in_one_sequence_ends_the_request_once(unharmed):
+    with GrpcClient(unharmed.grpc_url) as client:
+        for _ in range(2):
+            client.send(input_ids=(BUG_TOKEN, 65), max_tokens=200, num_return_sequences=2, seed=1)
+            with pytest.raises(ResponseError, match=r"the request could not be started: RuntimeError"):
+                drain(client)
+        client.send(input_ids=(65, 66), max_tokens=2, exclude_input_in_output=True)
+        assert client.receive(PATIENCE_S)[1].token_ids == (65, 66)
 
 
 def test_an_error_is_a_sentence_or_json_whatever_it_quotes(unharmed):

@@ -1,6 +1,7 @@
 """`faser top`: numbers from two scrapes, on 80 columns, and what it says when there is nothing to see."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -90,6 +91,7 @@ def test_one_scrape_has_no_rates():
         "steps_per_s": None,
     }
     assert view.speculation["acceptance_rate"] == 0.75
+    assert view.is_since_start
 
 
 def test_a_server_that_was_started_anew_counts_from_its_start():
@@ -185,7 +187,7 @@ def test_once_prints_the_screen(metrics_server):
     assert "\x1b" not in result.stdout, "no colours where no terminal is"
 
 
-@pytest.mark.parametrize("form", ["127.0.0.1:{port}", "http://127.0.0.1:{port}", "http://127.0.0.1:{port}/metrics"])
+@pytest.mark.parametrize("form", ["127.0.0.1:{port}", "http://127.0.0.1:{port}/", "http://127.0.0.1:{port}/metrics"])
 def test_once_as_json(metrics_server, form):
     url = form.format(port=metrics_server.server_port)
     result = run("--url", url, "--once", "--json", "--interval", "0.1")
@@ -233,6 +235,22 @@ def test_no_server_is_one_sentence():
     assert isinstance(result.exception, UnavailableError)
     assert "no metrics at http://127.0.0.1:9/metrics" in str(result.exception)
     assert "start `faser serve`" in str(result.exception)
+
+
+def test_a_port_of_another_protocol_is_one_sentence():
+    def answer():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"\x00\x00\x18\x04\x00\r\n")  # as HTTP/2 begins
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        result = run("--url", f"127.0.0.1:{listener.getsockname()[1]}", "--once")
+        thread.join(PATIENCE_S)
+    assert isinstance(result.exception, UnavailableError)
+    assert "what listens there does not speak HTTP/1.1" in str(result.exception)
 
 
 def test_another_server_s_metrics_are_refused(metrics_server):

@@ -638,4 +638,9 @@ def test_a_chat_ends_where_its_template_ends_answers(directory, source, end):
     assert tuple(chat(served).inputs.get("stop_words", ())) == ends
     assert tuple(chat(served, stop=["x"]).inputs["stop_words"]) == ("x", *ends)
     assert "stop_words" not in chat(served, ignore_eos=True).inputs
+    most = 64 - len(ends)
+    words = [f"w{number}" for number in range(most)]
+    assert tuple(chat(served, stop=words).inputs["stop_words"]) == (*words, *ends)
+    with pytest.raises(InvalidArgumentError, match=rf"stop has {most + 1} .*{most}"):
+        chat(served, stop=[*words, "x"])
     assert "stop_words" not in completion(served).inputs

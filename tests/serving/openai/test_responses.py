@@ -66,6 +66,15 @@ def user(text):
               {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
               {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]},
           {"role": "tool", "tool_call_id": "c1", "content": "sunny"}]),
+        ([user("hi"),
+          {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+          {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+          {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+          {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": "{}"}],
+         [user("hi"),
+          {"role": "assistant", "reasoning_content": "hm\nso", "tool_calls": [
+              {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+              {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]}]),
     ],
 )  # fmt: skip
 def test_input_is_a_chats_messages(served, asked, messages):

@@ -177,6 +177,24 @@ def test_a_deadline_ends_the_wait_for_a_guide(case):
     assert len(case.outputs["r"]) == 1
 
 
+def test_a_deadline_ends_the_wait_for_a_guide_that_others_wanted_first(case):
+    case.submit("first", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    case.generator.cancel("first")
+    time.sleep(0.05)  # no request waits, so deadlines rest
+    case.submit("r", "a+", timeout_ms=20.0)
+    assert "timed out in the queue" in str(case.last("r").error)
+
+
+def test_requests_that_wait_with_a_timeout_have_no_threads_of_their_own(case):
+    case.submit("first", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    before = threading.active_count()
+    for number in range(100):
+        case.submit(f"r{number}", "a+", timeout_ms=60_000.0)
+    assert threading.active_count() == before
+
+
 def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
     monkeypatch.setattr(guide_queue, "MAX_WAITING_GUIDES", 2)
     case.generator._guides = GuideQueue(case.compiler)

@@ -106,15 +106,17 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], list[int | None]]:
             thought = _texts(f"{where}.content", item.get("content") or [], ("reasoning_text",))
             continue
         message = _message(where, kind, item)
-        if message["role"] == "assistant" and thought:
-            message["reasoning_content"] = thought
-        thought = ""
         # Calls are separate items here, but in a chat they are part of the preceding message.
         if kind == "function_call" and messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-            continue
-        messages.append(message)
-        origins.append(number)
+            message = messages[-1]
+        else:
+            messages.append(message)
+            origins.append(number)
+        if message["role"] == "assistant" and thought:
+            thoughts = (message.get("reasoning_content"), thought)
+            message["reasoning_content"] = "\n".join(filter(None, thoughts))
+        thought = ""
     return messages, origins
 
 
