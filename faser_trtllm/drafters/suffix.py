@@ -40,11 +40,6 @@ class SuffixDrafter:
         self._automata = resources.enter_context(SuffixAutomata(len(sampling.array), min(max_seq_len, MAX_TOKENS)))
         self._has_model = has_model
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the automata hold now."""
-        return self._automata.memory_bytes
-
     def propose(self, plan: SchedulerOutput, num_pending: Int32Array) -> DraftResult:
         """See Drafter.propose; a request with a guide gets only drafts that its guide allows."""
         rows = plan.scheduled

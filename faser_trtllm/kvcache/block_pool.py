@@ -23,7 +23,6 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_evicted = 0
         self.listener: BlockListener | None = None
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -50,7 +49,6 @@ class BlockPool:
         else:
             block, _ = self._evictable.popitem(last=False)
             self._forget(block)
-            self.num_evicted += 1
         self._ref_counts[block] = 1
         self._draft_valid[block] = False
         return block

@@ -154,9 +154,9 @@ class TextRequest(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts and times of one request. A time is None if the request ended before that point.
+    """Counts and times of one request.
 
-    *_ms count from its arrival; *_time_ns are times of this machine's monotonic clock.
+    *_time_ns are times of this machine's monotonic clock, None if the request ended before that point.
     """
 
     num_input_tokens: int
@@ -166,9 +166,6 @@ class Statistics:
     num_pruned_rows: int
     num_cached_tokens: int
     num_steps: int
-    queue_ms: float | None = None
-    ttft_ms: float | None = None
-    total_ms: float | None = None
     num_reused_blocks: int = 0  # KV cache blocks found when the request was admitted
     num_new_blocks: int = 0  # KV cache blocks allocated after that
     arrival_time_ns: int = 0

@@ -219,9 +219,6 @@ class TextStream:
         (request, stats), end = self._progress, self.output_end
         block = self.prepared.tokens_per_block
 
-        def since_arrival_ms(time_s: float | None) -> float | None:
-            return None if time_s is None else round(1e3 * (time_s - request.arrival_s), 3)
-
         def in_ns(time_s: float | None) -> int | None:
             return None if time_s is None else round(1e9 * time_s)
 
@@ -236,9 +233,6 @@ class TextStream:
             num_pruned_rows=stats.num_pruned_rows,
             num_cached_tokens=stats.num_cached_tokens,
             num_steps=stats.num_steps,
-            queue_ms=since_arrival_ms(stats.first_scheduled_s),
-            ttft_ms=since_arrival_ms(stats.first_token_s),
-            total_ms=since_arrival_ms(stats.last_token_s),
             num_reused_blocks=num_reused_blocks,
             num_new_blocks=max(0, num_blocks - num_reused_blocks),
             arrival_time_ns=round(1e9 * request.arrival_s),
