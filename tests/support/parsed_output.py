@@ -140,6 +140,23 @@ WRITERS: dict[str, tuple[str, Callable[[Calls], str]]] = {
         _deepseek(f"function{deepseek('sep')}", "\n```json\n", "\n```", "\n"),
     ),
     "deepseek_v31": ("deepseek_v31", _deepseek("", deepseek("sep"), "", "")),
+    "openai": (
+        "openai",
+        lambda calls: (
+            "<|end|>".join(
+                f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}"
+                for name, text in calls
+            )
+            + "<|call|>"
+        ),
+    ),
+    "openai, recipient first": (
+        "openai",
+        lambda calls: "".join(
+            f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{text}<|call|>"
+            for name, text in calls
+        ),
+    ),
     "qwen3_coder": ("qwen3_coder", _tagged),
 }
 
@@ -151,6 +168,9 @@ _DEEPSEEK = [deepseek(name) for name in ("calls_begin", "calls_end", "call_begin
 _DEEPSEEK += ["function", "f\n```json\n", "```", "f"]
 _XML = ["<tool_call>", "</tool_call>", "<function=f>", "<function=nobody>", "</function>", "<parameter=a>", "5"]
 _XML += ["<parameter=b>", "</parameter>", "<parameter=", "<function="]
+_HARMONY = ["<|start|>assistant", "<|channel|>", "analysis", "commentary", "final", " to=functions.f", " to=python"]
+_HARMONY += ["<|constrain|>json", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>user", '{"a": 1}']
+_HARMONY += ["<|channel|>analysis<|message|>hm<|end|>", "<|start|>assistant<|channel|>final<|message|>", "<|end|> \n"]
 _OWN = {
     "hermes": ["<tool_call>", "</tool_call>"],
     "llama3_json": ["<|python_tag|>"],
@@ -158,8 +178,14 @@ _OWN = {
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f", "get_time{}"],
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
+    "openai": _HARMONY,
     "qwen3_coder": _XML,
 }
+
+
+def reasoning_parsers(family: str) -> tuple[str | None, ...]:
+    """Parsers of reasoning that go with a family's calls."""
+    return (None, *(name for name in REASONING if (name == "openai_gptoss") == (family == "openai")))
 
 
 def random_text(family: str, rng: random.Random) -> str:

@@ -11,6 +11,7 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.executor.admission import check_prompt_length
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.error import RequestError
+from faser_trtllm.serving.parsers.registry import is_harmony
 from faser_trtllm.serving.text.length_check import LengthCheck
 
 if TYPE_CHECKING:
@@ -36,8 +37,15 @@ class ServedModel:
     _length: LengthCheck | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        """Raise InvalidArgumentError if the parsers read different formats."""
+        is_harmony(self.tool_parser, self.reasoning_parser)
         if self.tokenizer is not None and self.max_seq_len is not None:
             object.__setattr__(self, "_length", LengthCheck(self.tokenizer, self.max_seq_len))
+
+    @property
+    def is_harmony(self) -> bool:
+        """True if all answers are harmony's messages."""
+        return is_harmony(self.tool_parser, self.reasoning_parser)
 
     def check_size(self, num_chars: int) -> None:
         """Raise InvalidArgumentError if no prompt of num_chars characters fits into the model."""

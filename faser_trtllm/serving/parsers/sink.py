@@ -5,11 +5,14 @@ from __future__ import annotations
 from faser_trtllm.serving.parsers.event import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from faser_trtllm.serving.parsers.reader import SPACE
 
+Kind = type[ContentDelta] | type[ReasoningDelta]
+
 
 class Sink:
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._kind: type[ContentDelta] | type[ReasoningDelta] = ContentDelta
+        self._kind: Kind | None = ContentDelta
+        self._shown: set[Kind] = set()  # kinds of the text so far
         self._space: list[str] = []  # held at the end of the text, since a mark may follow
         self._follows_mark = False
         self._num_calls = 0
@@ -19,18 +22,23 @@ class Sink:
         events, self._events = self._events, []
         return events
 
-    def begin(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> None:
-        """Begin text of another kind, after a mark."""
+    def begin(self, kind: Kind | None, separator: str = "") -> None:
+        """Begin text of a kind, after a mark. kind None: leave it out. separator: follows earlier text of the kind."""
         self._kind = kind
         self._mark()
+        if separator and kind in self._shown:
+            self._space.append(separator)
 
     def add(self, text: str) -> None:
         """Add text of the current kind."""
+        if self._kind is None:
+            return
         body = text.rstrip(SPACE)
         space = text[len(body) :]
         if body:
             lead = "".join(self._space)
-            self._events.append(self._kind(body.lstrip(SPACE) if self._follows_mark else lead + body))
+            self._events.append(self._kind(lead + (body.lstrip(SPACE) if self._follows_mark else body)))
+            self._shown.add(self._kind)
             self._space.clear()
             self._follows_mark = False
         if space and not self._follows_mark:
@@ -48,7 +56,7 @@ class Sink:
 
     def end(self) -> None:
         """End the text."""
-        if self._space:
+        if self._kind is not None and self._space and not self._follows_mark:
             self._events.append(self._kind("".join(self._space)))
             self._space.clear()
 

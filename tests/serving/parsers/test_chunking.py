@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import tracemalloc
 
 import pytest
@@ -12,13 +13,13 @@ from tests.support.effort import examples, pick
 from tests.support.parsed_output import (
     ARGUMENTS,
     FAMILIES,
-    REASONING,
     WRITERS,
     Parsed,
     Reading,
     parsed,
     random_pieces,
     random_text,
+    reasoning_parsers,
 )
 
 NUM_CHUNKINGS = pick(3000, 100_000)  # of each family
@@ -26,7 +27,7 @@ LONGEST_MARK = 20
 
 
 def random_reading(family, rng):
-    return Reading(family, rng.choice((None, *REASONING)), rng.random() < 0.3)
+    return Reading(family, rng.choice(reasoning_parsers(family)), rng.random() < 0.3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,7 +58,7 @@ def test_nothing_is_taken_back(family):
             assert reading.parse(text[:cut] + '"}]>\n</tool_call> x').is_begun_by(begun), (reading, text[:cut])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"openai"}))
 def test_no_character_is_lost_but_those_of_calls_and_space_next_to_marks(family):
     """In texts without calls, everything is content."""
     rng = random.Random(family)
@@ -71,6 +72,33 @@ def test_no_character_is_lost_but_those_of_calls_and_space_next_to_marks(family)
             assert all(char in rest for char in found.content)
         nothing = Reading(family, tools=()).parse(text)
         assert nothing == Parsed(text)
+
+
+HEADER = re.compile(
+    r"""(?: \A\s* | <\|(?:end|return|call)\|>\s* | (?=<\|(?:start|channel)\|>) )
+    (?P<header> (?:<\|start\|>\s*assistant\s*)? (?:to=\s*(?P<before>[^\s<]*)\s*)?
+    <\|channel\|>\s*(?P<channel>analysis|commentary|final)(?![^\s<])\s* (?:to=\s*(?P<after>[^\s<]*)\s*)?
+    (?:<\|constrain\|>\s*)? [^\s<]*\s* <\|message\|>)""",
+    re.VERBOSE,
+)
+
+
+def test_no_character_is_lost_of_harmony_but_headers_and_the_marks_before_them():
+    """Without functions, headers of commentary with a recipient are kept."""
+
+    def left(found):
+        return found["header"] if found["channel"] == "commentary" and (found["after"] or found["before"]) else ""
+
+    rng = random.Random(8)
+    num_headers = 0
+    for _ in range(pick(3000, 50_000)):
+        text = random_text("openai", rng) + " ] ] ]"  # so that no header is cut
+        events = Reading("openai", "openai_gptoss", tools=()).events([text])
+        shown = "".join(event.text for event in events)
+        expected, num_found = HEADER.subn(left, text)
+        assert "".join(shown.split()) == "".join(expected.split()), text
+        num_headers += num_found
+    assert num_headers > 1000
 
 
 JSON = st.recursive(
@@ -117,7 +145,7 @@ def test_arguments_come_as_soon_as_they_are_certain(written):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_is_held_back_only_while_it_may_become_a_mark(family):
     text = "It is 5 < 6, [sic] and {so} on <tool_cal, [TOOL <|python fin. "
-    parser, events = Reading(family, "qwen3").open(), []
+    parser, events = Reading(family, reasoning_parsers(family)[-1]).open(), []
     for end, char in enumerate(text, 1):
         events += parser.feed(char)
         assert len(parsed(events).content) >= len(text[:end].rstrip()) - LONGEST_MARK
@@ -126,11 +154,11 @@ def test_text_is_held_back_only_while_it_may_become_a_mark(family):
 
 
 @pytest.mark.parametrize("written", sorted(WRITERS.keys() - {"qwen3_coder", "hermes, arguments first"}))
-@pytest.mark.parametrize("begun", ["Hm.", "<think>Hm.", '{"b": "'])
+@pytest.mark.parametrize("begun", ["Hm.", "<think>Hm.", "<|channel|>analysis<|message|>Hm.", '{"b": "'])
 def test_what_was_sent_is_not_kept(written, begun):
     """Text, reasoning and arguments of any length take no memory."""
     family, write = WRITERS[written]
-    parser = Reading(family, "qwen3").open()
+    parser = Reading(family, reasoning_parsers(family)[-1]).open()
     parser.feed(write([("f", begun)]).partition(begun)[0] + begun if begun[0] == "{" else begun)
     tracemalloc.start()
     try:

@@ -12,6 +12,7 @@ F1 = '{"name": "f", "arguments": {"a": 1}}'
 CALL = ("f", None, '{"a": 1}')
 NONE = ("get_time", None, "{}")
 BEGIN, END, CALL_BEGIN, CALL_END, SEP = map(deepseek, ("calls_begin", "calls_end", "call_begin", "call_end", "sep"))
+COMMENTARY, AGAIN, A1 = "<|channel|>commentary", "<|end|><|start|>assistant<|channel|>", '{"a": 1}'
 
 
 @pytest.mark.parametrize("written", WRITERS)
@@ -23,6 +24,8 @@ def test_calls_next_to_text(written):
     assert Reading(family).parse(text) == Parsed("", "", calls)
     assert Reading(family).parse(f" \n Let me\n look.\n\n{text}\n") == Parsed(" \n Let me\n look.", "", calls)
     assert Reading(family).parse(f"{text}\n Done. \n") == Parsed("Done. \n", "", calls)
+    if family == "openai":
+        return  # reasoning is in a message of its own
     thought = "\n\nThe user\nwants <this>.\n\n"
     assert Reading(family, "qwen3").parse(f"<think>{thought}</think>\n\n{text}") == Parsed("", thought.strip(), calls)
 
@@ -106,6 +109,50 @@ WHOLE = {
         (f"{BEGIN}{CALL_BEGIN}function{SEP}f\n```python\n{{}}\n```{CALL_END}{END}", None, []),
         (f"{BEGIN}Hello", None, []),
     ],
+    "openai": [
+        # the recipient in either place, with and without a type and the name of the functions' namespace
+        (f"{COMMENTARY} to=functions.f <|constrain|>json<|message|>{A1}<|call|>", "", [CALL]),
+        (f"{COMMENTARY} to=functions.f<|constrain|>json<|message|>{A1}", "", [CALL]),
+        (f" to=functions.f{COMMENTARY} json<|message|>{A1}<|call|>", "", [CALL]),
+        (f"{COMMENTARY} to=f<|message|>\n{A1}\n<|end|>", "", [CALL]),
+        (f"<|channel|>analysis to=functions.f<|message|>{A1}<|call|>", "", [CALL]),
+        (f"<|start|>assistant{COMMENTARY} to=functions.get_time<|message|>{{}}<|call|>", "", [NONE]),
+        # the final message, a preamble, both with other messages
+        ("<|channel|>final<|message|>Hi.<|return|>", "Hi.", []),
+        ("<|channel|>final <|constrain|>json<|message|>[1]", "[1]", []),
+        (f"{COMMENTARY}<|message|>A plan.<|end|><|start|>assistant{COMMENTARY} to=f<|message|>{A1}", "A plan.", [CALL]),
+        (f"{COMMENTARY}<|message|>A.<|end|><|start|>assistant<|channel|>final<|message|>B.", "A.\nB.", []),
+        (f"<|channel|>final<|message|>A.<|channel|>final<|message|>B.{AGAIN}final<|message|><|return|>", "A.\nB.", []),
+        ("<|channel|>final<|message|>Hi.\n", "Hi.\n", []),
+        # what is no call of a known function, and arguments that are no object
+        (f"{COMMENTARY} to=functions.g <|constrain|>json<|message|>{A1}", None, []),
+        (f"{COMMENTARY} to=browser.search<|message|>{A1}", None, []),
+        (f"{COMMENTARY} to=functions.f<|message|>[1]", None, []),
+        (f"{COMMENTARY} to=functions.f<|message|>", None, []),
+        (
+            f"Hi.<|end|><|start|>assistant{COMMENTARY} to=g<|message|>x",
+            f"Hi.\n<|start|>assistant{COMMENTARY} to=g<|message|>x",
+            [],
+        ),
+        (f"{COMMENTARY} to=f<|message|>{A1} so<|end|>", "so", [CALL]),
+        # what is no message
+        ("Hi.", None, []),
+        (" \n Hi.<|return|>", " \n Hi.", []),
+        ("<|channel|>thoughts<|message|>Hm.", None, []),
+        ("<|channel|>finally<|message|>Hm.", None, []),
+        ("<|channel|>final Hi there.", None, []),
+        ("<|channel|><|message|>Hi.", None, []),
+        ("<|message|>Hi.", None, []),
+        ("<|start|>user<|message|>Hi.", None, []),
+        (f"<|channel|>final to={'x' * 300}<|message|>Hi.", None, []),
+        ("<|channel|>final<|message|>Write <|end|> or <|start|>user.", "Write <|end|> or <|start|>user.", []),
+        # marks in strings
+        (
+            f'{COMMENTARY} to=f<|message|>{{"b": "<|call|><|end|>"}}<|call|>',
+            "",
+            [("f", None, '{"b": "<|call|><|end|>"}')],
+        ),
+    ],
     "qwen3_coder": [
         ("<function=f>\n<parameter=a>\n1\n</parameter>\n</function>", "", [CALL]),
         ("<tool_call><function=get_time></function></tool_call>", "", [NONE]),
@@ -147,6 +194,10 @@ CUT = [
     ("hermes", f"<tool_call>{F1}\n</tool_", "", [CALL]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "na', '<tool_call>{"arguments": {"a": 1}, "na', []),
     ("mistral", f'[TOOL_CALLS][{F1}, {{"name"', ', {"name"', [CALL]),
+    ("openai", f"Hi.{AGAIN}comment", "Hi.\n<|start|>assistant<|channel|>comment", []),
+    ("openai", f"Hi.{AGAIN}commentary to=f<|mess", f"Hi.\n<|start|>assistant{COMMENTARY} to=f<|mess", []),
+    ("openai", f'{COMMENTARY} to=f<|message|>{{"a', "", [("f", None, '{"a')]),
+    ("openai", "<|channel|>final<|message|>Hi.<|e", "Hi.<|e", []),
     ("qwen3_coder", "<function=f><parameter=a>1</parameter><parameter=b>long", "", [("f", None, '{"a": 1')]),
 ]
 
@@ -196,6 +247,47 @@ def test_reasoning(family, text, starts, reasoning, content):
 def test_reasoning_in_arguments_is_text_of_theirs():
     text = '<think>a</think><tool_call>{"name": "f", "arguments": {"b": "<think>x</think>"}}</tool_call>'
     assert Reading("hermes", "qwen3").parse(text) == Parsed("", "a", (("f", None, '{"b": "<think>x</think>"}'),))
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+MESSAGES = [
+    # text, reasoning, content, calls
+    (f"{ANALYSIS}Hm.{AGAIN}final<|message|>Hi.<|return|>", "Hm.", "Hi.", ()),
+    (f"{ANALYSIS}A\n{AGAIN}analysis<|message|>B{AGAIN}commentary to=functions.f<|message|>{A1}", "A\nB", "", (CALL,)),
+    (
+        f"{ANALYSIS}A{AGAIN}commentary<|message|>P{AGAIN}analysis<|message|>B{AGAIN}final<|message|>C",
+        "A\nB",
+        "P\nC",
+        (),
+    ),
+    ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", "", ()),
+    (f"{ANALYSIS}Hm.", "Hm.", "", ()),
+    (f"{ANALYSIS}Hm. <|channel|>last<|message|>Hi", "Hm. <|channel|>last<|message|>Hi", "", ()),
+    (f"{ANALYSIS}Hm.<|end|>Hi", "Hm.<|end|>Hi", "", ()),
+    (f"{ANALYSIS}Hm.<|channel|>final<|message|>Hi.", "Hm.", "Hi.", ()),
+    (f"{ANALYSIS}Hm.{AGAIN}fin", "Hm.", "<|start|>assistant<|channel|>fin", ()),
+    (
+        f"{ANALYSIS}Hm.{AGAIN}commentary to=g<|message|>x",
+        "Hm.",
+        "<|start|>assistant<|channel|>commentary to=g<|message|>x",
+        (),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "reasoning", "content", "calls"), MESSAGES)
+def test_messages_of_harmony(text, reasoning, content, calls):
+    assert Reading("openai", "openai_gptoss").parse(text) == Parsed(content, reasoning, calls)
+    # Each parser alone: reasoning is left out, calls are content.
+    assert Reading("openai").parse(text) == Parsed(content, "", calls)
+    alone = Reading(None, "openai_gptoss").parse(text)
+    assert (alone.reasoning, alone.calls) == (reasoning, ())
+    assert alone.content == (text[text.index("<|start|>assistant<|channel|>comm") :] if calls else content)
+    # A prompt that ends within the reasoning.
+    if text.startswith(ANALYSIS):
+        for shown in (None, "openai_gptoss"):
+            begun = Reading("openai", shown, True).parse(text.removeprefix(ANALYSIS))
+            assert begun == Parsed(content, reasoning if shown else "", calls)
 
 
 VALUES = [
@@ -277,6 +369,8 @@ TEMPLATES = [
     ("[THINK]{{ m.reasoning }}[/THINK][TOOL_CALLS]{{ name }}[ARGS]", ("mistral", "mistral")),
     ('<|start_header_id|>assistant<|end_header_id|>{"name": "f", "parameters": {}}', ("llama3_json", None)),
     ("<|start_header_id|>assistant<|end_header_id|>{{ m.content }}", (None, None)),
+    ("<|start|>assistant<|channel|>final<|message|>{{ m.content }}<think>", ("openai", "openai_gptoss")),
+    ("<|channel|>{{ m.content }}", (None, None)),
     (f"<\uff5cAssistant\uff5c><think>{BEGIN}{CALL_BEGIN}{SEP}```json", ("deepseek_v3", "deepseek_r1")),
     (f"<\uff5cAssistant\uff5c></think>{BEGIN}{CALL_BEGIN}{SEP}", ("deepseek_v31", "deepseek_r1")),
 ]
@@ -290,7 +384,12 @@ def test_a_chat_template_tells_the_parsers(template, expected):
 def test_names():
     calls, reasoning = parser_names()
     assert {family for family, _ in WRITERS.values()} == set(FAMILIES) == set(calls)
-    assert [reasoning_marks(name)[1] for name in reasoning] == ["</think>", "[/THINK]", "</think>"]
+    assert [reasoning_marks(name)[1] for name in reasoning] == ["</think>", "[/THINK]", "<|end|>", "</think>"]
+    for names in (("openai", "qwen3"), ("hermes", "openai_gptoss")):
+        with pytest.raises(
+            InvalidArgumentError, match=r"reasoning_parser is .* read another format than other parsers"
+        ):
+            make_parser(*names, tools=TOOLS, starts_in_reasoning=False)
     for names in (("unknown", None), (None, "unknown")):
         with pytest.raises(InvalidArgumentError, match="_parser is unknown, allowed are deepseek"):
             make_parser(*names, tools=TOOLS, starts_in_reasoning=False)

@@ -17,6 +17,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat.tagged_arguments import LOOSE, tagged_arguments
 from faser_trtllm.serving.openai.chat.tools import Function, Tools
 from faser_trtllm.serving.openai.error import RequestError
+from faser_trtllm.serving.parsers.registry import HARMONY_CALLS
 
 _OPTIONS = """%llguidance {}
 """
@@ -75,6 +76,13 @@ _QWEN3_CODER = Envelope(
     is_tagged=True,
     other_marks=("</tool_call>",),
 )
+_HARMONY = Envelope(
+    "<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "",
+    "<|channel|>",
+    other_marks=("<|constrain|>", "<|message|>"),
+)
 _ENVELOPES = {
     "deepseek_v3": _deepseek("\n```json\n", "\n```", "\n", "function"),
     "deepseek_v31": _deepseek("", "", ""),
@@ -82,6 +90,7 @@ _ENVELOPES = {
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "mistral": _MISTRAL,
+    HARMONY_CALLS: _HARMONY,
     "qwen3_coder": _QWEN3_CODER,
 }
 
@@ -211,6 +220,29 @@ class CallGrammar:
     def _mark(self, text: str) -> str:
         token = self._tokenizer.token_id(text)
         return _quoted(text) if token is None else f"(<[{token}]> | {_quoted(text)})"
+
+
+class HarmonyGrammar(CallGrammar):
+    """Writes grammars of gpt-oss's answers: reasoning and preambles, then one call or the final message."""
+
+    def of_calls(
+        self, tools: Tools, envelope: Envelope, thinking: Thinking | None, content: Mapping[str, Any] | None = None
+    ) -> str:
+        schemas = [_arguments(function, tools.is_forced) for function in tools.callable]
+        rules = self._base(*schemas, content) + self._functions(tools, envelope)
+        rules += f"call: {self._text(envelope.before, envelope)} function\n"
+        return rules + self._messages("call" if tools.is_forced else "(call | final)", thinking, content)
+
+    def of_content(self, content: Mapping[str, Any], thinking: Thinking) -> str:
+        return self._base(content) + self._messages("final", thinking, content)
+
+    def _messages(self, last: str, thinking: Thinking | None, content: Mapping[str, Any] | None) -> str:
+        channel, message, start = (self._mark(f"<|{name}|>") for name in ("channel", "message", "start"))
+        rules = self._up_to("body", "<|end|>") + f'rest: body {start} "assistant"\n'
+        rules += f'said: {channel} ("analysis" | "commentary") {message} rest\n'
+        rules += f'final: {channel} "final" {message} {"TEXT" if content is None else _json(content)}\n'
+        begun = "rest" if thinking is not None and thinking.has_started else ""
+        return f"{rules}start: {begun} said* {last}\n"
 
 
 def _think(thinking: Thinking | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from faser_trtllm.serving.openai.chat.answer import Parsing
-from faser_trtllm.serving.openai.chat.call_grammar import CallGrammar, Thinking, envelope_of
+from faser_trtllm.serving.openai.chat.call_grammar import CallGrammar, HarmonyGrammar, Thinking, envelope_of
 from faser_trtllm.serving.openai.chat.message import read_messages
 from faser_trtllm.serving.openai.chat.template_args import template_args
 from faser_trtllm.serving.openai.chat.tools import Tools, read_tools
@@ -16,7 +16,7 @@ from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields
 from faser_trtllm.serving.openai.guide import checked_guide, guide_inputs
 from faser_trtllm.serving.openai.served_model import ServedModel, naming_length
-from faser_trtllm.serving.parsers.registry import reasoning_marks
+from faser_trtllm.serving.parsers.registry import HARMONY_REASONING, reasoning_marks
 
 _MAX_MARK_TOKENS = 32  # tokens at the prompt's end that are searched for a mark
 
@@ -75,18 +75,23 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
 def _turn_end(model: ServedModel) -> str | None:
     assert model.tokenizer is not None, "it has a chat template"
     assert model.chat_template is not None, "it is asked for"
+    if model.is_harmony:
+        return None  # "<|end|>" ends a message, and others may follow in the turn
     token = model.chat_template.turn_end
     return None if token is None or model.tokenizer.token_id(token) in model.tokenizer.eos_token_ids else token
 
 
 def _thinking(model: ServedModel, prompt: Sequence[int]) -> Thinking | None:
     """Return the marks of the answer's reasoning, or None if the model does not reason or the template prevents it."""
-    if model.reasoning_parser is None:
+    parser = HARMONY_REASONING if model.is_harmony else model.reasoning_parser
+    if parser is None:
         return None
     assert model.tokenizer is not None, "it has a chat template"
-    start, end = reasoning_marks(model.reasoning_parser)
+    start, end = reasoning_marks(parser)
     tail = model.tokenizer.decode(prompt[-_MAX_MARK_TOKENS:], skip_special_tokens=False).rstrip()
-    return None if tail.endswith(end) else Thinking(start, end, tail.endswith(start))
+    has_started = tail.endswith(start)
+    is_answer = tail.endswith("<|message|>" if model.is_harmony else end)
+    return Thinking(start, end, has_started) if has_started or not is_answer else None
 
 
 def _grammar(
@@ -95,7 +100,7 @@ def _grammar(
     """Return the grammar of an answer that is constrained by more than its guide, or None."""
     content = _schema(guide)
     assert model.tokenizer is not None, "it has a chat template"
-    grammar = CallGrammar(model.tokenizer)
+    grammar = (HarmonyGrammar if model.is_harmony else CallGrammar)(model.tokenizer)
     if tools is None or not (guide or tools.is_guided):
         return None if thinking is None or content is None else grammar.of_content(content, thinking)
     if guide and content is None:
@@ -140,7 +145,7 @@ def _parsing(
     if tools is None and thinking is None:
         return None
     return Parsing(
-        tool_parser=None if tools is None else model.tool_parser,
+        tool_parser=None if tools is None and not model.is_harmony else model.tool_parser,
         reasoning_parser=None if thinking is None else model.reasoning_parser,
         tools=() if tools is None else tools.definitions,
         starts_in_reasoning=thinking is not None and thinking.has_started,

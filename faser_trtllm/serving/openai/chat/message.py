@@ -59,6 +59,8 @@ def _message(where: str, value: Any) -> Message:
         message["tool_call_id"] = _id(f"{where}.tool_call_id", fields.get("tool_call_id"))
     if reasoning is not None and role == "assistant":
         message |= dict.fromkeys(_REASONING, checked_text(f"{where}.reasoning_content", reasoning))
+        if not (calls and message["content"]):
+            message["thinking"] = reasoning  # gpt-oss's name; its template refuses it with both content and calls
     if calls:
         message["tool_calls"] = _calls(f"{where}.tool_calls", calls)
     return message
