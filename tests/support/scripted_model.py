@@ -17,7 +17,11 @@ END = "<|end|>"
 
 
 def write_scripted(
-    directory: Path, scripts: Mapping[str, Sequence[str]], template: str, added: Sequence[str] = ()
+    directory: Path,
+    scripts: Mapping[str, Sequence[str]],
+    template: str,
+    added: Sequence[str] = (),
+    end_token: str = END,
 ) -> Path:
     """A checkpoint of a Llama whose layers do nothing -> its directory.
 
@@ -36,7 +40,7 @@ def write_scripted(
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    for text in (END, *scripts, *added):
+    for text in (end_token, *scripts, *added):
         is_special = text.startswith(("<|", "["))
         add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
         add([AddedToken(text, normalized=False, special=is_special)])
@@ -46,14 +50,14 @@ def write_scripted(
         assert found is not None
         return int(found)
 
-    end, start = tokenizer.token_to_id(END), {name: tokenizer.token_to_id(name) for name in scripts}
+    end, start = tokenizer.token_to_id(end_token), {name: tokenizer.token_to_id(name) for name in scripts}
     nexts: dict[int, int] = {}
     for name, script in scripts.items():
         ids = [start[name], *map(token, script), end]
         nexts |= dict(itertools.pairwise(ids))
     _write_model(directory, nexts, tokenizer.get_vocab_size(), end)
     (directory / "tokenizer.json").write_text(tokenizer.to_str())
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": end_token}))
     (directory / "chat_template.jinja").write_text(template)
     return directory
 

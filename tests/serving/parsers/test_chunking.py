@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import tracemalloc
 
 import pytest
@@ -58,7 +57,7 @@ def test_nothing_is_taken_back(family):
             assert reading.parse(text[:cut] + '"}]>\n</tool_call> x').is_begun_by(begun), (reading, text[:cut])
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"openai"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"openai"}))  # see test_harmony
 def test_no_character_is_lost_but_those_of_calls_and_space_next_to_marks(family):
     """In texts without calls, everything is content."""
     rng = random.Random(family)
@@ -72,33 +71,6 @@ def test_no_character_is_lost_but_those_of_calls_and_space_next_to_marks(family)
             assert all(char in rest for char in found.content)
         nothing = Reading(family, tools=()).parse(text)
         assert nothing == Parsed(text)
-
-
-HEADER = re.compile(
-    r"""(?: \A\s* | <\|(?:end|return|call)\|>\s* | (?=<\|(?:start|channel)\|>) )
-    (?P<header> (?:<\|start\|>\s*assistant\s*)? (?:to=\s*(?P<before>[^\s<]*)\s*)?
-    <\|channel\|>\s*(?P<channel>analysis|commentary|final)(?![^\s<])\s* (?:to=\s*(?P<after>[^\s<]*)\s*)?
-    (?:<\|constrain\|>\s*)? [^\s<]*\s* <\|message\|>)""",
-    re.VERBOSE,
-)
-
-
-def test_no_character_is_lost_of_harmony_but_headers_and_the_marks_before_them():
-    """Without functions, headers of commentary with a recipient are kept."""
-
-    def left(found):
-        return found["header"] if found["channel"] == "commentary" and (found["after"] or found["before"]) else ""
-
-    rng = random.Random(8)
-    num_headers = 0
-    for _ in range(pick(3000, 50_000)):
-        text = random_text("openai", rng) + " ] ] ]"  # so that no header is cut
-        events = Reading("openai", "openai_gptoss", tools=()).events([text])
-        shown = "".join(event.text for event in events)
-        expected, num_found = HEADER.subn(left, text)
-        assert "".join(shown.split()) == "".join(expected.split()), text
-        num_headers += num_found
-    assert num_headers > 1000
 
 
 JSON = st.recursive(

@@ -249,47 +249,6 @@ def test_reasoning_in_arguments_is_text_of_theirs():
     assert Reading("hermes", "qwen3").parse(text) == Parsed("", "a", (("f", None, '{"b": "<think>x</think>"}'),))
 
 
-ANALYSIS = "<|channel|>analysis<|message|>"
-MESSAGES = [
-    # text, reasoning, content, calls
-    (f"{ANALYSIS}Hm.{AGAIN}final<|message|>Hi.<|return|>", "Hm.", "Hi.", ()),
-    (f"{ANALYSIS}A\n{AGAIN}analysis<|message|>B{AGAIN}commentary to=functions.f<|message|>{A1}", "A\nB", "", (CALL,)),
-    (
-        f"{ANALYSIS}A{AGAIN}commentary<|message|>P{AGAIN}analysis<|message|>B{AGAIN}final<|message|>C",
-        "A\nB",
-        "P\nC",
-        (),
-    ),
-    ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", "", ()),
-    (f"{ANALYSIS}Hm.", "Hm.", "", ()),
-    (f"{ANALYSIS}Hm. <|channel|>last<|message|>Hi", "Hm. <|channel|>last<|message|>Hi", "", ()),
-    (f"{ANALYSIS}Hm.<|end|>Hi", "Hm.<|end|>Hi", "", ()),
-    (f"{ANALYSIS}Hm.<|channel|>final<|message|>Hi.", "Hm.", "Hi.", ()),
-    (f"{ANALYSIS}Hm.{AGAIN}fin", "Hm.", "<|start|>assistant<|channel|>fin", ()),
-    (
-        f"{ANALYSIS}Hm.{AGAIN}commentary to=g<|message|>x",
-        "Hm.",
-        "<|start|>assistant<|channel|>commentary to=g<|message|>x",
-        (),
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "reasoning", "content", "calls"), MESSAGES)
-def test_messages_of_harmony(text, reasoning, content, calls):
-    assert Reading("openai", "openai_gptoss").parse(text) == Parsed(content, reasoning, calls)
-    # Each parser alone: reasoning is left out, calls are content.
-    assert Reading("openai").parse(text) == Parsed(content, "", calls)
-    alone = Reading(None, "openai_gptoss").parse(text)
-    assert (alone.reasoning, alone.calls) == (reasoning, ())
-    assert alone.content == (text[text.index("<|start|>assistant<|channel|>comm") :] if calls else content)
-    # A prompt that ends within the reasoning.
-    if text.startswith(ANALYSIS):
-        for shown in (None, "openai_gptoss"):
-            begun = Reading("openai", shown, True).parse(text.removeprefix(ANALYSIS))
-            assert begun == Parsed(content, reasoning if shown else "", calls)
-
-
 VALUES = [
     ({"type": "integer"}, "5", "5"),
     ({"type": "integer"}, " 5 ", "5"),

@@ -54,7 +54,7 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
         )
     with naming_length("messages"):
         model.check_size(sum(len(message["content"]) + len(message.get("name", "")) for message in messages))
-        definitions = None if tools is None else tools.definitions
+        definitions = None if tools is None else _definitions(tools, model)
         prompt = tuple(template.encode(messages, model.check_length, definitions, args))
         model.check_length(prompt)
     if not prompt:
@@ -70,6 +70,13 @@ def read_conversation(fields: Fields, model: ServedModel) -> Conversation:
     shows_special = _has_special_marks(model, tools, thinking)
     inputs = guide | ({"skip_special_tokens": False} if shows_special else {})
     return Conversation(prompt, parsing, guide_field, inputs, _turn_end(model))
+
+
+def _definitions(tools: Tools, model: ServedModel) -> Sequence[Mapping[str, Any]]:
+    """Return the functions for the template; gpt-oss's template fails for those without a description."""
+    if not model.is_harmony:
+        return tools.definitions
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools.definitions]
 
 
 def _turn_end(model: ServedModel) -> str | None:
