@@ -127,7 +127,7 @@ def test_answers_have_reasoning_content_and_calls(served):
 
 
 def test_each_parser_may_be_the_only_one(checkpoint):
-    """Whether a request has tools or not."""
+    """Tools in a request change nothing about reasoning."""
     calls, reasoning = model(checkpoint, "openai"), model(checkpoint, None, "openai_gptoss")
     for fields in ({}, {"tools": [TOOL]}):
         assert message(calls, ANALYSIS + FINAL, **fields) == (None, "It rains.\n", [], "stop")
@@ -192,7 +192,7 @@ def test_the_end_of_a_message_is_no_end_of_the_answer(served):
 
 
 def holds(served, request, text):
-    """Whether the request's grammar allows a text, whose marks may be tokens or spelled out."""
+    """Return whether the grammar allows a text, whose marks may be tokens or spelled out."""
     assert request.inputs["guided_decoding_guide_type"] == "ebnf_grammar"
     tokenizer = served.tokenizer
     guide = open_tokenizer(tokenizer.definition, tokenizer.vocab_size, [tokenizer.token_id(RETURN)])
@@ -236,7 +236,7 @@ def test_grammars_of_messages(checkpoint, parsers):
 
 
 def drawn(served, request, rng, max_tokens=300):
-    """(a random text that the request's grammar allows, whether it is whole)."""
+    """Return a random text that the grammar allows, and whether it is whole."""
     tokenizer = served.tokenizer
     guide = open_tokenizer(tokenizer.definition, tokenizer.vocab_size, [tokenizer.token_id(RETURN)])
     matcher, _ = compile_source(guide, LLMatcher.grammar_from_lark(request.inputs["guided_decoding_guide"]))
@@ -282,7 +282,7 @@ def client(checkpoint, tmp_path_factory):
 
 
 def said(client, stream, *messages, **fields):
-    """(reasoning, content, calls, finish reason) of an answer."""
+    """Return the reasoning, content, calls and finish reason of an answer."""
     asked = {"model": "faser", "messages": list(messages), "temperature": 0, "max_tokens": 200, **fields}
     if stream:
         with client.chat.completions.stream(**asked) as events:
