@@ -135,6 +135,7 @@ def test_each_parser_may_be_the_only_one(checkpoint):
     assert message(reasoning, ANALYSIS + CALL) == ("Hm <b>.", "<|start|>assistant" + CALL, [], "stop")
     plain = message(model(checkpoint), ANALYSIS + FINAL)
     assert plain == (None, "analysisHm <b>.assistantfinalIt rains.\n", [], "stop")
+    assert chat(calls, guided_regex="[ab]").parsing is None  # which constrains the whole text
     for pair in (("openai", "qwen3"), ("hermes", "openai_gptoss")):
         with pytest.raises(InvalidArgumentError, match=r"reasoning_parser is .*; set both, or one of them and none"):
             model(checkpoint, *pair)
