@@ -1,4 +1,4 @@
-"""A share of the CPU: the cores that an engine's native threads run on. It knows nothing about models."""
+"""A share of the CPU: the cores that an engine's native threads run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faser_trtllm import native
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import ConfigError, FaserError
 
-# Long enough to bridge the Python code between two passes, short enough not to hog a core.
+# Long enough to bridge the Python code between two passes, short enough not to keep a core busy.
 DEFAULT_SPIN_US = 200
 
 
@@ -57,7 +57,7 @@ class CoreSet(Closing):
         return self._handle
 
     def pin_caller(self) -> None:
-        """Pin the calling thread to this partition's first core, so that it does not run on another worker's core."""
+        """Pin the calling thread, worker 0, to the first core, so that it does not run on another worker's core."""
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.cores[0]})
 

@@ -1,8 +1,8 @@
-"""Partitions of a GPU: SMs in green contexts, split between draft and target, each with its own stream; or two streams.
+"""Partitions of a GPU for draft and target: SMs split into green contexts with a stream each, or two plain streams.
 
 A green context is a mask of SMs over the primary context: memory, modules and events are shared, and work on its
-streams stays on its SMs. Work enqueued on another partition's stream runs there. Splits were granted as asked on an
-H100 (2026-11-26); tests make the calls through cuda-python's bindings over a stand-in driver.
+streams stays on its SMs. An H100 granted splits as asked (2026-11-26); tests make the calls through cuda-python's
+bindings over a stand-in driver.
 
 Streams and their contexts live as long as the process, like torch's own streams. torch keeps state by stream (cached
 memory, workspaces, events), cannot forget a stream, and aborts the process if a driver then refuses one that is gone.
@@ -54,10 +54,10 @@ class PartitionPair:
 
 
 def default_draft_sms(device_sms: int) -> tuple[int, ...]:
-    """Return the draft's SM counts of the prepared pairs: one pair, with a quarter of the GPU in multiples of 8.
+    """Return the draft's SM counts of the pairs to prepare: one pair, with a quarter of the GPU in multiples of 8.
 
     On modelled GPUs this is the best split for a 1B draft of an 8B target at 256 requests, where overlap comes closest
-    to paying off; where other splits are better, none pays off (docs/results.md).
+    to saving time; where other splits are better, no split saves any (docs/results.md).
     """
     return (max(8, device_sms // 4 // 8 * 8),)
 
@@ -91,7 +91,7 @@ class GpuPartitions(Closing):
         require_green: bool = False,
         plain_streams: bool = False,
     ) -> None:
-        """draft_sms: default: default_draft_sms(). require_green: raise FaserError instead of falling back to streams.
+        """draft_sms: None: default_draft_sms(). require_green: raise FaserError instead of falling back to streams.
         plain_streams: make no green contexts.
 
         Raises ConfigError if cuda-python or a driver is missing, or if the GPU cannot be divided this way.
@@ -181,7 +181,7 @@ class GpuPartitions(Closing):
         return GpuPartition(name, int(stream), granted)
 
     def _stream_pair(self, made: ExitStack) -> PartitionPair:
-        """Make two streams without priorities: on an H100, one for the draft's stream changed no time (2026-11-26)."""
+        """Make two streams without priorities: on an H100, a priority for the draft changed no time (2026-11-26)."""
         draft, target = (self._stream(made) for _ in range(2))
         return PartitionPair(
             GpuPartition("draft stream", draft, self.num_sms), GpuPartition("target stream", target, self.num_sms)
