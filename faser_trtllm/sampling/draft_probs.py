@@ -16,21 +16,21 @@ class DraftProbs(Protocol):
         """Return the address of the slot's memory, for its entry in the sampling table; 0 for device memory."""
 
     def rows(self, slot: int) -> Any:
-        """Return the slot's distributions [max_draft_len, vocab_size] fp32; the draft at a position has row position %
-        max_draft_len."""
+        """Return the slot's distributions fp32 [max_draft_len, vocab_size]; that of the draft at a position is in row
+        position % max_draft_len."""
 
     def park(self, slot: int) -> Any:
-        """Take out the slot's distributions for restore(), while others use the slot."""
+        """Return the slot's distributions for a later restore(); another request may use the slot meanwhile."""
 
     def restore(self, slot: int, parked: Any) -> None:
         """Give a slot the distributions that park() returned."""
 
 
 class HostDraftProbs:
-    """DraftProbs in host memory, which a slot gets when it first needs it and then keeps."""
+    """DraftProbs in host memory, which is allocated per slot when first needed and then kept."""
 
     def __init__(self, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
-        """max_draft_len: 0 if no draft is ever drawn, so none has a distribution."""
+        """max_draft_len: 0 if no drafts are drawn, so that no memory is needed."""
         self._shape = (max_draft_len, vocab_size)
         self._probs: list[Float32Array | None] = [None] * max_batch_size
 
@@ -43,7 +43,7 @@ class HostDraftProbs:
         return address_of(probs, np.float32)
 
     def rows(self, slot: int) -> Float32Array:
-        """See DraftProbs; [0, vocab_size] if the slot never needed memory."""
+        """See DraftProbs.rows; [0, vocab_size] if the slot has no memory yet."""
         probs = self._probs[slot]
         return np.zeros((0, self._shape[1]), np.float32) if probs is None else probs
 

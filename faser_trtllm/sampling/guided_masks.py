@@ -1,5 +1,5 @@
-"""Token masks: the tokens that a guide allows at each position that is drafted or verified, and those that a request
-allows at all."""
+"""Token masks: the tokens that a guide allows at each drafted or verified position, and those that a request allows at
+every position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GuidedMasks:
     A mask depends on the output tokens before its position, pending drafts included, so draft and target use the same
     one. It is written once: while drafting, or before rejection sampling for the row after the last draft. A GPU engine
     drafts without masks, so all are written before rejection sampling, up to the first draft that its mask forbids:
-    that one is rejected, and no row after it is used. Dropped drafts are detected by comparing tokens, so rejections,
+    that draft is rejected, and no row after it is used. Dropped drafts are detected by comparing tokens, so rejections,
     drafts that stay pending and preemption need no extra calls. Any thread may call, but only one at a time per slot.
     """
 
@@ -37,7 +37,7 @@ class GuidedMasks:
         self._num_words = -(-vocab_size // 32)
         self._num_rows = max_draft_len + 1  # positions of the pending drafts and the next one
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
-        self.slots: set[int] = set()  # those whose requests have a guide
+        self.slots: set[int] = set()  # slots whose requests have a guide
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
         self._allowed: list[UInt32Array | None] = [None] * max_batch_size  # of slots without a guide
         self._swallowed: BaseException | None = None
@@ -45,7 +45,7 @@ class GuidedMasks:
         self._callback_address = native.address_of_function(self._callback)
 
     def bind(self, slot: int, request: Request) -> dict[str, Any]:
-        """Start the request's guide and return its fields of faser_sampling; {} if all tokens are allowed."""
+        """Start the request's guide; return the slot's mask fields of faser_sampling, {} if all tokens are allowed."""
         guide, allowed = request.params.guide, self._mask_of(request.params.allowed_token_ids)
         if guide is None:
             self._allowed[slot] = allowed
@@ -89,8 +89,8 @@ class GuidedMasks:
         return costs
 
     def num_allowed(self, slot: int, position: int, num_drafts: int) -> int:
-        """Return how many of a slot's drafts from this position on its guide allows, up to the first that it does not.
-        For drafts that were not drawn under its masks; no mask after the first forbidden draft is written."""
+        """Return how many of the slot's drafts from this position on come before the first that its guide forbids. For
+        drafts that were drawn without masks; writes no mask after that of the first forbidden draft."""
         guided = self._slots[slot]
         for i in range(num_drafts if guided is not None else 0):
             self.prepare(slot, position + i, 1)
@@ -99,12 +99,12 @@ class GuidedMasks:
         return num_drafts
 
     def is_complete(self, slot: int, position: int) -> bool:
-        """Return True if the slot's output may end before this position; False without a guide."""
+        """Return True if the guide lets the slot's output end before this position; False without a guide."""
         guided = self._slots[slot]
         return guided is not None and guided.is_complete(position)
 
     def error(self, slot: int, position: int) -> str:
-        """Return why the mask of this position could not be computed (it then allows nothing), or ""."""
+        """Return why the mask of this position could not be computed, in which case it allows nothing, or ""."""
         guided = self._slots[slot]
         return "" if guided is None else guided.error(position)
 
@@ -127,13 +127,13 @@ class _GuidedSlot:
     """One request's state and masks. The state sees output tokens up to but not including an end id."""
 
     def __init__(self, request: Request, guide: Guide, masks: UInt32Array, allowed: UInt32Array | None) -> None:
-        """allowed: a mask of the tokens that the request allows; None: all."""
+        """masks [num_rows, words]: to write to. allowed: a mask of the tokens that the request allows; None: all."""
         self._request = request
         self._guide = guide
         self._masks = masks
         self._allowed = allowed
         self._end_ids = frozenset(request.params.end_ids)
-        self._positions = [-1] * len(masks)  # position of the mask in each row of memory
+        self._positions = [-1] * len(masks)  # of the mask in each row of memory; -1: none
         self._errors: dict[int, str] = {}  # by position; a mask that could not be computed allows nothing
         self._state: GuideState = guide.start(request.params.end_ids)
         self._seen: list[int] = []  # output tokens that the state has consumed
@@ -155,7 +155,7 @@ class _GuidedSlot:
         return num_written
 
     def _allows(self, position: int) -> bool:
-        """Return True if the position's mask, which is written, allows its token."""
+        """Return True if the position's mask allows its token; the mask must be written."""
         token = int(self._request.tokens[position])
         return bool(self._masks[position % len(self._masks), token // 32] >> np.uint32(token % 32) & 1)
 
@@ -170,7 +170,7 @@ class _GuidedSlot:
         return self._errors.get(position, "")
 
     def _sync(self, position: int) -> None:
-        """Roll back tokens before the position that the request no longer has."""
+        """Roll back the state to before the first token that the request no longer has."""
         output = self._output(self._num_committed, position)
         seen = self._seen[self._num_committed :]
         for i, (token, wanted) in enumerate(zip(seen, output, strict=False)):
@@ -179,9 +179,9 @@ class _GuidedSlot:
                 return
 
     def _write(self, position: int, mask: UInt32Array) -> bool:
-        """Write a mask; return False if it must not be kept: after an end id, unseen by the state, nothing is allowed.
+        """Write a mask; return False if it must not be kept: after an end id, which the state never sees, it is empty.
 
-        A failure affects only this position, and the state starts over: without drafts it might never get there.
+        A failure affects only this position, and the state starts over: the output may never reach that position.
         """
         try:
             if not self._move_to(position):

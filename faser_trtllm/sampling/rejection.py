@@ -1,4 +1,4 @@
-"""Rejection sampling: the choice of drafts that become tokens after a target pass, and of the one token after them."""
+"""Rejection sampling: decide which drafts become tokens after a target pass, and draw the token after them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VerificationRows:
 
     @property
     def cu_logit_rows(self) -> Int32Array:
-        """Cumulative rows [num_requests + 1]: request i has rows [i] to [i + 1] of the logits."""
+        """Cumulative rows int32 [num_requests + 1]: entries i and i + 1 bound request i's rows of the logits."""
         cumulative = np.zeros(self.num_rows.size + 1, np.int32)
         np.add.accumulate(self.num_rows, out=cumulative[1:])
         return cumulative
@@ -50,11 +50,11 @@ class BranchTokens:
     """
 
     requests: Int32Array  # indices into the verification rows
-    places: Int32Array  # indices of the drafts that the tokens replace, by request
+    places: Int32Array  # indices of the drafts that the tokens replace, among the request's pending drafts
     token_ids: Int32Array
 
     def recovered(self, found: AcceptResult) -> npt.NDArray[np.intp]:
-        """Return the indices of the branches whose token was recovered in their place."""
+        """Return the indices of the branches whose token was recovered at their place."""
         requests, places = self.requests, self.places
         return np.flatnonzero(
             (found.outcome[requests] == Outcome.RECOVERED)
@@ -63,7 +63,7 @@ class BranchTokens:
         )
 
     def follow(self, found: AcceptResult, taken: npt.NDArray[np.intp], drawn: AcceptResult) -> AcceptResult:
-        """Return found with the tokens `drawn` [len(taken)] after the branches that were recovered."""
+        """Return `found` with the tokens `drawn` after the recovered branches `taken`; changes found's arrays."""
         has_token = drawn.outcome != Outcome.FAILED  # a failure repeats in the next step, which reports it
         followed = taken[has_token]
         requests = self.requests[followed]
@@ -89,7 +89,7 @@ class RejectionSampler(Protocol):
     """
 
     draft_probs: DraftProbs
-    """Memory of q for unseeded drafts."""
+    """Memory for q of unseeded drafts."""
 
     def sample(
         self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
@@ -103,14 +103,14 @@ class RejectionSampler(Protocol):
         """
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """Return log probabilities of tokens, given the logits of a pass."""
+        """Return the log probabilities of tokens from the logits of a pass (ops/log_probs.py)."""
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
         """Return a copy of these rows of logits, for sample()."""
 
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
-        """Return the duration of the last pass as in cost tables. forward_ms, sample_ms: host time of its forward() and
-        its sample()."""
+        """Return the ms of the last pass as cost tables count it. forward_ms, sample_ms: host time of its forward()
+        and its sample()."""
 
 
 class CpuRejectionSampler:

@@ -1,5 +1,5 @@
-"""Synthetic acceptance for performance measurements: drafts are accepted at random and not by the target, so outputs
-are not the target's."""
+"""Synthetic acceptance, to measure performance: drafts are accepted at random and not by the target, so outputs are not
+the target's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, Veri
 
 
 def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
-    """Return the acceptance probability at each position [max_draft_len], if the drafts before it are accepted.
+    """Return the probability that the draft at each position [max_draft_len] is accepted if those before it are.
 
     A number is the mean number of accepted drafts: its integer part always, its fraction as the chance of one more
-    (TensorRT-LLM's meaning). A sequence has the probabilities themselves; drafts beyond it are rejected.
+    (TensorRT-LLM's meaning). A sequence lists the probabilities; drafts beyond it are rejected.
     """
     probabilities = np.zeros(max_draft_len)
     if isinstance(acceptance, Sequence):
@@ -31,7 +31,7 @@ def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int)
 
 
 class SyntheticRejectionSampler:
-    """Accepts drafts at random, and leaves everything else, such as drawing the next token, to another sampler.
+    """Accepts drafts at random; another sampler does everything else, such as drawing the next token.
 
     Acceptance depends on the seed, the request's prompt and the draft's position, but not on the batch. It does not
     support branches.
@@ -81,7 +81,7 @@ class SyntheticRejectionSampler:
     def _num_accepted(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array
     ) -> npt.NDArray[np.int64]:
-        """Return the number of drafts accepted before the first rejection, [n]."""
+        """Return the number of drafts before the first rejection, int64 [n]."""
         counters = np.zeros((slots.size, self._probabilities.size, 4), np.uint64)
         counters[:, :, 0] = num_tokens[:, None] + np.arange(self._probabilities.size)
         for i, slot in enumerate(slots):

@@ -47,9 +47,9 @@ class SamplingTable:
     """One faser_sampling per slot, in `array` [max_batch_size] (SAMPLING_DTYPE), which never moves.
 
     A slot is bound when its request is admitted and released when the request leaves. `guided` has the masks of slots
-    whose requests have a guide. new_key: source of keys for requests without a seed. Each bind draws a new one, so no
+    whose requests have a guide. new_key: returns a key for a request without a seed. Each bind draws a new one, so no
     random number is reused when a request resumes after preemption. draft_probs: memory for the distributions of
-    unseeded drafts, by default in host memory. clock: measures the time of masks, by default the system's.
+    unseeded drafts; None: host memory. clock: times the writing of masks; None: the system's.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SamplingTable:
         self._lists = _TokenLists(SamplingParams())  # of the latest request; its siblings come next and share them
 
     def bind(self, slot: int, request: Request) -> None:
-        """Set up the slot for the request, whose arrays must not be replaced afterwards."""
+        """Set up the slot for the request, whose arrays must not be replaced while it is bound."""
         params = request.params
         mode = request.sampling_mode
         if not self._lists.are_of(params):
@@ -112,12 +112,12 @@ class SamplingTable:
         self._kept[slot] = tuple(arrays.values())
 
     def park(self, slot: int, request: Request) -> None:
-        """Keep the draft probs of a preempted request's pending drafts until it is bound again or forgotten."""
+        """Keep the draft probs of a preempted request until it is bound again or forgotten."""
         if request.sampling_mode == native.SAMPLED:
             self._parked[request.request_id] = self.draft_probs.park(slot)
 
     def forget(self, request: Request) -> None:
-        """Drop what was kept of a preempted request that does not come back."""
+        """Drop the draft probs kept for a preempted request that does not come back."""
         self._parked.pop(request.request_id, None)
 
     def release(self, slot: int) -> None:
@@ -134,6 +134,6 @@ class SamplingTable:
         return bool(self.array["tokens"][slot])
 
     def tests(self, source: int) -> tuple[int, int]:
-        """Return how many drafts of a source (native.BY_MODEL, native.BY_SUFFIX) were verified, and how many accepted,
-        since the start."""
+        """Return how many drafts of a source (native.BY_MODEL, native.BY_SUFFIX) were verified since the start, and how
+        many of them were accepted."""
         return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())
