@@ -38,10 +38,10 @@ class AcceptResult:
 
     token_ids: Int32Array  # [num_requests, max_draft_len + 1], in order; the first num_tokens[i] are valid
     num_tokens: Int32Array  # [num_requests]
-    num_accepted: Int32Array  # [num_requests]: the first tokens, which were drafts
+    num_accepted: Int32Array  # [num_requests]: how many of the first tokens were drafts
     outcome: Int32Array  # [num_requests]: Outcome
     row_status: Int32Array  # [num_requests]: RowStatus
-    # Branches that gave one of these tokens each, as indices (sampling/rejection.py); accept() fills in none.
+    # Indices of branches that yielded one more token each (sampling/rejection.py); accept() leaves this empty.
     followed: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), kw_only=True)
 
     @staticmethod
@@ -52,7 +52,7 @@ class AcceptResult:
         return AcceptResult(flat[: n * width].reshape(n, width), *counts)
 
     def part(self, chosen: slice | npt.NDArray[np.intp]) -> AcceptResult:
-        """Return the results of some requests."""
+        """Return the results of the chosen requests."""
         counts = (self.num_tokens, self.num_accepted, self.outcome, self.row_status)
         return AcceptResult(self.token_ids[chosen], *(each[chosen] for each in counts))
 

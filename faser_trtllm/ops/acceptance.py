@@ -1,4 +1,4 @@
-"""The probability that a pending draft is accepted, by its margin; used to rank drafts and to fit acceptance."""
+"""The probability that a pending draft is accepted, given its margin; used to rank drafts and to fit acceptance."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class AcceptanceModel:
     def log_odds(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
     ) -> Float32Array:
-        """Return the log-odds of the first num_drafts[i] drafts after num_tokens[i] tokens, at most MAX_LOG_ODDS from
-        0, of all requests in turn [sum of num_drafts]. InvalidArgumentError for a slot with drafts but no margins."""
+        """Return log-odds fp32 [sum of num_drafts] within +-MAX_LOG_ODDS, request by request: of its first
+        num_drafts[i] drafts after num_tokens[i] tokens. InvalidArgumentError: a slot has drafts but no margins."""
         at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
         odds: Float32Array = np.zeros(num_drafts.sum(), np.float32)
         status = native.library().faser_log_odds(
@@ -65,5 +65,5 @@ class AcceptanceModel:
         return odds
 
     def at(self, mode: int, place: int, margin: float) -> float:
-        """Return the probability in the native library's order of operations; margin is at most MAX_MARGIN."""
+        """Return the probability, computed in the native library's order of operations. margin: at most MAX_MARGIN."""
         return sigmoid(float(self.slope[mode, place]) * margin + float(self.intercept[mode, place]))

@@ -32,12 +32,12 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
-    # ctypes is slow to take the address of a structure, so take that of its bytes.
+    # ctypes is slow with structured arrays, so take the address of their bytes.
     return native.address_of_buffer(array.view(np.uint8) if array.dtype.names else array)
 
 
 def int32_addresses(*columns: Int32Array) -> list[int]:
-    """Return the addresses of C-contiguous int32 arrays, faster than address_of; raises as it does."""
+    """Return the addresses of C-contiguous int32 arrays; faster than address_of(), with the same errors."""
     return [
         _address(_buffer(column))  # type: ignore[arg-type]
         if column.dtype is _INT32 and column.size
@@ -50,8 +50,8 @@ _last_table: tuple[Callable[[], Any], int] = (lambda: None, 0)  # one tuple, sin
 
 
 def sampling_address(sampling: SamplingArray) -> int:
-    """Return the address of a sampling table (SAMPLING_DTYPE). The last one is cached: a table never moves, and numpy
-    is slow to give a structured array's address."""
+    """Return the address of a sampling table (SAMPLING_DTYPE). The last one is cached, since a table never moves and
+    numpy is slow to give a structured array's address."""
     global _last_table
     known, address = _last_table
     if known() is not sampling:
@@ -61,7 +61,7 @@ def sampling_address(sampling: SamplingArray) -> int:
 
 
 def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
-    """Return the address and leading dimension of logits [num_rows, >= vocab_size], whose rows must be contiguous."""
+    """Return address and row stride, in numbers, of logits [num_rows, >= vocab_size], whose rows must be contiguous."""
     if logits.dtype != np.float32:
         raise TypeError(f"expected logits of float32, got {logits.dtype}")
     if logits.ndim != 2 or logits.shape[1] < vocab_size:

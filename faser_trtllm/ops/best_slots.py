@@ -1,11 +1,11 @@
-"""Choose the slots that pay: the native argmax over rows that verify a draft each.
+"""Choose the slots (rows that verify one draft each) that are worth their cost, by a native argmax.
 
-Row j of a request yields one token if the drafts up to it are all accepted, so a pass over base rows and slots S yields
-the base tokens plus the sum of the survivals of S. Survival never rises along a request, so the n best slots are
-prefixes. Before drafting, the longest length is chosen too, since the first slot at a place costs a whole draft step;
-so no uniform length is better. The same argmax plans (with expected survivals, drafting not done yet) and ranks drafts
-(with survivals by their margins, drafting done). Whether a slot runs may depend on later drafts of its request, since
-drafts without a row stay pending: rows decide when a draft is verified, never whether.
+A slot yields one token if all drafts of its request up to it are accepted, so a pass yields its base tokens plus the
+sum of its slots' survivals. Survival never rises along a request, so the n best slots are prefixes of the requests'
+drafts. Before drafting, the longest length is chosen as well, since the first slot at a place costs a whole draft step;
+no uniform length can be better. The argmax plans, with expected survivals, and ranks existing drafts, with survivals
+estimated from their margins. Whether a slot runs may depend on later drafts of its request, since drafts without a row
+stay pending: rows decide when a draft is verified, never whether.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class BestSlots(NamedTuple):
 
 
 class SlotCosts:
-    """The costs of a step, and what its slots have to bring."""
+    """The costs of a step, and the tokens that its slots must yield for them."""
 
     def __init__(
         self,
         verify_ms: Float64Array,  # [num_costs], of a pass by its number of slots; more cost as much as the last
-        # First and further draft steps [num_requests + 1], by requests that draft; None: all drafts are made.
+        # Of the first and of each further draft step [num_requests + 1], by drafting requests; None: all drafts exist.
         draft_ms: tuple[Float64Array, Float64Array] | None = None,
         *,
         fixed_ms: float = 0.0,  # added to every step with slots
         base_tokens: float = 0.0,  # of a step without slots
-        price: float = 0.0,  # tokens that a ms must bring; 0: maximize tokens / ms, with at least one slot
+        price: float = 0.0,  # tokens that each ms must yield; 0: maximize tokens / ms, with at least one slot
         multiple: int = 1,  # consider only multiples of this number of slots
     ) -> None:
         self.verify_ms, self.draft_ms = verify_ms, draft_ms
@@ -60,7 +60,8 @@ class SlotCosts:
 
 
 def best_slots(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> BestSlots:
-    """Return the best slots. survival [num_requests, max_draft_len]: never rising in a row; limits [num_requests]."""
+    """Return the best slots. survival fp64 [num_requests, max_draft_len] never rises in a row; limits [num_requests]:
+    how many entries of each row count."""
     n, stride = survival.shape
     lengths = np.zeros(n, np.int32)
     score = ctypes.c_double()
@@ -79,13 +80,13 @@ def best_slots(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> 
 
 @value
 class VerificationRule:
-    """Chooses the pending drafts to verify: those with the most tokens - price * ms, ranked over the batch."""
+    """Chooses the pending drafts to verify: of the whole batch, those that maximize tokens - price * ms."""
 
     acceptance: AcceptanceModel
     costs: SlotCosts
 
     def row_price(self, num_slots: int, num_more: int) -> float:
-        """Return the tokens that a row after num_slots must bring, by the mean cost of the next num_more slots."""
+        """Return the tokens that a row after num_slots must yield, from the mean cost of the next num_more slots."""
         verify_ms = self.costs.verify_ms
         last = min(num_slots + num_more, verify_ms.size - 1)
         first = max(0, last - num_more)
@@ -94,7 +95,7 @@ class VerificationRule:
     def lengths(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_pending: Int32Array
     ) -> Int32Array:
-        """Return how many drafts to verify, 0 to num_pending[i], of those after num_tokens[i] committed tokens."""
+        """Return how many drafts after num_tokens[i] committed tokens to verify, 0 to num_pending[i] of them."""
         lengths = np.empty_like(num_pending)
         at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, lengths)
         status = native.library().faser_verify_lengths(

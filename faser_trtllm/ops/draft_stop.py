@@ -1,4 +1,4 @@
-"""Early stopping of drafting: the rule DraftStop (core/decision.py) in the native library's form."""
+"""Early stopping of drafting: the rule DraftStop (core/decision.py) as the native library reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from faser_trtllm.ops.arrays import (
 
 
 class NativeStop:
-    """A rule as struct faser_draft_stop; keeps the arrays of the last rule alive."""
+    """A DraftStop as struct faser_draft_stop. Keeps the arrays of the last rule alive."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
@@ -28,7 +28,7 @@ class NativeStop:
         self._struct = FaserDraftStop()
 
     def address(self, stop: DraftStop, max_draft_len: int) -> int:
-        """Return the structure's address, valid until the next call; ValueError for arrays too small or not float32."""
+        """Return the structure's address, valid until the next call; ValueError unless arrays fit and are float32."""
         struct = self._struct
         if stop is not self._stop:
             shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
@@ -58,9 +58,9 @@ def pending_survival(
     num_drafts: Int32Array,
     out: Float64Array,
 ) -> None:
-    """Write survival() of the drafts pending in slots [n], num_drafts [n] after num_tokens [n], to out [n].
+    """Write to out fp64 [n] the survival of each slot's num_drafts [n] pending drafts after num_tokens [n] tokens.
 
-    stop_address: that of a NativeStop. Raises InvalidArgumentError for a slot with drafts but no margins.
+    stop_address: from NativeStop.address(). Raises InvalidArgumentError for a slot with drafts but no margins.
     """
     status = native.library().faser_pending_survival(
         stop_address,

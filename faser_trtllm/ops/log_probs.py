@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, and of the most probable tokens in their place."""
+"""Log probabilities of tokens, and of the most probable tokens at their positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TokenRows:
     token_ids: Int32Array  # [n]
     positions: Int32Array  # [n]
     sampling: SamplingArray  # [n] (SAMPLING_DTYPE): parameters of the distribution to report
-    num_top: Int32Array  # [n]: how many of the most probable tokens to report as well
+    num_top: Int32Array  # [n]: how many of the most probable tokens to report in addition
 
     def where(self, chosen: npt.NDArray[np.bool_] | slice) -> TokenRows:
         """Return the rows that a mask [n] or a slice chooses."""
@@ -45,7 +45,7 @@ class LogProbs:
 
     @staticmethod
     def merge(some: LogProbs, others: LogProbs, is_some: npt.NDArray[np.bool_]) -> LogProbs:
-        """Merge in order [n]: where is_some take the next of `some`, else the next of `others`."""
+        """Merge in order: where is_some [n] is True take the next of `some`, else the next of `others`."""
         values = np.empty(is_some.size)
         values[is_some], values[~is_some] = some.values, others.values
         next_some, next_other = iter(some.tops), iter(others.tops)
@@ -53,7 +53,7 @@ class LogProbs:
 
 
 def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> LogProbs:
-    """Return the log probabilities of the tokens; logits [n, >= vocab_size]: their rows, in order."""
+    """Return the tokens' log probabilities. logits fp32 [n, >= vocab_size]: row i is that of token i."""
     values = np.full(asked.rows.size, np.nan)
     tops: list[Top] = []
     probs = np.empty(vocab_size, np.float32)
@@ -68,7 +68,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
         with np.errstate(divide="ignore"):
             logs = np.log(found)
         if not found.all() and not has_filters(asked.sampling[i]):
-            # Probabilities too small for a float32: logits still distinguish such tokens.
+            # Some probabilities are too small for a float32, but logits still distinguish such tokens.
             scaled = _scaled_logits(asked.sampling, i, row, position)
             ids = np.append(_best(scaled, num_top), asked.token_ids[i])
             found = probs[ids].astype(np.float64)
@@ -80,7 +80,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
 
 
 def _best(scores: npt.NDArray[Any], num: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the largest scores, in order; ties by lowest index."""
+    """Return the indices of the `num` largest scores, in order; of equal ones, the lowest index is first."""
     if num < 2:
         return np.array([scores.argmax()] if num else [], np.int64)
     least = np.partition(scores, scores.size - num)[scores.size - num]

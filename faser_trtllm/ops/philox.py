@@ -1,4 +1,4 @@
-"""Philox4x32-10 in numpy, bit for bit as plugins/cpu/sampling/philox.h: pure functions of a number's purpose."""
+"""Philox4x32-10 in numpy, bit-identical to plugins/cpu/sampling/philox.h."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ NO_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def has_filters(entry: np.void) -> bool:
-    """Return whether tokens may have probability 0 because others are more probable."""
+    """Return True if tokens may have probability 0 only because others are more probable."""
     return bool(entry["mode"] == native.GREEDY or any(entry[name] != off for name, off in NO_FILTERS.items()))
 
 
 class RowStatus(enum.IntEnum):
-    """The status of a row of logits: valid or why it gives no distribution."""
+    """The status of a row of logits: OK, or why it gives no distribution."""
 
     OK = native.ROW_OK
     NAN = native.ROW_NAN  # NaN or +inf in the row
@@ -45,9 +45,8 @@ def next_token_probs(
 ) -> RowStatus:
     """Write the distribution of the token after the slot's first num_tokens tokens to probs [vocab_size].
 
-    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, the mask, temperature,
-    top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. In greedy mode, the argmax has probability
-    1.
+    logits [vocab_size]. Applies, in order: penalties, bias, bans of bad words and min_tokens, the mask, temperature,
+    top_k, top_p, min_p, softmax. In greedy mode, the argmax has probability 1. probs is undefined unless it is OK.
     """
     if logits.size < probs.size:
         raise ValueError(f"logits has {logits.size} entries, probs has {probs.size}")
@@ -64,7 +63,7 @@ def next_token_probs(
 def edited_logits(
     sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int
 ) -> tuple[RowStatus, Float32Array]:
-    """Return logits [vocab_size] after penalties, bias, bans and the mask, before temperature."""
+    """Return the status and a copy of logits [vocab_size] after penalties, bias, bans and the mask."""
     if np.isnan(logits).any() or np.isposinf(logits).any():
         return RowStatus.NAN, logits
     entry = sampling[slot]
@@ -110,7 +109,7 @@ def _penalise(entry: np.void, history: Int32Array, x: Float32Array) -> None:
 
 
 def _clamp(before: Float32Array, after: Float32Array) -> Float32Array:
-    """Keep edited finite logits finite; a token with logit -inf stays impossible."""
+    """Return `after`, kept finite where `before` is finite; a logit of -inf stays -inf."""
     return np.where(np.isneginf(before), before, np.clip(after, -_LARGEST, _LARGEST))
 
 

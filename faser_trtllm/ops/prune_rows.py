@@ -1,8 +1,8 @@
-"""Early pruning: how many of its first rows each request keeps after a segment boundary.
+"""Early pruning: choose how many of its first rows each request keeps after a segment boundary.
 
-At a boundary, every running row except a request's last scores the draft's candidates for the next token with the
-target's own intermediate hidden row (FASER's Top-K signal, arXiv 2604.20503). Rows after a draft that is likely to be
-rejected are dropped. The row that verifies this draft stays, so a wrong exit only costs time.
+At a boundary, the target's intermediate hidden rows, except each request's last, score the draft model's candidates for
+the next token (FASER's Top-K signal, arXiv 2604.20503). Rows after a draft that is likely to be rejected are dropped.
+The row that verifies this draft stays, so a wrong exit only costs time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PruneBatch:
 
     starts: Int32Array  # [num_requests]: each request's first row of the pass
     num_rows: Int32Array  # [num_requests]: 1 + its drafts
-    candidates: Int32Array  # [num_drafts, num_candidates]: the draft model's, -1 for none, of all requests in turn
+    candidates: Int32Array  # [num_drafts, num_candidates]: the draft model's, request by request; -1 for none
     places: Int32Array  # [num_drafts]: the drafted token's place among the candidates
     num_hidden: int  # rows of the pass
     rule: PruneRule
@@ -39,7 +39,7 @@ class Boundary(Protocol):
 
 
 class HostPruning:
-    """Engine.prune for an engine whose scores the host reads."""
+    """Implements Engine.prune for engines whose scores the host reads."""
 
     def prune(self: Boundary, batch: PruneBatch) -> Int32Array:
         rows = np.concatenate([np.arange(s, s + n - 1) for s, n in zip(batch.starts, batch.num_rows, strict=True)])
@@ -52,11 +52,11 @@ class HostPruning:
 
 
 def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
-    """Return the rows kept per request int32 [num_requests], 1 to num_rows[i]; scores [num_drafts, num_candidates].
+    """Return how many rows each request keeps, int32 [num_requests], 1 to num_rows[i].
 
-    A draft's rank and gap among its candidates, together with the estimate from before the pass, give its new
-    acceptance probability. The product along the request is the worth of the row after it. Sums and products are in
-    float64, in the kernel's order.
+    scores [num_drafts, num_candidates]. A draft's rank and gap among its candidates and the estimate from before the
+    pass give its new acceptance probability. A row stays while the product of these probabilities up to its draft is at
+    least the rule's limit. Sums and products are in float64, in the kernel's order.
     """
     rule = batch.rule
     rank, gap = rank_and_gap(scores, batch.places)
@@ -79,7 +79,7 @@ def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
 
 
 def kept_rows(batch: PruneBatch, kept: Int32Array) -> Int32Array:
-    """Return the rows of the pass that stay, ascending."""
+    """Return the indices of the pass's rows that stay, int32, ascending."""
     stays = np.ones(batch.num_hidden, bool)
     counts = batch.num_rows - kept
     firsts = batch.starts + kept - (np.cumsum(counts) - counts)
@@ -88,10 +88,10 @@ def kept_rows(batch: PruneBatch, kept: Int32Array) -> Int32Array:
 
 
 def rank_and_gap(scores: Float32Array, places: Int32Array) -> tuple[Int32Array, Float32Array]:
-    """Return the drafted tokens' standing: rank int32 [num_drafts] (0: no candidate is better), and gap fp32 >= 0.
+    """Return rank int32 [num_drafts], how many candidates are better than the drafted one, and gap fp32 [num_drafts].
 
-    scores [num_drafts, num_candidates]; places [num_drafts]: the drafted token's place among the candidates. The gap is
-    the best score minus the drafted token's.
+    scores [num_drafts, num_candidates]; places [num_drafts]: the drafted token's place among the candidates. The gap,
+    >= 0, is the best score minus the drafted token's.
     """
     drafted = scores[np.arange(scores.shape[0]), places]
     rank = (scores > drafted[:, None]).sum(1, dtype=np.int32)

@@ -1,7 +1,7 @@
 """Draft from a request's own text: propose what followed the longest suffix that occurred before.
 
-plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985). A prediction of the output comes
-before the text, as if it were part of it.
+plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985). A prediction of the output is put
+in front of the text, as if it were part of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SuffixAutomata(Closing):
         native.check(native.library().faser_suffix_reset(self._handle, slot), "forgetting a text")
 
     def predict(self, slot: int, token_ids: Sequence[int], *, only_prediction: bool = False) -> None:
-        """Begin the slot's request, whose output is expected to repeat these tokens, of which there is at least one.
+        """Begin the slot's request, whose output is expected to repeat these tokens (at least one).
 
         only_prediction: propose nothing else.
         """
@@ -63,11 +63,11 @@ class SuffixAutomata(Closing):
         num_new_drafts: Int32Array,
         num_model: Int32Array,
     ) -> Int32Array:
-        """Draft after num_drafts[i] pending drafts; return the number of new drafts [num_requests].
+        """Draft at most num_new_drafts[i] tokens after num_drafts[i] pending drafts; return their number, int32
+        [num_requests].
 
-        All arguments are [num_requests] int32, as in faser_suffix_draft. There are at most num_new_drafts[i] new
-        drafts. Where the draft model would draft as well, before place num_model[i], the match must be at least as sure
-        as its drafts have been.
+        num_tokens: committed tokens. Before place num_model[i], where the draft model would draft too, a match must be
+        at least as likely to be right as the model's drafts have been. Arrays are int32 [num_requests].
         """
         found = np.zeros(slots.size, np.int32)
         at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts, num_new_drafts, num_model, found)

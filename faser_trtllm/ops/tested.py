@@ -1,4 +1,4 @@
-"""Sums over verified drafts, which acceptance is fitted from. The native library adds them up."""
+"""Sums over verified drafts, from which acceptance is fitted. The native library adds them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestedSums:
 
     cells [NUM_MODES, max_draft_len, 7]: sums of 1, y, (y - p) m, y - p, w m m, w m, w by sampling mode and place. bins
     [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. Drafts after the first rejected one are not tested
-    (right censoring). Whoever reads the sums clears them.
+    (right censoring). The reader of the sums clears them.
     """
 
     __test__ = False  # not a class of tests for pytest
@@ -41,7 +41,7 @@ class TestedSums:
         num_accepted: Int32Array,
         outcome: Int32Array,
     ) -> None:
-        """Add a batch. num_tokens: committed before verification; num_accepted, outcome: as in AcceptResult."""
+        """Add a batch. num_tokens: committed before verification; num_accepted, outcome: see AcceptResult."""
         at_slots, *columns = int32_addresses(slots, num_tokens, num_accepted, outcome)
         status = native.library().faser_add_tests(
             ctypes.addressof(self._struct),

@@ -37,14 +37,14 @@ class AppendShape(PagedShape):
 class Rope(NamedTuple):
     """Rope's tables and the positions of the rows."""
 
-    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], as sin
+    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], like sin
     sin: Tensor
     positions: Tensor  # int32 [num_rows]
 
 
 @dataclass(frozen=True, slots=True)
 class QkvNorm:
-    """The arguments that turn a product of rows that were not normalised into their queries, keys and values.
+    """The arguments that turn a qkv product of rows that were not normalised into queries, keys and values.
 
     qkv is divided by the root mean square of each row of `hidden`, `bias` is added, and the heads of q and k are normed
     with q_norm and k_norm. All tensors have q_rotated's type; None: the model has no such tensor.
@@ -53,17 +53,17 @@ class QkvNorm:
     hidden: Tensor  # [num_rows, hidden_size], the rows that were multiplied; hidden_size is a multiple of 8
     eps: float
     bias: Tensor | None = None  # [qkv's width]
-    q_norm: Tensor | None = None  # [head_dim], as k_norm
+    q_norm: Tensor | None = None  # [head_dim], like k_norm
     k_norm: Tensor | None = None
 
 
 def kernel_name(shape: AppendShape, is_normed: bool = False) -> str:
-    """Return the entry point for a shape's types. is_normed: of the kernel that takes a QkvNorm."""
+    """Return the entry point for a shape's types. is_normed: the kernel takes a QkvNorm."""
     return f"append_kv_normed_{shape.types}" if is_normed else f"append_kv_{shape.types}"
 
 
 def grid(shape: AppendShape) -> Dim3:
-    """Return the blocks of kernel_name(): rows, parts of a row."""
+    """Return the grid of kernel_name(): rows x parts of a row."""
     threads = (shape.num_heads + 2 * shape.num_kv_heads) * (shape.head_dim // (2 * _PAIRS_PER_THREAD))
     return (shape.num_rows, -(-threads // NUM_THREADS), 1)
 
@@ -87,9 +87,9 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Run append_kv_reference by the kernel, asynchronously.
+    """Launch the kernel, asynchronously. lab/reference/cuda/append_kv.py says what it computes.
 
-    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError if no kernel fits.
+    The host reads only addresses, shapes and types of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(qkv, rope, kv, q_rotated, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
@@ -113,7 +113,7 @@ def launch(
 
 
 def shape_of(qkv: Tensor, rope: Rope, kv: PagedKv, q_rotated: Tensor, *, is_normed: bool = False) -> AppendShape:
-    """Return the sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
+    """Return the sizes of the tensors; raise InvalidArgumentError, naming the tensor, if one does not fit the rest."""
     if q_rotated.dim() != 3 or kv.k_cache.dim() != 4 or rope.cos.dim() != 2:
         raise InvalidArgumentError(
             f"q_rotated has {q_rotated.dim()}, k_cache {kv.k_cache.dim()} and cos {rope.cos.dim()} dimensions; "

@@ -103,14 +103,14 @@ def stems() -> tuple[str, ...]:
 
 
 def source_of(stem: str, folder: Path | None = None) -> Path:
-    """Return the file of a stem in plugins/cuda or another folder, or in one of its folders."""
+    """Return the path of a stem's file anywhere below plugins/cuda or `folder`; it may not exist."""
     root = folder or source_dir()
     return next(root.rglob(f"{stem}.cu"), root / f"{stem}.cu")
 
 
 @functools.cache
 def find_nvcc() -> Path:
-    """Return nvcc from the pip wheels, else $CUDA_HOME, else PATH; raise ConfigError unless it is 12.8 or newer."""
+    """Return the first nvcc >= 12.8 of the pip wheels, $CUDA_HOME and PATH; raise ConfigError if there is none."""
     candidates = [root / "bin" / "nvcc" for root in _wheel_roots()]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(Path(home) / "bin" / "nvcc")
@@ -130,7 +130,7 @@ def find_nvcc() -> Path:
 def include_dirs() -> tuple[Path, ...]:
     """Return the folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling kernels with a host compiler."""
     nvcc = find_nvcc()
-    # Ask nvcc, since the file found may be a wrapper elsewhere.
+    # Ask nvcc, since the file found may be a wrapper outside the toolkit.
     done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
     match = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
     if match is None:
@@ -165,7 +165,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
 def compile_all(
     names: Iterable[str], architectures: Iterable[str], jobs: int = 2, defines: Mapping[str, int | str] | None = None
 ) -> list[Compiled]:
-    """Return cubins of every stem for every architecture in the arguments' order, compiled `jobs` at a time."""
+    """Return a cubin per stem and architecture, in the arguments' order; `jobs` are compiled at a time."""
     architectures = tuple(architectures)
     wanted = [(stem, arch) for stem in names for arch in architectures]
     with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
@@ -233,7 +233,7 @@ def _wheel_roots() -> list[Path]:
 
 
 def nvcc_version() -> tuple[int, int]:
-    """Return the version of find_nvcc()."""
+    """Return the version of find_nvcc() as (major, minor)."""
     return _nvcc_version(find_nvcc())
 
 
@@ -255,7 +255,7 @@ def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
 
 
 def with_headers(source: Path) -> list[Path]:
-    """Return a file and the files it includes, by their paths from its own folder or source_dir(), in a fixed order."""
+    """Return a file and all files it includes, looked up in its folder and in source_dir(), in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
         path = waiting.pop()

@@ -17,7 +17,11 @@ NUM_THREADS = 128
 
 
 def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
-    """Run copy_kv_reference by the kernel, asynchronously. Rows of the cache must be a multiple of 16 bytes."""
+    """Launch the kernel, asynchronously. lab/reference/cuda/copy_kv.py says what it computes.
+
+    copies int32 [4, n]: source block, target block, first offset, end offset. cache [planes, blocks, heads,
+    tokens_per_block, head_dim], with rows of a multiple of 16 bytes.
+    """
     num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
     if row_bytes % ALIGNMENT:
         raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes; it must be a multiple of {ALIGNMENT}")

@@ -22,7 +22,7 @@ Dim3 = tuple[int, int, int]
 
 
 class PackedArguments(tuple[Argument, ...]):
-    """Arguments of a launch that is repeated. address: that of their pointers, as cuLaunchKernel takes it."""
+    """Arguments of one or more launches. address: of the array of pointers to them, for cuLaunchKernel."""
 
     pointers: ctypes.Array[ctypes.c_void_p]
     address: int
@@ -45,7 +45,7 @@ class StreamLauncher(Protocol):
     """A loaded cubin or another runner of the same kernels; by itself, a Launcher on the default stream."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """Launch as Launcher.launch, on `stream`."""
+        """See Launcher.launch; `stream` is a CUstream as a number."""
 
 
 class OnStream:
@@ -82,7 +82,7 @@ class Module(Closing):
             call_driver(self._driver, self._driver.cuLibraryUnload, library)
 
     def function(self, kernel: str) -> Any:
-        """Return a kernel as cuLaunchKernel takes it, looked up once."""
+        """Return a kernel as a CUfunction; it is looked up once."""
         if self._library is None:
             raise FaserError(f"kernel {kernel} cannot be launched: its module is closed")
         if kernel not in self._functions:
@@ -179,9 +179,9 @@ def ensure_context(driver: Any) -> None:
 
 
 def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
-    """Return the results of a driver call without its status: None, a value, or a tuple.
+    """Call the driver and return the results without the status: None, a value, or a tuple.
 
-    Raises FaserError with the driver's error name and `what` the call was for.
+    Raises FaserError with the driver's error name. what: what the call was for.
     """
     status, *values = function(*arguments)
     if int(status) != 0:
@@ -195,7 +195,7 @@ def _failure(name: str, status: Any, what: str) -> FaserError:
 
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a zeroed tensor in page-locked memory, which is freed with the last tensor or array that views it; copies
-    from and to it must have ended by then. Raises FaserError of the driver, for example if no such memory is left.
+    from and to it must have ended by then. Raises FaserError if the driver refuses, as when no such memory is left.
 
     torch's own page-locked memory records an event on every stream that copied it when it is freed, and aborts the
     process if the driver refuses, as it does after the device has failed.

@@ -30,7 +30,7 @@ def early_exit(
     rank: Any,
     gap: Any,
 ) -> None:
-    """Score candidates and rank the drafted one; writes scores, rank and gap, which early_exit_reference defines.
+    """Write scores of candidates, and rank and gap of the drafted one (lab/reference/cuda/early_exit.py defines them).
 
     hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16
     or torch.float16, all of one dtype. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows,

@@ -28,9 +28,9 @@ def launch(
     eps: float,
     out: Tensor,
 ) -> None:
-    """Run gated_silu_reference by the kernel into out [num_rows, inner], asynchronously.
+    """Launch the kernel, asynchronously. lab/reference/cuda/gated_silu.py says what it writes to out [num_rows, inner].
 
-    inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
+    inner and hidden_size must be multiples of 8. The host reads only addresses, shapes and types of the tensors. Raises
     InvalidArgumentError if no kernel fits.
     """
     (num_rows, inner), dtype = out.shape, type_name("out", out, "bf16", "fp16")
@@ -49,7 +49,7 @@ def launch_scaled(
     eps: float,
     out: ScaledRows,
 ) -> None:
-    """Write launch()'s result, bf16, only in e4m3, as quantize_rows does; inner is at most MAX_SCALED_COLUMNS."""
+    """Write the bf16 result of launch() in e4m3, like quantize_rows(); inner is at most MAX_SCALED_COLUMNS."""
     num_rows, inner = out.values.shape
     if inner > MAX_SCALED_COLUMNS:
         raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantised by one block")

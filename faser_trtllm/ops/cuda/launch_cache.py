@@ -1,4 +1,4 @@
-"""A cache of launches, which are checked and packed once per shape of tensors and then repeated in every layer."""
+"""A cache of launches: they are checked and packed once per shape of tensors, and then repeated in every layer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 class LaunchCache:
-    """Repeats an op's launches with other addresses once its own function has made them. Keeps all of them, since
-    passes have few shapes. Not thread-safe."""
+    """Records the launches of an op once per key, and then repeats them with new addresses. Keeps all recordings,
+    since passes have few shapes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, _Recorder] = {}
@@ -36,7 +36,7 @@ class LaunchCache:
         """Run op(launcher), or repeat its launches for this key with the addresses of these tensors.
 
         key: everything that op's launches depend on except addresses: shapes, types, which tensors are None. tensors:
-        all whose addresses op passes on, contiguous and aligned alike for equal keys. If op raises, nothing is kept.
+        all that op passes to kernels, equally contiguous and aligned for equal keys. If op raises, nothing is kept.
         """
         recorded = self._held.get(key)
         if recorded is None:

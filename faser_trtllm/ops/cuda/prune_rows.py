@@ -1,4 +1,4 @@
-"""Early pruning's decision on the device: rows kept per request, and rows that stay, within a launch's own time."""
+"""Early pruning's decision on the device, in one launch: how many rows each request keeps, and which rows stay."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def prune_rows(
     kept: Any,
     rows: Any,
 ) -> None:
-    """Run ops.prune_rows.prune_rows_reference by the kernel; writes kept and rows.
+    """Compute ops.prune_rows.prune_rows_reference on the device; writes kept and rows.
 
     scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests +
     1]: the requests' ranges of drafts; starts int32 [num_requests]: the first of each request's num_hidden hidden rows;
     rule fp32 [5]: PruneRule.weights(). kept int32 [num_requests]; rows int32 [at least num_hidden]: the rows that stay,
-    ascending, then -1, as compact_rows takes them. Contiguous device tensors; asynchronous.
+    ascending, then -1, for compact_rows(). Contiguous device tensors; asynchronous.
     """
     num_drafts, num_candidates = scores.shape
     num_requests, num_listed = starts.shape[0], rows.shape[0]

@@ -22,7 +22,7 @@ ALIGNMENT = 16
 NUM_THREADS = 256
 
 # A float32 has 8 bits of exponent above 23 of mantissa. e4m3's largest number, 448, is 1.75 x 2^8, so a number whose
-# mantissa is above 1.75 needs a scale twice as large: adding this carries into the exponent exactly then.
+# mantissa is above 1.75 needs a scale twice as large. Adding this carries into the exponent exactly for those.
 _CARRY_BEYOND_1_75 = 0x1FFFFF
 _EIGHT_BINADES = 8 << 23
 _EXPONENT_BITS = 0x7F800000
@@ -61,7 +61,7 @@ def quantize_rows(x: Tensor) -> ScaledRows:
 
 
 def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
-    """Run quantize_rows of x torch.bfloat16 [num_rows, width] by the kernel, into the tensors of `found`.
+    """Launch the kernel that does quantize_rows() of x torch.bfloat16 [num_rows, width], into the tensors of `found`.
 
     width and addresses must be multiples of 16. Contiguous device tensors; asynchronous.
     """
@@ -69,7 +69,7 @@ def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
 
 
 def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows) -> None:
-    """Compute hidden += x, both torch.bfloat16 [num_rows, width], and quantize_rows of hidden; otherwise as
+    """Compute hidden += x, both torch.bfloat16 [num_rows, width], and quantise hidden into `found`; see
     launch()."""
     _check_alignment("hidden", hidden)
     _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bf16", tuple(x.shape)),), found)

@@ -41,19 +41,19 @@ class Draws:
     margins: Tensor  # fp32 [max_draft_len, n]
     candidates: Tensor  # [max_draft_len, n, NUM_CANDIDATES]
     probs: Tensor  # fp32 [slots, max_draft_len, vocab_size]: q of unseeded drafts, in row position % max_draft_len
-    runners_up: Tensor | None = None  # as tokens: drawn in their place (core/request.py), -1 for none; None: not kept
-    workspace: Tensor | None = None  # as for ops.cuda.accept.accept(), of n rows
+    runners_up: Tensor | None = None  # like tokens: the second choices (core/request.py), -1: none; None: not kept
+    workspace: Tensor | None = None  # see ops.cuda.accept.workspace_bytes(), for n rows
 
 
 @dataclass(frozen=True, slots=True)
 class StopTables:
-    """core/decision.py DraftStop for at most n requests."""
+    """DraftStop (core/decision.py) on the device, for at most n requests."""
 
     modes: Tensor  # int32 [n]
     tables: Tensor  # fp32 [4, modes, width]: slope, intercept, prior and spread
     row_price: Tensor  # fp32 [width]
     step_price: Tensor  # fp32 [n + 1]
-    pending: Tensor  # int32 [n]: drafts so far
+    pending: Tensor  # int32 [n]: pending drafts so far
     survival: Tensor  # fp64 [n]: of these drafts
     num_going: Tensor  # int32 [1]: requests that continue
 
@@ -67,10 +67,10 @@ def sample(
     *,
     part_entries: int = PART_ENTRIES,
 ) -> None:
-    """Draw a token for each of the first num_requests requests with tokens remaining; writes this step of `draws`.
+    """Draw a token for each of the first num_requests requests that has tokens remaining; writes this step of `draws`.
 
     logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed if an entry has
-    penalties, bias, bad words or min_tokens; without it, such a request draws nothing. part_entries: as in accept().
+    penalties, bias, bad words or min_tokens; without it, such a request draws nothing. part_entries: see accept().
     Contiguous device tensors; asynchronous.
     """
     (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
@@ -104,9 +104,9 @@ def sample(
 def advance(
     launcher: Launcher, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False
 ) -> None:
-    """Count what the step drew, end drafting where `stop` requires, and go to the next step of `draws`.
+    """Count the tokens that the step drew, end drafting where `stop` requires, and go to the next step of `draws`.
 
-    has_history: drawn tokens are also written after the known ones of their entries, which must have room for them.
+    has_history: drawn tokens are also appended to the tokens of their entries, which must have room for them.
     """
     (max_draft_len, max_requests), width = draws.tokens.shape, stop.row_price.shape[0]
     shape, num_modes = (max_draft_len, max_requests), stop.tables.shape[1]

@@ -17,8 +17,8 @@ STEM = "set_conditional"
 def set_conditional(launcher: Launcher, value: Tensor | None, handle: int) -> None:
     """Set the condition to value int32 [1], on the device, asynchronously.
 
-    value None sets nothing, and may be launched outside of graphs. handle: from cuGraphConditionalHandleCreate, in
-    whose graph and context the launch must be.
+    value None: the kernel sets nothing and may run outside of graphs. handle: from cuGraphConditionalHandleCreate; the
+    launch must be in the graph and context of that call.
     """
     arguments = (pointer("value", value, "int32", (1,)), ctypes.c_uint64(handle))
     launcher.launch("set_conditional", (1, 1, 1), (1, 1, 1), arguments)

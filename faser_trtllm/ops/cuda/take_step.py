@@ -1,4 +1,4 @@
-"""take_step: prepare the inputs of a draft step's pass, one row per request, in one launch, whose time bounds it."""
+"""take_step: prepare the inputs of a draft step's pass, one row per request, in one launch."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def take_step(
     table: Tensor,
     inputs: StepInputs,
 ) -> None:
-    """Set up one row for each of m requests, its newest token, and no row for others; logits in the requests' order.
+    """Set up a row with the newest token of each of m requests, and no other rows; logits are in the requests' order.
 
-    int32 [m]: newest: token ids; known: number of tokens, with the newest; remaining: 0 if a request has ended, which
-    then writes no KV. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous.
+    newest int32 [m]: token ids. known int32 [m]: number of tokens, with the newest. remaining int32 [m]: 0 if a request
+    has ended, which then writes no KV. table int32 [m, at most max_blocks_per_seq]: the requests' blocks. Contiguous
+    device tensors; asynchronous.
     """
     (size, columns), max_requests = table.shape, inputs.kv_lens.shape[0]
     width = inputs.block_table.shape[1]

@@ -1,4 +1,4 @@
-"""Check device tensors and turn them into addresses for launches. Types have the kernels' names."""
+"""Check device tensors and turn them into addresses for launches. Types are named as in the kernels, such as bf16."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class PagedKv(NamedTuple):
     v_cache: Tensor
     block_table: Tensor  # int32 [batch_size, max_blocks_per_seq]
     cu_q_lens: Tensor  # int32 [batch_size + 1]: each request's range of the pass's rows
-    kv_lens: Tensor  # int32 [batch_size]: tokens, with those of the new rows
+    kv_lens: Tensor  # int32 [batch_size]: tokens, new rows included
 
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """Sizes of one launch over a paged KV cache, and the kernels' names of its types."""
+    """Sizes of one launch over a paged KV cache, and the names of its types in the kernels."""
 
     num_rows: int
     batch_size: int
@@ -63,7 +63,7 @@ class PagedShape:
 
 
 def check_kv(kv: PagedKv, dtype: str, head_dim: int) -> str:
-    """Return the cache's type; raise InvalidArgumentError unless the tensors fit each other, `dtype` and head_dim."""
+    """Return the name of the cache's type; raise InvalidArgumentError if the tensors do not fit dtype and head_dim."""
     kv_dtype, batch_size = type_name("k_cache", kv.k_cache, dtype, "e4m3"), kv.kv_lens.shape[0]
     expect("k_cache", kv.k_cache, kv_dtype, (None, None, None, head_dim))
     expect("v_cache", kv.v_cache, kv_dtype, tuple(kv.k_cache.shape))
@@ -86,7 +86,7 @@ class Pointer(ctypes.c_void_p):
 
 
 def type_name(name: str, tensor: Tensor, *allowed: str) -> str:
-    """Return the kernels' name for a tensor's type; raise InvalidArgumentError unless it is known and allowed."""
+    """Return the name of a tensor's type in the kernels; raise InvalidArgumentError unless it is known and allowed."""
     found = _type_name(tensor.dtype)
     if found not in (allowed or TYPE_NAMES.values()):
         wanted = " or ".join(allowed or TYPE_NAMES.values())
@@ -114,7 +114,7 @@ def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
 
 
 def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> Pointer:
-    """Return the address of a tensor after expect(); null for None."""
+    """Return the address of a tensor, after expect(); null for None."""
     if tensor is None:
         return Pointer()
     expect(name, tensor, dtype, shape)
@@ -122,7 +122,7 @@ def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -
 
 
 def pointer_to(tensor: Tensor | None) -> Pointer:
-    """Return null for None; raise InvalidArgumentError unless the address is a multiple of 16 (int32: of 4)."""
+    """Return a tensor's address, null for None; InvalidArgumentError unless it is a multiple of 16 (int32: of 4)."""
     if tensor is None:
         return Pointer()
     found = Pointer.to(tensor)
@@ -136,6 +136,6 @@ def pointer_to(tensor: Tensor | None) -> Pointer:
 
 
 def bits_of(value: float) -> int:
-    """Return the bits of a float32 as an int32, which is how kernels take floats."""
+    """Return the bits of a float32 as an int32; kernels take floats this way."""
     (bits,) = struct.unpack("<i", struct.pack("<f", value))
     return int(bits)

@@ -29,10 +29,10 @@ SPLIT_TOKENS = 512  # positions per chunk of a long context; fixed, so that a ro
 MIN_SPLIT_TOKENS = 64  # chunks of any launch are a power of two, at least this
 MAX_WHOLE_TOKENS = SPLIT_TOKENS + SPLIT_TOKENS // 2 - 1  # a context of a single chunk
 MAX_SPLIT_ROWS = 256  # limit on rows times group of a request that several blocks share (kMaxSplitRows)
-MAX_WORKSPACE_BYTES = 64 << 20  # for the slots of further chunks; requests without room there have a block per tile
+MAX_WORKSPACE_BYTES = 64 << 20  # for the slots of further chunks; requests that find no room use one block per tile
 MAX_ARRIVALS = 1 << 17  # limit on items times KV heads of a launch that merges in place (kMaxArrivals)
 MAX_MERGED_ROWS = 512  # limit on chunks times rows that a tile's last block merges; more are merged by a second launch
-BLOCKS_PER_SM = 3  # as many as registers allow
+BLOCKS_PER_SM = 3  # limited by registers
 _COMBINE_WARPS = 4
 COMBINE_THREADS = 32 * _COMBINE_WARPS
 
@@ -41,7 +41,7 @@ COMBINE_THREADS = 32 * _COMBINE_WARPS
 class AttentionShape(PagedShape):
     """The sizes of a launch."""
 
-    window: int = 0  # positions that a row sees up to its own; 0: all; or BUT_FIRST
+    window: int = 0  # number of positions that a row sees, up to its own; 0: all; or BUT_FIRST
     is_causal: bool = True  # rows see no position after their own
 
     @property
@@ -56,24 +56,24 @@ class AttentionShape(PagedShape):
 
 
 def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int, deterministic: bool = False) -> int:
-    """Return 16 if the rows of every request fit such a tile, else 64. max_rows_per_request is the host's bound.
-    deterministic: always the same, since the tiles' sums differ in the last bit."""
+    """Return 16 if the rows of every request fit such a tile, else 64. max_rows_per_request: an upper bound.
+    deterministic: always 64, since the two tiles' sums differ in the last bit."""
     return 16 if max_rows_per_request * shape.group <= 16 and not deterministic else 64
 
 
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
-    """Return the blocks along the grid's x: an upper bound on the number of tiles for any cu_q_lens, plus one."""
+    """Return the number of blocks for tiles along the grid's x: one more than any cu_q_lens can need."""
     requests = min(shape.num_rows, shape.batch_size)
     return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
 
 
 def num_chunks(num_positions: int, split_tokens: int = SPLIT_TOKENS) -> int:
-    """Return the chunks of a row that sees so many positions; one shorter than half belongs to the one before."""
+    """Return the chunks of a row that sees num_positions; a last one shorter than half belongs to the one before."""
     return max(1, (num_positions + split_tokens // 2) // split_tokens)
 
 
 def max_chunks(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
-    """Return the most chunks that a request's rows can see. max_kv_len: the host's bound."""
+    """Return the largest number of chunks that a request's rows can see. max_kv_len: an upper bound."""
     chunks = num_chunks(min(max_kv_len, shape.max_blocks_per_seq * shape.tokens_per_block), split_tokens)
     if shape.window > 0:
         chunks = min(chunks, (shape.window + MAX_SPLIT_ROWS // shape.group) // split_tokens + 2)
@@ -81,10 +81,10 @@ def max_chunks(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT
 
 
 def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
-    """Return the number of partial results that batches of this shape need: one per row, and one per row and further
+    """Return the number of slots (partial results) for batches of this shape: one per row, and one per row and further
     chunk as far as memory allows.
 
-    0: no context is longer than a chunk. max_kv_len: the host's bound.
+    0: no context is longer than a chunk. max_kv_len: an upper bound.
     """
     more = max_chunks(shape, max_kv_len, split_tokens) - 1
     return shape.num_rows + min(shape.num_rows * more, MAX_WORKSPACE_BYTES // _slot_bytes(shape)) if more else 0
@@ -93,22 +93,22 @@ def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int =
 def merges_in_place(
     shape: AttentionShape, tile_rows: int, max_slots: int, max_kv_len: int, split_tokens: int = SPLIT_TOKENS
 ) -> bool:
-    """Return whether the last block of a tile merges its chunks, rather than a second launch, which more blocks share.
+    """Return True if the last block of a tile merges its chunks, False if a second launch of more blocks does.
 
-    max_kv_len: the host's bound. Results are the same.
+    max_kv_len: an upper bound. Results are the same.
     """
     has_room = _max_arrivals(shape, tile_rows, max_slots) <= MAX_ARRIVALS
     return has_room and max_chunks(shape, max_kv_len, split_tokens) * tile_rows <= MAX_MERGED_ROWS
 
 
 def _max_arrivals(shape: AttentionShape, tile_rows: int, max_slots: int) -> int:
-    """Return a bound on the items of a launch times KV heads; a tile's further chunk takes a slot of a row at least."""
+    """Return an upper bound on a launch's items times KV heads; a tile's further chunk takes at least one slot."""
     more_items = max(0, max_slots - shape.num_rows) * -(-shape.group // tile_rows)
     return (num_tiles(shape, tile_rows) + more_items) * shape.num_kv_heads
 
 
 def workspace_bytes(shape: AttentionShape, max_slots: int) -> int:
-    """Return the bytes of device memory for this many slots: float sums, and the largest score and sum of each."""
+    """Return the bytes of a workspace of this many slots; per head, a slot has head_dim sums, a maximum and a total."""
     return max_slots * _slot_bytes(shape)
 
 
@@ -132,7 +132,7 @@ def block_threads(shape: AttentionShape, tile_rows: int) -> int:
 
 
 def grid(shape: AttentionShape, tile_rows: int, max_slots: int = 0, num_sms: int = 132) -> Dim3:
-    """Return the blocks of kernel_name(): one per tile, and with slots as many more as run at a time; and KV heads."""
+    """Return the grid of kernel_name(): tiles, and with slots more_blocks() more, x KV heads."""
     more = more_blocks(shape, num_sms) if max_slots else 0
     return (num_tiles(shape, tile_rows) + more, shape.num_kv_heads, 1)
 
@@ -143,7 +143,7 @@ def more_blocks(shape: AttentionShape, num_sms: int = 132) -> int:
 
 
 def combine_grid(shape: AttentionShape) -> Dim3:
-    """Return the blocks of verify_attention_combine: rows, and heads by four."""
+    """Return the grid of verify_attention_combine: rows x groups of four heads."""
     return (shape.num_rows, -(-shape.num_heads // _COMBINE_WARPS), 1)
 
 
@@ -195,14 +195,14 @@ def launch(
     in_place: bool = False,
     combine: bool = True,
 ) -> None:
-    """Run verify_attention_reference into `out`, of q's type, [num_rows, num_heads, head_dim], asynchronously.
+    """Compute verify_attention_reference() into `out` [num_rows, num_heads, head_dim] of q's type, asynchronously.
 
-    tile_rows is choose_tile_rows(), max_slots is choose_max_slots(); slots need a `workspace` of workspace_bytes() and,
-    unless in_place, which is merges_in_place(), a second launch. combine: False leaves rows that several blocks share
-    in the workspace, for launch_combine(). For one tile, a row's bits depend on none of these, nor on the other rows of
-    its request or batch; max_slots must be at least num_rows where a context has several chunks. Launches of a module
-    with in_place must not overlap. Only addresses, shapes and types of the tensors are used. Raises
-    InvalidArgumentError if no kernel fits.
+    tile_rows, max_slots, in_place: from choose_tile_rows(), choose_max_slots() and merges_in_place(). Slots need a
+    `workspace` of workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a
+    context has several chunks. combine: False leaves rows that several blocks share in the workspace, for
+    launch_combine(). A row's bits depend on tile_rows, but not on max_slots, in_place or combine, nor on the other rows
+    of its request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes
+    and types of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(q, kv, window, is_causal)
     expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
@@ -253,8 +253,8 @@ def launch_combine(
     max_slots: int,
     v_scale: float = 1.0,
 ) -> None:
-    """Run the second launch: combine the workspace's partial results into rows of `out`, and copy the other rows from
-    `whole`, unless that is `out`."""
+    """Launch the second kernel: combine the workspace's partial results into rows of `out`, and copy the other rows
+    from `whole`, unless that is `out`."""
     pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
     sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots, v_scale))
     arguments: list[Argument] = [*pointers, *sizes, pointer_to(out)]
@@ -271,9 +271,9 @@ def verify_attention_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """Return attention of every row over its request's positions, as q's shape and type; fp32 inside.
+    """Return attention of every row over its request's positions, of q's shape and type, computed in fp32.
 
-    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores, by default 1 / sqrt(head_dim). Positions
+    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores; None: 1 / sqrt(head_dim). Positions
     in a block that does not exist are zeros; positions past the table are not seen; a row that sees nothing or is
     outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be finite,
     since kernels multiply masked positions by zero.
@@ -333,7 +333,7 @@ def shape_of(
     is_causal: bool = True,
     any_shape: bool = False,
 ) -> AttentionShape:
-    """Return the sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
+    """Return the sizes of the tensors; raise InvalidArgumentError, naming the tensor, if one does not fit the rest."""
     if q.dim() != 3 or kv.k_cache.dim() != 4:
         raise InvalidArgumentError(
             f"q has {q.dim()} and k_cache {kv.k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "

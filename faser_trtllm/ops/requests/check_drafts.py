@@ -1,4 +1,4 @@
-"""Check natively that a drafter's counts and tokens are valid, since the counts index memory."""
+"""Check the counts and tokens that a drafter returns, natively, since the counts index memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def check_drafts(
     room: Int32Array,
     vocab_size: int,
 ) -> int | None:
-    """Return the first request whose num_new[i] drafts, at the positions from first[i] on, are negative in number or
-    more than room[i], or have tokens outside the vocabulary; None if all are valid."""
+    """Return the index of the first request with invalid drafts: its num_new[i], at positions from first[i] on, are
+    negative or above room[i], or a token is outside the vocabulary. None: all are valid."""
     at_slots, *columns = int32_addresses(slots, first, num_new, room)
     found: int = native.library().faser_check_drafts(
         slots.size, at_slots, sampling_address(sampling), *columns, vocab_size

@@ -19,9 +19,9 @@ NUM_BOUNDS = 3  # faser_block_bounds
 class Committed:
     """The committed tokens of each request."""
 
-    token_ids: tuple[int, ...]  # the output, of all requests in turn
+    token_ids: tuple[int, ...]  # the output, request by request
     num_output: list[int]  # tokens output; an end id and all after it are not
-    ends: list[int]  # GOES_ON, STOP (at an end id) or LENGTH (there may be no more)
+    ends: list[int]  # GOES_ON, STOP (at an end id) or LENGTH (at the maximum)
     due: list[int]  # requests whose KV blocks must be updated: bits BLOCK_FULL and BLOCK_SPARE
 
 
@@ -43,8 +43,8 @@ class Committer:
 
     def commit(self, rows: ScheduledRequests, drafts: DraftResult, result: VerifyResult, now_s: float) -> Committed:
         """Commit the step's tokens. A request whose rows do not reach its last token commits none. Drafts after an end
-        id are not counted, and the end id is not counted as accepted. Raises InvalidArgumentError, with no change, for
-        more tokens than there are or a slot without a request."""
+        id are not counted, nor is the end id as accepted. Raises InvalidArgumentError, and changes nothing, for more
+        tokens than there are or a slot without a request."""
         n, token_ids, num_pruned = len(rows), result.token_ids, result.num_pruned
         if token_ids.size > self._token_ids.size:
             self._token_ids = np.zeros(token_ids.size, np.int32)

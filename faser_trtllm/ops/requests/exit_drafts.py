@@ -12,10 +12,10 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_addresses, 
 def exit_drafts(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array
 ) -> tuple[Int32Array, Int32Array]:
-    """Read the first num_drafts[i] drafts after num_tokens[i] tokens, of all requests in turn.
+    """Read the first num_drafts[i] drafts after num_tokens[i] tokens, request by request.
 
-    Returns candidates [sum of num_drafts, NUM_CANDIDATES] and places [sum of num_drafts], 0 for a draft that is not
-    among them. Raises InvalidArgumentError for a slot with drafts but no candidates.
+    Returns candidates [sum of num_drafts, NUM_CANDIDATES] and places [sum of num_drafts], 0 if the draft is not
+    a candidate. Raises InvalidArgumentError for a slot with drafts but no candidates.
     """
     at_slots, *columns = int32_addresses(slots, num_tokens, num_drafts)
     total = int(num_drafts.sum())

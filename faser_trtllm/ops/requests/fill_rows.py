@@ -17,9 +17,9 @@ class DraftRows(NamedTuple):
 
     requests: Int32Array  # indices into the step's requests
     slots: Int32Array
-    first: Int32Array  # rows are those of the tokens [first, end)
+    first: Int32Array  # a request's rows are those of its tokens [first, end)
     end: Int32Array
-    num_logit_rows: Int32Array  # of the last rows: 1 for a request that drafts
+    num_logit_rows: Int32Array  # how many of the last rows have logits: 1 if the request drafts
     num_tokens: Int32Array  # committed
     num_pending: Int32Array  # drafts after the committed tokens
     num_new: Int32Array  # drafts to make after the pending ones
@@ -60,13 +60,13 @@ class RowFiller:
     def fill_draft(
         self, sampling: SamplingArray, rows: ScheduledRequests, num_pending: Int32Array, kind: int
     ) -> tuple[DraftRows, RaggedBatch]:
-        """Return the rows of a draft model's first pass: tokens that it has not run, and their requests.
+        """Return the requests and rows of a draft model's first pass: tokens that it has not run yet.
 
-        num_pending int32 [num_requests]: with the drafts that other drafters made in this step. kind:
+        num_pending int32 [num_requests]: pending drafts, including those of other drafters in this step. kind:
         EngineSpec.draft_kind. A request drafts once it decodes; if not all of its rows fit, it gets those that do and
-        drafts later. The draft model also runs prompts. Heads and block drafters run them as far as the target has: a
-        head's rows need the target's hidden row of the position before, a block drafter's that of their own, and both
-        end with the last committed token. A block drafter drafts for requests without pending drafts.
+        drafts later. The draft model also runs prompts. Heads and block drafters run them as far as the target has,
+        since a row needs the target's hidden row of the position before (head) or of its own (block drafter). Their
+        rows end with the last committed token. Block drafters draft only for requests without pending drafts.
         """
         n = len(rows)
         out = np.empty((len(DraftRows._fields), n), np.int32)

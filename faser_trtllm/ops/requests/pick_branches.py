@@ -1,8 +1,8 @@
-"""Choose tokens that are worth a row besides the drafts: where a draft may be rejected, the draft model's runner-up,
-which the target may choose instead.
+"""Choose branches: where a draft may be rejected, the draft model's runner-up, which the target may choose instead, can
+be worth a row.
 
-A chain of drafts with such branches is a token tree. It needs no verification rule of its own: if the chain's
-verification ends with a branch's token, that token is committed, and the branch's row is the row after it, run early.
+A chain of drafts with branches is a token tree. It needs no verification rule of its own: if the chain's verification
+ends with a branch's token, that token is committed, and the branch's row is the row after it, run early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIOR = ((1.7, -0.6), (1.3, -0.7), (0.7, -0.1))  # slope and intercept by sampli
 
 
 def prior_acceptance(max_draft_len: int) -> AcceptanceModel:
-    """Return the model of policies that learn nothing: between those of the demo's draft model and EAGLE-3 head."""
+    """Return a model for policies that learn nothing, between the fits of the demo's draft model and EAGLE-3 head."""
     model = AcceptanceModel(max_draft_len)
     for mode in range(NUM_MODES):
         model.slope[mode], model.intercept[mode] = PRIOR[mode]
@@ -52,12 +52,12 @@ class BranchPicker:
         room: int,
     ) -> Int32Array:
         """Return the most valuable branches, at most `room`, in the order of requests and places: int32 [3,
-        num_branches] of the request, the place of the row whose draft the token might replace (0: the row of the last
-        committed token), and the token.
+        num_branches] of the request's index, the place of the draft that the token might replace (0: the first pending
+        one), and the token.
 
         num_tokens, num_pending, num_verified [num_requests] int32: committed tokens, drafts after them, and how many of
-        these have rows; num_verified is lowered in place where branches take rows. min_worth: of a branch with an
-        additional row; None: it takes the row of the request's last draft, if that is less likely to be reached.
+        these have rows. min_worth: least worth of a branch, which gets an additional row; None: a branch takes the row
+        of the request's last draft, if that is less likely to be reached, and num_verified is lowered in place.
         """
         at_slots, *columns = int32_addresses(slots, num_tokens, num_pending, num_verified)
         num = native.library().faser_pick_branches(

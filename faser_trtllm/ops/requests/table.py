@@ -1,4 +1,4 @@
-"""The counts of the requests that hold slots, one row per slot, so that a step reads and writes all of them at once."""
+"""The counts of requests, one row per slot, so that a step reads and writes those of all requests at once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class RequestTable:
 
     def __init__(self, max_batch_size: int) -> None:
         self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)  # columns: see core/request.py
-        self.times_s: Float64Array = np.zeros((max_batch_size, 2))  # as Request.times_s
+        self.times_s: Float64Array = np.zeros((max_batch_size, 2))  # see Request.times_s
         # Addresses of the tokens, the end ids and, with a prediction, the draft sources; 0 in an empty slot.
         self.texts: SamplingArray = np.zeros(max_batch_size, TEXTS_DTYPE)
         self._end_ids: list[Int32Array | None] = [None] * max_batch_size  # keep alive for their addresses
 
     def enter(self, slot: int, request: Request) -> None:
-        """Let the request count in the slot's row from now on; its tokens must not be replaced until it leaves."""
+        """Move the request's counts to the slot's row; its token array must not be replaced until it leaves."""
         request.slot = slot
         request.keep_counts_in(self.counts[slot].data, self.times_s[slot].data)
         end_ids = self._end_ids[slot] = np.array(request.params.end_ids, np.int32)
@@ -33,7 +33,7 @@ class RequestTable:
         text["draft_sources"] = address_of(request.draft_sources, np.int8) if len(request.params.prediction) else 0
 
     def leave(self, request: Request) -> None:
-        """Give the request a row of its own again."""
+        """Move the request's counts out of the table again."""
         slot, request.slot = request.slot, -1
         request.keep_counts_in(*new_counts())
         self.texts[slot] = np.zeros((), TEXTS_DTYPE)

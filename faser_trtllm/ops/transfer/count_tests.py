@@ -1,4 +1,4 @@
-"""Count drafts that a device has verified in their slots, by their source, as native rejection sampling does."""
+"""Count the drafts that a device has verified, per slot and source, like native rejection sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, sampl
 def count_tests(
     sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_accepted: Int32Array, outcome: Int32Array
 ) -> None:
-    """Count drafts; arrays [n] int32. num_tokens: committed before; num_accepted, outcome: as in AcceptResult."""
+    """Count verified drafts. num_tokens: committed before verification. num_accepted, outcome: see AcceptResult."""
     status = native.library().faser_count_tests(
         slots.size,
         address_of(slots, np.int32),

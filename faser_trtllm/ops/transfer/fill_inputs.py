@@ -1,4 +1,4 @@
-"""Fill the inputs of a pass natively from a batch, as one upload for an engine with memory of its own."""
+"""Fill the inputs of a pass natively from a batch, as one upload for an engine with its own memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "fir
 
 
 class PassLimits(FaserPassLimits):
-    """The limits of a batch, and the offsets of its sections: starts [7] of SECTIONS, with -1 for first_branch in an
-    engine without branches. max_num_requests and num_blocks include branches."""
+    """The limits of a batch, and the offset of each of SECTIONS in the upload: starts int64 [7], with -1 for
+    first_branch in an engine without branches. max_num_requests and num_blocks include branches."""
 
     def __init__(self, starts: Sequence[int], **fields: int) -> None:
         """fields: all of FaserPassLimits."""
@@ -57,7 +57,7 @@ def fill_inputs(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None
 
 
 def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
-    """Raise InvalidArgumentError for a batch that the limits rule out. Kernels skip invalid blocks, so a wrong id would
+    """Raise InvalidArgumentError for a batch outside the limits. Kernels skip invalid blocks, so a wrong id would
     silently give wrong results."""
     check_size(batch, limits.max_num_rows, limits.max_num_requests)
     if batch.num_requests and (batch.slots.min() < 0 or batch.slots.max() >= batch.block_table.shape[0]):

@@ -1,6 +1,6 @@
 """Pack the sampling entries of a batch, and the arrays that they point to, into one block for an engine's own memory.
 
-They are packed from the host's table in every call, so that a request's state has no second copy.
+Every call packs them from the host's table, so that a request's state has no second copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Packed(NamedTuple):
 
 
 class DraftProbsAddress(NamedTuple):
-    """Where the engine keeps the distributions of unseeded drafts."""
+    """The device memory that holds the distributions of unseeded drafts."""
 
     address: int  # of slot 0
     slot_bytes: int  # from one slot to the next
@@ -81,9 +81,9 @@ class SamplingPacker:
     ) -> Packed:
         """Write the entries [n] and then the arrays they point to; `out` will be at `base` on the device.
 
-        num_rows: pack for rejection sampling of this many rows, with masks and sources, and an empty entry for a
-        request with 0 rows; num_drafts drafts are pending after num_tokens tokens. branch_tokens: the last entries'
-        tokens, each in place of its slot's last token. The block is incomplete if its size exceeds out's. Raises
+        num_drafts: drafts pending after num_tokens tokens. num_rows: rows that rejection sampling verifies; packs masks
+        and sources too, and empty entries for 0 rows; None: packs for drafting. branch_tokens: tokens of the last
+        entries, in place of their slots' last ones. The block is incomplete if its size exceeds out's. Raises
         InvalidArgumentError for a slot without tokens or a guided request without masks.
         """
         branches = np.array(branch_tokens, np.int32) if branch_tokens else None

@@ -1,4 +1,4 @@
-"""Write drafts that were made on a device to the memory of their requests."""
+"""Write drafts that a device made to the memory of their requests."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class DraftStore:
         """Store the drafts of the requests in slots [n] after num_known [n] tokens; return the number of drafts [n].
 
         tokens, margins, runners_up [num_steps, at least n], candidates [num_steps, at least n, NUM_CANDIDATES]: the
-        first n columns are stored, up to the first token -1. runners_up: None if there are none. Advances
-        draft_counter.
+        first n columns are stored, up to the first token -1. runners_up None: there are none. Advances draft_counter.
         """
         num_steps, stride = tokens.shape
         if margins.shape != tokens.shape or candidates.shape != (num_steps, stride, NUM_CANDIDATES):

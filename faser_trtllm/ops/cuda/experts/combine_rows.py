@@ -22,9 +22,10 @@ _COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
 def launch(
     launcher: Launcher, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
 ) -> None:
-    """Run combine_rows_reference by the kernel, asynchronously; width is a multiple of 8.
+    """Launch the kernel, asynchronously. lab/reference/cuda/experts/combine_rows.py says what it computes.
 
-    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError if no kernel fits.
+    Rows are bf16, of a multiple of 8 columns. The host reads only addresses, shapes and types of the tensors. Raises
+    InvalidArgumentError if no kernel fits.
     """
     (num_rows, width), top_k = hidden.shape, routes.places.shape[1]
     if width % _VECTOR:

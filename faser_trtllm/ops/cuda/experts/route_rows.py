@@ -35,7 +35,7 @@ class Choice:
 class Routes:
     """The result for n rows. Entries of dummy rows are not written."""
 
-    logits: Tensor  # fp32 [n, num_outputs]: the experts', then any others of the router
+    logits: Tensor  # fp32 [n, num_outputs]: of the experts, then of the router's other outputs
     experts: Tensor  # int32 [n, top_k], ascending
     weights: Tensor  # fp32 [n, top_k]
     places: Tensor  # int32 [n, top_k]: indices of the row's pairs in `rows`
@@ -68,7 +68,7 @@ class Routes:
         )
 
     def first(self, num_rows: int) -> Routes:
-        """Return the memory of the first rows."""
+        """Return views of the first num_rows rows."""
         return Routes(
             self.logits[:num_rows],
             self.experts[:num_rows],
@@ -84,10 +84,10 @@ class Routes:
 def launch(
     launcher: Launcher, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
 ) -> None:
-    """Run route_rows_reference by the kernels, in three asynchronous launches.
+    """Launch the three kernels, asynchronously. lab/reference/cuda/experts/route_rows.py says what they compute.
 
-    num_experts is at most 512 and width a multiple of 8. Only addresses, shapes and types of the tensors are used.
-    Raises InvalidArgumentError if no kernel fits.
+    num_experts is at most 512 and width a multiple of 8. The host reads only addresses, shapes and types of the
+    tensors. Raises InvalidArgumentError if no kernel fits.
     """
     (num_rows, width), num_outputs = x.shape, router.shape[0]
     num_experts, top_k = choice.num_experts, choice.top_k

@@ -1,4 +1,4 @@
-"""matmul: products of rows with a matrix in which a row's bits depend on no other row, nor on their number.
+"""matmul: products of rows with a matrix. A row's bits depend neither on the other rows nor on their number.
 
 Torch's products are faster, but their library chooses a kernel, and with it the order of each sum, by the number of
 rows. plugins/cuda/README.md counts what the difference costs.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 TILES = {16: (16, 128), 64: (32, 128), 128: (128, 256)}
 """The outputs and threads of a block, by the rows of its tile."""
-_FULL_BLOCKS = 64  # blocks of the largest tile that are enough for a GPU
+_FULL_BLOCKS = 64  # the largest tile is used from this many blocks on
 _VECTOR = 8
 
 
 def choose_tile_rows(num_rows: int, num_outs: int) -> int:
-    """Return the tile for a product; all give the same bits, so this is about speed alone."""
+    """Return the fastest tile for a product; all tiles give the same bits."""
     if num_rows <= 16:
         return 16
     blocks = -(-num_rows // 128) * -(-num_outs // TILES[128][0])
@@ -39,10 +39,10 @@ def launch(
     bias: Tensor | None = None,
     tile_rows: int | None = None,
 ) -> None:
-    """Run matmul_reference by the kernel into `out`, asynchronously. tile_rows: by default choose_tile_rows().
+    """Launch the kernel, asynchronously. lab/reference/cuda/products/matmul.py says what it writes to `out`.
 
-    width must be a multiple of 8. Only addresses, shapes and types of the tensors are used. Raises
-    InvalidArgumentError if no kernel fits.
+    width must be a multiple of 8. tile_rows: None: choose_tile_rows(). The host reads only addresses, shapes and types
+    of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
     dtype, to = type_name("x", x, "bf16", "fp16"), _result_type(x, out)
     (num_rows, width), num_outs = x.shape, weight.shape[0]
