@@ -1,6 +1,6 @@
-"""The Engine protocol: a compiled forward pass over ragged rows and block tables, as in "TensorRT engine".
+"""The Engine protocol: one model's compiled forward pass over ragged rows and block tables.
 
-An engine handles token ids, positions and blocks; it knows nothing about request lifecycles, drafts or text.
+An engine handles token ids, positions and blocks; it knows nothing about request lifecycles or text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineSpec:
 
     @property
     def draft_kind(self) -> int:
-        """The rows that this engine needs before it drafts, as native's DRAFT_MODEL, DRAFT_HEAD or DRAFT_BLOCK."""
+        """One of native's DRAFT_MODEL, DRAFT_HEAD and DRAFT_BLOCK; it decides which rows must run before drafting."""
         if self.block_size:
             return native.DRAFT_BLOCK
         return native.DRAFT_HEAD if self.is_head else native.DRAFT_MODEL
@@ -65,13 +65,13 @@ class EngineSpec:
 class DraftBatch:
     """The arguments of one draft call; the three arrays of counts are contiguous int32 [num_requests]."""
 
-    # The rows that the draft model has not run: of committed tokens and of pending drafts, and at least that of the
-    # last known token where num_new_drafts > 0. A head gets committed tokens only: it runs pending drafts itself.
+    # Committed tokens and pending drafts that the draft model has not run yet, and always the last known token where
+    # num_new_drafts > 0. A head gets committed tokens only, since it runs pending drafts itself.
     batch: RaggedBatch
     sampling: npt.NDArray[np.void]  # SamplingTable.array, indexed by batch.slots
     num_tokens: npt.NDArray[np.int32]  # committed tokens
     num_drafts: npt.NDArray[np.int32]  # pending drafts; 0 for a request that a block drafter drafts for
-    num_new_drafts: npt.NDArray[np.int32]  # drafts wanted after those
+    num_new_drafts: npt.NDArray[np.int32]  # drafts wanted after the pending ones
     max_draft_len: int  # limit on num_drafts + num_new_drafts
     stop: DraftStop | None = None
 
@@ -97,8 +97,8 @@ class Engine(Protocol):
         """Run all segments and return logits [num_logit_rows, >= vocab_size] fp32, valid until the next call."""
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
-        """Keep only these hidden rows (ascending indices), between two segments; the next batch must have these
-        rows."""
+        """Between two segments, keep only these hidden rows (ascending indices); the next batch must have exactly
+        these rows."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Between two segments, return LM head scores fp32 [num_rows, num_candidates], a new array.
@@ -112,10 +112,10 @@ class Engine(Protocol):
         Return int32 [num_requests], the rows that each request keeps; the next batch must have these rows."""
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """Draft autoregressively in one call and return the number of tokens drafted [num_requests].
+        """Draft autoregressively in one call; return the number of tokens drafted, int32 [num_requests].
 
-        The engine, which must be a draft's, first runs the batch's rows. Request i then drafts num_new_drafts[i]
-        tokens, or fewer if `stop` ends it (ops/draft_stop.py), which are written after its known ones.
+        For draft engines only. Runs the batch's rows first. Request i then drafts num_new_drafts[i] tokens, or fewer if
+        `stop` ends it (ops/draft_stop.py). They are written to its tokens, after its pending drafts.
         """
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Bucket sizes. Passes are padded to them, so that few shapes are compiled, captured and run for the first time."""
+"""Bucket sizes that passes are padded to, so that few shapes are compiled, captured and warmed up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP = 64  # up to 1024 rows; above that, steps are 1/16 to 1/8 of the size
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Row counts that passes are padded to: sizes() up to `limit`, then large_sizes() up to `largest`, then any.
+    """Row counts that passes are padded to: sizes() up to `limit`, large_sizes() up to `largest`; none above that.
 
     is_coarse: large sizes are the limit times powers of two, for decoders that need memory for each size.
     """

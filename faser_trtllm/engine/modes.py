@@ -1,4 +1,4 @@
-"""Assign engines to shares of a processor by mode: both use all of it in turn, or each has a share."""
+"""Assign shares of a processor to engines by mode: both use all of it in turn, or each has a share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Movable(Protocol[_Share]):
 
 
 class Modes(Generic[Share]):
-    """Moves the engines when the mode changes. shares: returns the target's and the draft's share, on demand."""
+    """Moves the engines when the mode changes. shares: returns the target's and the draft's share, made on demand."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class OpenRequest:
     engines: EngineDir
     limits: BuildConfig  # what the executor needs, at most the built limits; max_draft_len is 0 unless drafting
     num_blocks: int  # KV blocks of each engine, if its cache is paged
-    drafting: bool  # whether to open the draft too
+    drafting: bool  # open the draft too
     core_set: CoreSet | None = None  # for backends that run on cores
     quantization: Quantization = Quantization.NONE  # of both models
     ordinal: int = 0  # the GPU of a draft alone (open_draft); our own targets run on the first
@@ -40,8 +40,8 @@ class OpenRequest:
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO  # of the KV caches of both models
     num_branches: int = 0  # per request and pass; needs engines with a copy_kv
     gpu_partitions: GpuPartitioning = GpuPartitioning.GREEN_CONTEXTS
-    deterministic: bool = False  # compute the target's rows in one order, whatever runs with them
-    overlap: bool = True  # whether draft and target may run at once, for which a GPU keeps more graphs
+    deterministic: bool = False  # bits of the target's rows do not depend on the other rows of their pass
+    overlap: bool = True  # draft and target may run at once, for which a GPU keeps more graphs
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -56,7 +56,7 @@ class OpenRequest:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """EngineDir.kv_bytes_per_token for the requested type of KV cache."""
+        """Bytes of KV per token (EngineDir.kv_bytes_per_token) with the requested KV cache type."""
         return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 
@@ -71,13 +71,13 @@ class OpenedEngines:
     # The partitions of a GPU by their names in a cost table: "all" and, with a draft model, "draft" and "verify".
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
     copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None  # CpuEngine.copy_kv, of targets that run branches
-    # Opens the draft of another directory for the same target, and returns a function that replaces `draft` by it, to
-    # be called between two steps. None: the backend cannot replace drafts.
+    # Opens the draft of another directory for the same target and returns a function that puts it in place of `draft`.
+    # Call that function between two steps. None: the backend cannot replace drafts.
     prepare_draft: Callable[[Path], Callable[[], None]] | None = None
 
 
 def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:
-    """Return the sampler for a target whose logits are in the host's memory; it works on request.core_set."""
+    """Return the sampler for a target whose logits are in host memory; it uses the threads of request.core_set."""
     limits, vocab_size = request.limits, request.engines.vocab_size
     draft_probs = HostDraftProbs(limits.max_batch_size, limits.max_draft_len if request.drafting else 0, vocab_size)
     pool = None if request.core_set is None else request.core_set.handle
@@ -85,7 +85,7 @@ def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:
 
 
 def stay(mode: Mode) -> None:
-    """Do nothing: the enter_mode of engines that can run concurrently where they are."""
+    """Do nothing. This is enter_mode for a target alone, and for engines that run concurrently where they are."""
 
 
 Opener = Callable[[OpenRequest, ExitStack], OpenedEngines]
@@ -150,7 +150,7 @@ def _check_deterministic(request: OpenRequest, backend: Backend) -> None:
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:
-    """Open only the draft, for a target that another system runs; raises as open_engines."""
+    """Open only the draft, for a target that another system runs; raises the same errors as open_engines."""
     opener = check_draft_backend(request.engines)
     engine: Engine = resolve_name(opener)(request, stack)
     return engine

@@ -119,7 +119,7 @@ class CpuEngine(HostPruning, Closing):
         return num_bytes
 
     def attach(self, target: CpuEngine) -> None:
-        """Connect a head to its target, which keeps hidden rows for it from now on. Call once before either runs, and
+        """Connect this head to its target, which then keeps hidden rows for it. Call once before either runs, and
         close the target last. Raises EngineFileError if the two do not fit."""
         model: dict[str, Any] = self._file.header["model"]
         head: dict[str, Any] = model.get("head") or model.get("block") or {"layers": [target.spec.num_layers]}
@@ -197,7 +197,7 @@ class CpuEngine(HostPruning, Closing):
         native.check(status, f"copying KV between {copies.shape[1]} pairs of blocks")
 
     def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """Return a copy of the last segment's hidden rows fp32 [num_rows, hidden_size], which must be all of them."""
+        """Return a copy of the last segment's hidden rows, fp32 [num_rows, hidden_size]; num_rows is their number."""
         hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
         native.check(
             self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, native.address_of_buffer(hidden)),

@@ -53,7 +53,7 @@ _HEAD_SIZES = (
 
 
 def native_model(file: EngineFile, max_seq_len: int) -> FaserModel:
-    """Return a struct faser_model that points into the file's mapping; raise EngineFileError if a tensor is missing."""
+    """Return a faser_model whose pointers are into the mapped file; raise EngineFileError if a tensor is missing."""
     sizes: dict[str, Any] = file.header["model"]
     layers = (FaserLayer * sizes["num_layers"])()
     for index, layer in enumerate([] if "medusa" in sizes else layers):

@@ -16,7 +16,7 @@ from faser_trtllm.partition.core_set import CoreSet
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """See engine.opening.open_engines. Both engines run on request.core_set until a mode divides its cores."""
+    """See engine.opening.open_engines. Both engines run on request.core_set, except in modes that divide its cores."""
     core_set = request.core_set
     assert core_set is not None, "cpu engines run on a core set"
     target = _open(request.engines.target_path, request, stack, request.num_branches * request.limits.max_batch_size)
@@ -26,7 +26,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
     @functools.cache
     def shares() -> tuple[CoreSet, CoreSet]:
-        """Return one core for the draft and the others for the target; both share the core if there is only one."""
+        """Return the target's core set, of all cores but one, and the draft's, of one; a single core serves both."""
         target_cores = stack.enter_context(CoreSet(None, max(1, core_set.num_threads - 1)))
         return target_cores, stack.enter_context(CoreSet(None, 1))
 

@@ -3,8 +3,7 @@
 The rows of a pass are context: the drafter only computes keys and values of every layer from the target's hidden rows
 at their positions. The logits of a request's last row need a pass of their own, over a block of rows that see the
 context and each other. It computes the logits of all draft places at once, and a step only moves to the next place, as
-on the CPU (plugins/cpu/engine/block.cpp). Drafted blocks have KV blocks of their own, so the request's hold context
-only.
+on the CPU (plugins/cpu/engine/block.cpp). Drafted blocks have separate KV blocks; a request's own hold context only.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Columns of ones, whose root mean square the kernels divide by, since these norms are computed separately. append_kv
-# adds its epsilon, so the divisor differs from 1 by less than a thousandth of bf16's last bit.
+# Norms are computed separately here, but the kernels divide by the root mean square of a row, so they get a row of this
+# many ones. append_kv adds its epsilon: the divisor differs from 1 by less than a thousandth of bf16's last bit.
 _UNSCALED = 8
 
 
@@ -52,8 +51,8 @@ class BlockDecoder:
         max_draft_len: int,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: the target's. max_draft_len: limit on the places drafted. kv_dtype: by default that of the
-        weights."""
+        """hidden_rows: the target's. max_draft_len: limit on the places drafted. kv_dtype: of the KV cache; None: the
+        weights' dtype."""
         self._ops, self._read, self.weights = place.ops, hidden_rows, weights
         block = weights.sizes["block"]
         self._block, self._size = block, block["block_size"]
@@ -113,7 +112,7 @@ class BlockDecoder:
         return (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
-        """Write keys and values of the rows. A request's last row has no hidden row of the target yet: what is written
+        """Write keys and values of the rows. A request's last row has no hidden row of the target yet: the KV written
         at its position is never read, and is overwritten once the hidden row exists."""
         ops, weights, batch = self._ops, self.weights, self.batch
         kept = self._read.tensor.index_select(0, batch.token_rows[:rows])
@@ -200,7 +199,7 @@ class BlockDecoder:
         return BlockConvolution(self._ops, self._size, normed, base, delta)
 
     def _take_place(self, out: Tensor, before: Tensor) -> None:
-        """Write the logits of each request's place to `out`; before: the tokens before that place."""
+        """Write the logits of each request's current place to `out`; before: the tokens before that place."""
         import torch
 
         rows = self._first[: out.shape[0]] + self._place

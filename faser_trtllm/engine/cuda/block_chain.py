@@ -1,4 +1,4 @@
-"""Logits of a block drafter that depend on the draft before them: DSpark's Markov head and DFlash2's selector."""
+"""A block drafter's logits that depend on the previous draft: DSpark's Markov head and DFlash2's selector."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class BlockChain:
     """Logits of all places of the drafted blocks, one row each, and a last row of -inf, which ends drafting.
 
-    A Markov head adds logits that depend on the token before. A selector keeps the best tokens of a row and adds to
-    each a score that depends on the token before.
+    A Markov head adds logits that depend on the previous token. A selector keeps the best tokens of a row and adds to
+    each a score that depends on the previous token.
     """
 
     def __init__(self, ops: Ops, weights: BlockWeights, block: dict[str, Any], num_rows: int, lm_head: Tensor) -> None:
@@ -35,12 +35,12 @@ class BlockChain:
 
     @property
     def last(self) -> int:
-        """The index of the row without tokens."""
+        """The index of the row of -inf."""
         return self._logits.shape[0] - 1
 
     def fill(self, rows: Tensor) -> None:
-        """Compute the logits of the first rows from `rows` [n, hidden], after the final norm, reading the LM head
-        once."""
+        """Compute the logits of the first n rows from `rows` [n, hidden], which are after the final norm; this reads
+        the LM head once."""
         import torch
 
         block, mask, count = self._block, self._block["mask_token_id"], rows.shape[0]

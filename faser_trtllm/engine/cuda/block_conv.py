@@ -15,7 +15,7 @@ class BlockConvolution:
     """out_t = sum over taps of (base + delta_t) * x_(t - tap), from a block's first row on; in fp32, rounded once."""
 
     def __init__(self, ops: Ops, block_size: int, normed: Tensor, base: Tensor | None, delta: Tensor | None) -> None:
-        """normed [rows, hidden]: whole blocks, as they enter the sublayer. base [2, taps, hidden] and delta [2 * taps *
+        """normed [rows, hidden]: the sublayer's input, of whole blocks. base [2, taps, hidden], delta [2 * taps *
         groups, hidden]; None: no convolution."""
         self._ops, self._block_size = ops, block_size
         self._taps: Tensor | None = None

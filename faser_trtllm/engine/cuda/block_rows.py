@@ -1,4 +1,4 @@
-"""The rows of drafted blocks on the device, and the KV blocks that hold them instead of the requests' own."""
+"""The rows of drafted blocks on the device, and the engine's KV blocks for them, apart from the requests' own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class BlockRows:
     """Inputs of a pass over the blocks of up to max_batch_size requests, all int32 at fixed addresses.
 
     token_ids, positions [max_batch_size * block_size]: a request's last committed token and then mask tokens, at
-    consecutive positions. block_table, cu_q_lens, kv_lens: as in PagedKv. The table has a request's own blocks before
-    the one with its last token, and from there on blocks of the engine, num_blocks in all after the first
-    num_kv_blocks.
+    consecutive positions. block_table, cu_q_lens, kv_lens: see PagedKv. A row of the table has the request's own blocks
+    up to the one before its last token's, and then blocks of the engine: num_blocks in all, from num_kv_blocks on.
     """
 
     def __init__(self, spec: EngineSpec, block: Mapping[str, Any], device: torch.device) -> None:

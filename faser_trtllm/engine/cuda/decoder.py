@@ -1,7 +1,7 @@
-"""The decoder layers over rows in device memory: GEMMs by torch, the rest by our kernels.
+"""A model's layers over rows in device memory: torch computes the GEMMs, our kernels the rest.
 
 RMSNorm has no kernel of its own: its weights are folded into the next matrix (engine/cuda/weights.py), and append_kv
-and gated_silu apply the row's scale to the product. The product is added to the residual.
+and gated_silu divide the product by the row's root mean square.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NARROW_ROWS = 16  # of attention's narrow tile: query rows times query heads per KV head
+_NARROW_ROWS = 16  # rows of attention's narrow tile: query rows times query heads per KV head
 
 
 class TorchDecoder:
@@ -37,7 +37,7 @@ class TorchDecoder:
     has_prune_plan = False
     has_kv = True
     num_distinct: Tensor | None = None
-    _scales_inner = True  # whether the last product's input may be in e4m3
+    _scales_inner = True  # the input of an MLP's last product may be in e4m3
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TorchDecoder:
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: where every pass keeps rows for a head. kv_dtype: by default that of the weights."""
+        """hidden_rows: where every pass keeps rows for a head. kv_dtype: of the KV cache; None: the weights' dtype."""
         self._ops, self._kv_dtype = place.ops, kv_dtype
         place.runtime.wait()  # other streams do not wait for the default stream, which may still copy weights
         with place.runtime.on(place.partition):
@@ -85,7 +85,7 @@ class TorchDecoder:
         self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
-        """See Decoder.query_rows: all rows of a request fit attention's narrow tile, or there may be any number."""
+        """See Decoder.query_rows. One bucket is the rows that fit attention's narrow tile, the other is all rows."""
         if self._ops.is_deterministic:
             return rows
         narrow = max(1, _NARROW_ROWS // (self._num_heads // self._num_kv_heads))
@@ -96,7 +96,7 @@ class TorchDecoder:
         return self.weights.num_bytes
 
     def kv_lens(self) -> tuple[int, ...]:
-        """See Decoder.kv_lens: contexts of a single chunk need no slots and no search for further work."""
+        """See Decoder.kv_lens. Attention over a single chunk needs no workspace and no search for further chunks."""
         return (MAX_WHOLE_TOKENS, self._max_seq_len) if self._max_seq_len > MAX_WHOLE_TOKENS else (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
@@ -143,7 +143,7 @@ class TorchDecoder:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
     def _layer(self, index: int, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds) -> ScaledRows | None:
-        """Run a layer. scaled: `hidden` in e4m3, if the layer before produced it; returns this layer's, if any."""
+        """Run a layer. scaled: its input `hidden` in e4m3, if known. Return the new `hidden` in e4m3, if known."""
         layer = self.weights.layers[index]
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)

@@ -35,7 +35,7 @@ class Eagle3Decoder(TorchDecoder):
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: the target's. kv_dtype: type of the KV cache, by default that of the weights."""
+        """hidden_rows: the target's. kv_dtype: of the KV cache; None: the weights' dtype."""
         assert hidden_rows is not None, "a head reads its target's hidden rows"
         self._read = hidden_rows
         super().__init__(weights, spec, place, kv_dtype=kv_dtype)
@@ -62,7 +62,7 @@ class Eagle3Decoder(TorchDecoder):
         self._draft_logits(outputs, logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """See Decoder.step. Requests without a row keep their output, from which their logits are computed again."""
+        """See Decoder.step. Requests without a row keep their output and get the same logits again."""
         import torch
 
         outputs = self._outputs[:rows]
@@ -81,7 +81,7 @@ class Eagle3Decoder(TorchDecoder):
         return self.weights.head
 
     def _features(self, kept: Tensor) -> Tensor:
-        """Return features [rows, hidden] for the target's rows [rows, num_features]."""
+        """Return the head's input features [rows, hidden] for the target's hidden rows [rows, num_features]."""
         import torch
 
         head = self._head
@@ -91,7 +91,7 @@ class Eagle3Decoder(TorchDecoder):
         return self._product(kept, head.fc, head.fc_bias)
 
     def _outputs_of(self, hidden: Tensor) -> Tensor:
-        """Return the part of the last layer's hidden rows that the next step reads."""
+        """Return the last layer's hidden rows as the next step reads them: normed, if the head needs that."""
         return self._ops.rms_norm(hidden, self.weights.final_norm, self._eps) if self._feeds_normed else hidden
 
     def _run_layers(self, features: Tensor, bounds: Bounds) -> None:

@@ -1,4 +1,4 @@
-"""Make the cuda backend's engine: the GPU engine over torch's layers, or over draft heads."""
+"""Make the cuda backend's engines: a GpuEngine over a model's layers or over a draft head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_weights(
     quantization: Quantization = Quantization.NONE,
     shard: Shard = WHOLE,
 ) -> DeviceWeights | MedusaWeights:
-    """Load the weights of any cuda engine file, as DeviceWeights.load; quantization applies to decoders only."""
+    """Load the weights of any cuda engine file; see DeviceWeights.load. Medusa heads are never quantised."""
     if "medusa" in file.model:
         return MedusaWeights.load(file, device, dtype)
     return DeviceWeights.load(file, device, dtype, quantization, shard)
@@ -55,7 +55,7 @@ def make_engine(
 ) -> GpuEngine:
     """Make an engine over weights on the place's device, which the caller owns; for other options see GpuEngine.
 
-    hidden_rows: memory that a target writes and a head reads. membership: place among the ranks of a split target.
+    hidden_rows: memory that a target writes and a head reads. membership: this rank of a target split over GPUs.
     Raises ConfigError for limits that the weights cannot meet.
     """
     import torch

@@ -1,7 +1,7 @@
 """A mixture of experts in device memory: a decoder whose MLPs are experts.
 
-A row goes through its experts as pairs of row and expert, sorted by expert on the device. Only a count of experts
-reaches the host, along with the next result that it reads.
+Pairs of a row and one of its experts are sorted by expert on the device. The host reads only a count of experts, with
+the next result that it waits for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUPED_MAJORS = (9, 10)
 """Major compute capabilities on which torch's grouped products do not wait for the host."""
-# Columns of ones for gated_silu, which divides by a row's root mean square: rows are already normed here.
+# gated_silu divides by the root mean square of a row. Rows are already normed here, so it gets a row of this many ones.
 _UNSCALED = 8
 
 
@@ -80,7 +80,7 @@ class ExpertsDecoder(TorchDecoder):
 
 
 def choice_of(experts: Mapping[str, Any]) -> Choice:
-    """Return the routing of an engine file; experts: that object of its header (models/experts.py)."""
+    """Return the routing of an engine file. experts: the `experts` object of its header (models/experts.py)."""
     over_all = experts["scoring"] == SOFTMAX and not experts["norm_topk"]
     return Choice(experts["num_experts"], experts["top_k"], over_all)
 

@@ -1,4 +1,4 @@
-"""The process of a rank that follows rank 0: `python -m` this module with the number of an inherited socket.
+"""The process of a rank that follows rank 0: `python -m` this module with the file descriptor of a socket.
 
 It opens its part of the target and runs the calls that rank 0 sends, until the socket closes.
 """
@@ -33,7 +33,7 @@ ORPHAN_TIMEOUT_S = 5.0  # time for running work to end after rank 0 has exited
 
 
 class Follower:
-    """Runs the calls that LeadingEngine sends: partitions by name, and None for the previous segment's batch."""
+    """Runs the calls that LeadingEngine sends. Partitions come by name; None stands for the previous batch."""
 
     def __init__(self, engine: GpuEngine, partitions: Iterable[GpuPartition]) -> None:
         self._engine = engine
@@ -65,7 +65,7 @@ class Follower:
 
 
 def run(connection: Connection, task: RankTask) -> None:
-    """Open the rank's GPU, answer with its layout and KV blocks or with an error, then run the leader's calls."""
+    """Open the rank's GPU, answer with its layout and KV blocks or an error, then run rank 0's calls."""
     with ExitStack() as stack:
         try:
             gpu = stack.enter_context(task.make_gpu())

@@ -1,4 +1,4 @@
-"""The target's hidden rows of some layers, kept on the device for a draft head, addressed by KV block and offset."""
+"""Hidden rows of some of the target's layers, kept on the device for a draft head by KV block and offset."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Int64Array = npt.NDArray[np.int64]
 class HiddenRows:
     """The target's hidden rows in `tensor` [KV tokens + 2, layers * hidden_size], of the target's dtype.
 
-    The rows after the KV tokens' are one that dummies write to, and one of zeros. A row holds the target's hidden row
-    before each listed layer, in their order; layer num_layers stands for the output of the last layer. The target's
-    passes write the tensor and the head's read it; both find their rows when a batch is uploaded.
+    The last two rows are a spare one that dummies write to, and one of zeros. A row holds the inputs of the listed
+    layers, in order; layer num_layers stands for the output of the last layer. The target's passes write the tensor and
+    the head's passes read it, at indices that each upload of a batch computes.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class HiddenRows:
         num_blocks: int,
         tokens_per_block: int,
     ) -> None:
-        """layers: ascending. hidden_size, dtype: the target's. num_blocks: KV blocks, with those of branches."""
+        """layers: ascending. hidden_size, dtype: the target's. num_blocks: KV blocks of requests and branches."""
         import torch
 
         self._layers = tuple(layers)
@@ -59,12 +59,12 @@ class HiddenRows:
         ops.copy_kv(copies, self.tensor[: self._num_tokens].view(1, self._num_tokens // size, 1, size, -1))
 
     def own_rows(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows (engine/gpu/batch.py) of the target and of a block drafter; dummies have the spare row."""
+        """Fill in each token's own row, for targets and block drafters (see TokenRows); dummies get the spare row."""
         out[batch.num_rows :] = self._num_tokens
         out[: batch.num_rows] = self._rows(batch, batch.positions)
 
     def rows_before(self, batch: RaggedBatch, out: Int64Array) -> None:
-        """TokenRows of other heads: the row of the position before; the row of zeros at position 0 and for dummies."""
+        """Fill in the row of the position before, for other heads; position 0 and dummies get the row of zeros."""
         out[batch.num_rows :] = self._num_tokens + 1
         found = self._rows(batch, np.maximum(batch.positions - 1, 0))
         out[: batch.num_rows] = np.where(batch.positions > 0, found, self._num_tokens + 1)

@@ -1,9 +1,8 @@
 """Medusa heads in device memory, over the hidden rows that their target keeps there.
 
-Head i drafts i places after the last committed token. It reads the hidden row of the position before that token, after
-the target's final norm, as the CPU engine's heads do (plugins/cpu/engine/medusa.cpp). No distribution depends on a
-draft, so one pass computes the logits of all places and reads each head's matrices once; a step only moves to the next
-place.
+Head i, from 1 on, drafts the i-th token after the last committed one. It reads the hidden row of the position before
+that token, after the target's final norm, like the CPU engine (plugins/cpu/engine/medusa.cpp). No distribution depends
+on a draft, so one pass computes the logits of all places and reads each head once; a step only moves to the next place.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class MedusaWeights:
 
     @classmethod
     def load(cls, file: CudaFile, device: torch.device, dtype: torch.dtype | None = None) -> MedusaWeights:
-        """Copy the tensors to the device; dtype: to replace the file's, in tests."""
+        """Copy the tensors to the device. dtype: replaces the file's, in tests."""
         names = tensor_shapes(file.model)
         return cls(file.model, {name: device_tensor(file, name, device, dtype) for name in names})
 
@@ -53,7 +52,7 @@ class MedusaDecoder:
     is_read = False
 
     def __init__(self, weights: MedusaWeights, spec: EngineSpec, place: Placement, hidden_rows: HiddenRows) -> None:
-        """hidden_rows: those of the target's last layer."""
+        """hidden_rows: outputs of the target's last layer."""
         import torch
 
         runtime = place.runtime
@@ -110,7 +109,7 @@ class MedusaDecoder:
         self._take_place(logits[:count])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """See Decoder.step. Requests with a row move to the next place, the others stay."""
+        """See Decoder.step. Requests with a row move to the next place; the others stay at theirs."""
         has_row = self.batch.kv_lens[:rows] > 0
         self._at[:rows] += has_row * self._max_batch_size
         self._take_place(logits)

@@ -32,7 +32,7 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
 
 
 def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict[str, int]:
-    """Return, by name, the bytes that a block drafter needs for its blocks: their KV, and the logits of all places."""
+    """Return, by name, the bytes of drafted blocks: of their KV and of the logits of all places."""
     with CudaFile.open(path) as file:
         model, block, itemsize = file.model, file.model["block"], ITEMSIZES[file.dtype]
     requests = limits.max_batch_size
@@ -46,8 +46,8 @@ def block_bytes(path: Path, limits: BuildConfig, kv_dtype: KvCacheDtype) -> dict
 
 
 def pair_bytes(path: Path, max_num_tokens: int) -> int:
-    """Return the bytes of a mixture layer's pairs of row and expert in a pass of this many rows; 0 for a dense
-    model."""
+    """Return the bytes that a mixture's layer allocates for pairs of row and expert in a pass of this many rows; 0
+    for a dense model."""
     with CudaFile.open(path) as file:
         experts = file.model.get("experts")
         if experts is None:

@@ -40,10 +40,10 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
 
 
 def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """Open the engines on a GPU, as open_pair.
+    """Open the engines on a GPU; see open_pair.
 
     Raises EngineFileError for unusable files, ConfigError for invalid limits, for too little memory and for products
-    that the GPU does not support, FaserError of the driver.
+    that the GPU does not support, FaserError if a driver call fails.
     """
     shard = Shard(0, request.engines.tp_size)
     if request.num_branches and shard.size > 1:
@@ -69,7 +69,7 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
 
 
 def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
-    """Return the KV blocks that a rank has room for, as fit_blocks; rank 0 also holds the draft."""
+    """Return the number of KV blocks that a rank has room for; see fit_blocks. Rank 0 also holds the draft."""
     from faser_trtllm.engine.cuda.memory import weight_bytes
 
     shards = {"target": shard, "draft": Shard()}
@@ -99,7 +99,7 @@ def head_buffers(request: OpenRequest) -> dict[str, int]:
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
-    """Open the part of the target that a rank after rank 0 has; raises as open_cuda_engines."""
+    """Open a later rank's part of the target; raises the same errors as open_cuda_engines."""
     membership = Membership(stack.enter_context(_join(shard, directory, gpu)))
     return _open(request, gpu, stack, "target", None, membership=membership)[0]
 
@@ -109,7 +109,7 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
-    """Open a draft model alone, as open_draft_alone."""
+    """Open a draft model without its target; see open_draft_alone."""
     return open_draft_alone(request, gpu, lambda role, probs: open_cuda_draft_file(request, gpu, stack, None, probs))
 
 
@@ -146,7 +146,7 @@ def open_cuda_draft_file(
     hidden_rows: HiddenRows | None,
     draft_probs: DeviceDraftProbs | None,
 ) -> tuple[GpuEngine, Ops]:
-    """Open the draft of a directory, a cuda engine file; the stack closes it. hidden_rows: what a head reads."""
+    """Open a directory's draft, a cuda engine file; the stack closes it. hidden_rows: the target's, for a head."""
     return _open(request, gpu, stack, "draft", hidden_rows, draft_probs)
 
 

@@ -34,10 +34,9 @@ def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in], with None for tensors that the model lacks; qkv and gate_up are fused along out and contain
-    the norm before them (folded_norms), which only a block drafter keeps separate. A mixture has gate_up and down
-    [num_experts, out, in], a separate post_norm, and a router [num_experts, in] with the shared expert's gate as a
-    further row."""
+    """Matrices [out, in]; None for tensors that the model lacks. qkv and gate_up are fused along out and contain the
+    norm before them (folded_norms), except in block drafters. A mixture has gate_up and down [num_experts, out, in], a
+    separate post_norm, and a router [num_experts, in] with the shared expert's gate as a further row."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -69,7 +68,7 @@ class HeadWeights:
     hidden_norm: Tensor  # [hidden], of fc's product
     fc_bias: Tensor | None = None
     fc_norm: Tensor | None = None  # [num_features], of fc's input, in num_fc_norms parts
-    target_ids: Tensor | None = None  # int64 [draft_vocab_size], tokens of the LM head's outputs; None: the same
+    target_ids: Tensor | None = None  # int64 [draft_vocab_size], the token of each LM head output; None: all tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,9 @@ class BlockWeights:
 
     fc: Tensor  # [hidden, num_features]
     hidden_norm: Tensor  # [hidden], of fc's product
-    markov_in: Tensor | None = None  # [vocab_size, rank], as markov_out: a Markov head
+    markov_in: Tensor | None = None  # [vocab_size, rank], like markov_out; of a Markov head
     markov_out: Tensor | None = None
-    predecessors: Tensor | None = None  # [vocab_size, rank], as successors: a selector
+    predecessors: Tensor | None = None  # [vocab_size, rank], like successors; of a selector
     successors: Tensor | None = None
     selector_proj: Tensor | None = None  # [rank, hidden]
 
@@ -107,10 +106,10 @@ class DeviceWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     lm_head: Tensor
-    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], as sin; a block drafter has block_size - 1 positions more
+    cos: Tensor  # fp32 [max_seq_len, head_dim / 2], like sin; a block drafter has block_size - 1 positions more
     sin: Tensor
     head: Head | None = None
-    output_ids: Tensor | None = None  # int64 [num_outputs], tokens of the LM head's outputs; None: all
+    output_ids: Tensor | None = None  # int64 [num_outputs], the token of each LM head output; None: all tokens
 
     @classmethod
     def load(
@@ -123,7 +122,7 @@ class DeviceWeights:
     ) -> DeviceWeights:
         """Copy a file's tensors to the device one by one, and quantise each matrix as soon as it is there.
 
-        shard: the rank's part. dtype: replaces the file's, in tests. ConfigError if a matrix cannot be quantised.
+        shard: the rank's part. dtype: replaces the file's, in tests. Raises ConfigError if quantising fails.
         """
         import torch
 
@@ -207,7 +206,7 @@ def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:
 def device_tensor(
     file: CudaFile, name: str, device: torch.device, dtype: torch.dtype | None = None, shard: Shard = WHOLE
 ) -> Tensor:
-    """Return a file's tensor, or a rank's rows of it, on the device. dtype: replaces the file's own type."""
+    """Return a file's tensor, or a rank's rows of it, on the device. dtype: replaces the file's main type."""
     import torch
 
     array, kind = file.array(name)

@@ -24,7 +24,7 @@ class PassInputs(Protocol):
     """The inputs of a decoder's passes besides weights, KV and hidden rows.
 
     positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests in the
-    decoder's order. row_of [num_rows]: the decoder's index of each row of the last uploaded batch; None: the same.
+    decoder's order. row_of [num_rows]: the decoder's index of each row of the last batch uploaded; None: the same.
     """
 
     positions: Tensor
@@ -33,7 +33,7 @@ class PassInputs(Protocol):
     row_of: Int32Array | None
 
     def clear(self) -> None:
-        """Remove all requests: a pass then computes dummies and writes no KV."""
+        """Remove all requests, so that a pass computes dummies and writes no KV."""
 
     def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
         """Copy a batch to the device asynchronously; raise InvalidArgumentError if it is invalid.
@@ -46,15 +46,15 @@ class PassInputs(Protocol):
 
 
 TokenRows = Callable[[RaggedBatch, npt.NDArray[np.int64]], None]
-"""Writes, for each row of a batch and then for each dummy, its row of a memory that has one row per token."""
+"""Fills an array with the index of each row of a batch, then of each dummy, in a memory of one row per token."""
 
 
 class DeviceBatch:
     """The int32 inputs of a pass: cu_q_lens [num_slots + 1], kv_lens [num_slots], block_table [num_slots,
     max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
 
-    first_branch [num_slots + 1]: the range of the batch's requests that are a request's branches
-    (ops/cuda/append_kv.py); None for an engine without branches. Unused requests have no rows. Rows after the last
+    first_branch [num_slots + 1]: the branches of request i are the batch's requests first_branch[i] to
+    first_branch[i + 1]; None for an engine without branches. Unused requests have no rows. Rows after the last
     request's are dummies, which write nothing.
     """
 

@@ -1,4 +1,4 @@
-"""The hidden rows between two segments of a pass: scored, listed and compacted on the device."""
+"""Score, select and compact the hidden rows between two segments of a pass, on the device."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Boundary:
         self._listed = torch.zeros(rows, dtype=torch.int32, device=runtime.device)
         self._compaction = _Compaction(decoder.hidden(0), decoder.batch)
         self._num_hidden: int | None = None  # hidden rows after the last segment, without dummies
-        self._segment = 0  # the segment that they are the output of
-        self._row_of: Int32Array | None = None  # the decoder's index of each row, if not in the caller's order
+        self._segment = 0  # the segment that left them
+        self._row_of: Int32Array | None = None  # see PassInputs
 
     def reach(self, segment: int, num_rows: int) -> None:
-        """Note that a segment has left hidden rows for the batch that was uploaded last."""
+        """Record that a segment has left num_rows hidden rows for the batch that was uploaded last."""
         self._segment, self._num_hidden, self._row_of = segment, num_rows, self._decoder.batch.row_of
 
     def leave(self) -> None:
-        """Note that there are no hidden rows any more."""
+        """Record that there are no hidden rows any more."""
         self._num_hidden = None
 
     @property
@@ -119,7 +119,7 @@ class Boundary:
         return rows if self._row_of is None else np.sort(self._row_of[rows])
 
     def _keep(self, rows: Int32Array) -> None:
-        """Note that only these hidden rows are left."""
+        """Record that only these hidden rows are left."""
         if self._row_of is not None:
             self._row_of = np.searchsorted(self._placed(rows), self._row_of[rows]).astype(np.int32)
         self._num_hidden = rows.size

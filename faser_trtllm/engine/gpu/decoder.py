@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Host-side bounds over the requests of a pass, which choose attention's tiles and splits; a Decoder has few."""
+    """Host-side bounds over a pass's requests, which select attention's tiles and splits; a Decoder uses few values."""
 
     max_query_rows: int
     max_kv_len: int
@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """True if each size of a pass takes memory of its own, so that there should be few large sizes."""
+        """True if each pass size takes memory of its own, so that there should be few large sizes."""
 
     @property
     def weight_bytes(self) -> int:
@@ -75,8 +75,8 @@ class Decoder(Protocol):
         drafter runs a pass of its own for them."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """Run a whole pass of one row per request after the last pass, with logits for each. A head continues from its
-        own output of the request's row before."""
+        """Run a whole pass of one row per request after the last pass, with logits for each. A head continues from
+        its own output for the request's previous row."""
 
     @property
     def is_read(self) -> bool:
@@ -99,6 +99,6 @@ class Decoder(Protocol):
         """
 
     def copy_kv(self, copies: Tensor) -> None:
-        """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and hidden rows kept for a head; needs branches."""
+        """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and hidden rows kept for a head. For branches only."""
 
     def close(self) -> None: ...

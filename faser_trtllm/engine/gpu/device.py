@@ -49,9 +49,9 @@ class Gpu(Protocol):
 class CudaGpu(Closing):
     """A GPU, its partitions and the kernels compiled for it. Use a `with` block.
 
-    draft_sms: sizes of the draft's partition in SMs, in order of preference; the first pair is used. plain_streams:
-    instead of green contexts, draft and target each have a stream with every SM. Raises ConfigError if torch's CUDA,
-    cuda-python, a driver or nvcc is missing or too old.
+    draft_sms: sizes of the draft's partition in SMs, of which the first is used; None: default_draft_sms().
+    plain_streams: instead of green contexts, draft and target each have a stream with every SM. Raises ConfigError if
+    torch's CUDA, cuda-python, a driver or nvcc is missing or too old.
     """
 
     weights_dtype: torch.dtype | None = None

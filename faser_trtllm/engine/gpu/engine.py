@@ -1,8 +1,8 @@
 """The engine of every GPU backend: one model's passes, graphs, drafting and logits on the device.
 
-A Decoder computes the layers: torch (engine/cuda) or compiled plans (engine/tensorrt), which has not run on a GPU yet.
-Everything but streams, events, graphs and launches is tested on the CPU, with the kernels' references and with the
-kernels themselves, emulated (tests/engine/cuda).
+A Decoder computes the layers: torch (engine/cuda) or compiled plans (engine/tensorrt, not yet run on a GPU). All but
+streams, events, graphs and launches is tested on the CPU, with the kernels' references and with the kernels, emulated
+(tests/engine/cuda).
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ class GpuEngine(HostPruning, Closing):
         draft_probs: DeviceDraftProbs | None = None,
         graphs: GraphStore | None = None,
     ) -> None:
-        """decoder: made at `place`, closed with the engine. draft_probs: where the distributions of unseeded drafts are
-        kept for the rejection sampler; None: they are not shared. graphs: an empty store; by default, the engine makes
-        its own."""
+        """decoder: made at `place`, closed with the engine. draft_probs: memory for the distributions of unseeded
+        drafts, which the rejection sampler reads; None: the engine's own. graphs: an empty store; None: a new one."""
         import torch
 
         ops, self.runtime, self.partition = place.ops, place.runtime, place.partition
@@ -116,8 +115,8 @@ class GpuEngine(HostPruning, Closing):
 
     @property
     def distinct_experts(self) -> float:
-        """See Engine.distinct_experts. Refers to the last pass of which a result was read, since the host waits for no
-        other; after a draft call, to its first pass."""
+        """See Engine.distinct_experts. Counts the last pass whose results the host has read; after a draft call, that
+        is the call's first pass."""
         return 0.0 if self._num_distinct is None else int(self._num_distinct[0]) / self._spec.num_layers
 
     @property
@@ -197,8 +196,8 @@ class GpuEngine(HostPruning, Closing):
             return self._boundary.prune(batch)
 
     def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
-        """Copy as CpuEngine.copy_kv, but asynchronously and at most max_num_branches copies. A head on another
-        partition sees them once the engines have moved."""
+        """See CpuEngine.copy_kv. Asynchronous, and at most max_num_branches copies. A head on another partition sees
+        them once the engines have changed partitions."""
         spec, size, staging = self._spec, copies.size, self._copies
         blocks, first, end = copies[:2], copies[2], copies[3]
         if size > 4 * spec.max_num_branches or staging is None:
@@ -322,7 +321,7 @@ class GpuEngine(HostPruning, Closing):
             self._decoder.write_logits(self._logits[:rows])
 
     def _holds_logits(self, rows: int) -> bool:
-        """Return whether a pass's graph computes the logits of all rows: small ones do, except a block drafter's."""
+        """Return True if a pass computes the logits of all rows: small passes do, except a block drafter's."""
         return rows <= self._buckets.limit and not self._spec.block_size
 
     def _write_logits(self, rows: int) -> None:
@@ -354,13 +353,13 @@ class GpuEngine(HostPruning, Closing):
         return Bounds(self._decoder.query_rows(widest, rows), kv_len)
 
     def _all_bounds(self, rows: int) -> list[Bounds]:
-        """Return the bounds of all passes in a bucket: one request may have all rows, or only its share."""
+        """Return all bounds of passes in a bucket, from equal shares of the rows to all rows in one request."""
         fewest = -(-rows // self._spec.num_slots)
         query_rows = sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
         return [Bounds(count, kv_len) for count in query_rows for kv_len in self._kv_lens(rows)]
 
     def _kv_lens(self, rows: int) -> tuple[int, ...]:
-        """Return the bounds on contexts; small passes only have the last, since more would double the graphs."""
+        """Return the bounds on context lengths; small passes use only the last, since more would double the graphs."""
         return self._decoder.kv_lens()[-1:] if rows <= self._buckets.limit else self._decoder.kv_lens()
 
     def _logit_bucket(self, num_logits: int) -> int:

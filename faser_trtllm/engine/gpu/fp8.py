@@ -18,12 +18,12 @@ MIN_CAPABILITY = (8, 9)
 
 
 def scaled_linear(x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """Return x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out]: new bf16 [n, out]."""
+    """Return x bf16 [n, in], quantised to e4m3, times weight [out, in], plus bias [out]: new bf16 [n, out]."""
     return scaled_product(x if isinstance(x, ScaledRows) else quantize_rows(x), weight, bias)
 
 
 def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """scaled_linear for rows that are already quantised."""
+    """Return scaled_linear() of rows that are already quantised."""
     import torch
 
     y: Tensor = torch._scaled_mm(
@@ -57,7 +57,7 @@ def check_capability(capability: tuple[int, int], name: str) -> None:
 
 
 def check_product(device: torch.device) -> None:
-    """Raise ConfigError unless torch multiplies e4m3 rows on this device, which not every build does on every GPU."""
+    """Raise ConfigError unless torch multiplies e4m3 rows on this device; not every build does on every GPU."""
     import torch
 
     ones = torch.ones((ALIGNMENT, ALIGNMENT), dtype=torch.bfloat16, device=device)

@@ -21,8 +21,8 @@ class GraphStore:
     """The graphs of one engine.
 
     budget_bytes: capturing stops once the graphs take this much device memory, or half of what was free before the
-    first one. least_of_ranks: returns the minimum of a number over all ranks, so that engines on several GPUs capture
-    the same graphs.
+    first one. least_of_ranks: returns the minimum of a number over all ranks, so that all ranks capture the same
+    graphs.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class GraphStore:
         return True
 
     def capture_loop(self, key: Hashable, begin: Work, step: Work, going: Tensor) -> bool:
-        """Capture `begin` and then `step`, repeated while `going` on the device is not 0; otherwise as capture().
-        Return False also if the driver refuses loops, which is logged once and not counted as left out."""
+        """Run `begin` and `step` once, then capture them, with `step` repeated while `going` on the device is not 0.
+        Return False, without counting it, if the budget is spent or the driver refuses loops, which is logged once."""
         if self._refuses_loops or not self._has_budget():
             return False
         try:
@@ -77,7 +77,7 @@ class GraphStore:
         return True
 
     def replay(self, key: Hashable) -> bool:
-        """Launch the graph of `key` on the current stream; return False if there is none."""
+        """Launch the graph captured under `key` on the current stream; return False if there is none."""
         graph = self._graphs.get(key)
         if graph is None:
             return False

@@ -22,7 +22,7 @@ class GpuLimits:
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
-    max_logit_rows: int  # per pass, without those of branches
+    max_logit_rows: int  # per pass, without branches
     max_draft_len: int = 0  # of a draft model, else 0
     max_graph_rows: int = MAX_GRAPH_ROWS  # graphs of up to this many rows compute the logits of all of them
     graph_bytes: int = DEFAULT_GRAPH_BYTES  # device memory budget for graphs, which the last one may exceed
@@ -31,7 +31,7 @@ class GpuLimits:
 
     @classmethod
     def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool, num_branches: int = 0) -> GpuLimits:
-        """Return an executor's limits. has_drafts: the engine drafts on the device. num_branches: per request."""
+        """Return limits for an executor's engine. has_drafts: it drafts on the device. num_branches: per request."""
         return cls(
             num_blocks=num_blocks,
             tokens_per_block=limits.tokens_per_block,
@@ -45,8 +45,8 @@ class GpuLimits:
         )
 
     def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
-        """Return the spec for a model's vocab_size, num_layers and max_seq_len; ConfigError if it cannot meet the
-        limits."""
+        """Return the spec of a model of these sizes (the file's `model` object). Raises ConfigError if it cannot meet
+        the limits."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""Compute how many KV blocks of a pair fit next to weights and buffers, before anything is loaded."""
+"""Compute how many KV blocks fit next to weights and buffers, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 1 << 30
 def fit_blocks(
     request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int, buffers: Mapping[str, int] | None = None
 ) -> int:
-    """Return the KV blocks of each engine: request.num_blocks, or as many as fit in kv_memory_fraction of the rest.
+    """Return the number of KV blocks of each engine: request.num_blocks, or as many as kv_memory_fraction allows.
 
     weight_bytes: by role. buffers: bytes by name, in addition to weights, logits, draft probs and KV. Raises
     ConfigError if not even one request of max_seq_len fits or, without a fraction, not all blocks. Graphs and library
@@ -31,7 +31,7 @@ def fit_blocks(
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
     needed |= buffers or {}
-    if num_branches := request.num_branches * limits.max_batch_size:  # too many: they have no draft KV
+    if num_branches := request.num_branches * limits.max_batch_size:  # an overestimate: branches have no draft KV
         needed["branches"] = num_branches * (4 * engines.vocab_size + block_bytes)
     left = free_bytes - sum(needed.values())
     fraction, least = request.kv_memory_fraction, request.num_blocks

@@ -28,7 +28,7 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     """Open the target and, if drafting, the draft, and capture their graphs. The stack closes them, but not the GPU.
 
     open_one(role, draft_probs): opens the "target" or the "draft", to be closed with the stack; GpuEngine documents
-    draft_probs. Raises what open_one raises, and FaserError of the driver.
+    draft_probs. Raises the errors of open_one, and FaserError if a driver call fails.
     """
     from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 
@@ -50,7 +50,7 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
 
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
-    """Open only the draft, on its side of the pair, for a target that another system runs. Raises as open_pair."""
+    """Open only the draft, on its partition, for a target that another system runs. Raises the errors of open_pair."""
     draft, _ = open_one("draft", _draft_probs(request, gpu))
     _capture("draft", draft, (gpu.pair.draft,))
     draft.use(gpu.pair.draft)

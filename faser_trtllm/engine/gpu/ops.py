@@ -1,4 +1,4 @@
-"""The ops of a GPU engine: the kernels of plugins/cuda, and torch's norms and, unless deterministic, its GEMMs."""
+"""The ops of a GPU engine: the kernels of plugins/cuda, torch's norms and, unless deterministic, torch's GEMMs."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class Ops:
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted.
 
     launchers: by stem (STEMS), cubins on a GPU and an emulator in tests, for the ops that the engine uses. stream:
-    returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition then
-    gets more splits than it needs. torch allocates workspaces, so a captured graph owns its own. deterministic: a row's
-    bits do not depend on the rows of its pass; not for products in e4m3 or of experts.
+    returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition gets
+    more splits than it needs. torch allocates workspaces, so a captured graph owns its own. deterministic: a row's bits
+    do not depend on the other rows of its pass, except in products in e4m3 or of experts.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Ops:
     def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         """Return x [n, in] times weight [out, in], new [n, out]; in e4m3 if the weight is. scaled: x in e4m3, if known.
 
-        The result has x's dtype, but is fp32 for fp16, whose range rows that are not normalised yet could leave.
+        The result has x's dtype, except fp32 for fp16, which rows that are not normalised yet could overflow.
         """
         import torch
 
@@ -139,11 +139,11 @@ class Ops:
         return None
 
     def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-        """linear() in e4m3, plus bias [out]."""
+        """Return linear() in e4m3, plus bias [out]."""
         return scaled_product(x if isinstance(x, ScaledRows) else self.scaled_rows(x), weight, bias)
 
     def scaled_rows(self, x: Tensor) -> ScaledRows:
-        """Return x quantised (ops/cuda/quantize_rows.py), new."""
+        """Return x in e4m3 (ops/cuda/quantize_rows.py), new."""
         rows = _empty_rows(x.shape[0], x.shape[1], x.device)
         self._cache.launch(
             ("quantize_rows", x.dtype, x.shape),
@@ -154,7 +154,7 @@ class Ops:
         return rows
 
     def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
-        """Compute hidden += product; returns as add_linear()."""
+        """Compute hidden += product; return the new hidden in e4m3."""
         rows = _empty_rows(hidden.shape[0], hidden.shape[1], hidden.device)
         self._cache.launch(
             ("add_quantize_rows", product.dtype, product.shape),
@@ -187,13 +187,13 @@ class Ops:
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the norm over the last dimension, new, of x's shape and dtype."""
+        """Return RMSNorm of x over the last dimension, new, of x's shape and dtype."""
         import torch
 
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return gated_silu (ops/cuda/gated_silu.py) [n, inner] of hidden's dtype, new."""
+        """Return ops/cuda/gated_silu.py's result [n, inner], new, of hidden's dtype."""
         import torch
 
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
@@ -206,7 +206,7 @@ class Ops:
         return out
 
     def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
-        """Return gated_silu() in e4m3 if that needs no extra launch."""
+        """Return gated_silu(), in e4m3 if one launch can do both."""
         num_rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         if inner > gated_silu.MAX_SCALED_COLUMNS:
             return self.gated_silu(gate_up, hidden, bias, eps)
@@ -231,8 +231,8 @@ class Ops:
         )
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        """Return rows [n, in] times one matrix per group, new [n, out]. Groups end at ends int32 [num_groups], weights
-        are [num_groups, out, in]. Rows after the last group's are not written."""
+        """Return x [n, in] times its group's matrix of weights [num_groups, out, in], new [n, out]. Group g ends at row
+        ends[g], int32. Rows after the last group are not written."""
         import torch
 
         return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)

@@ -43,8 +43,8 @@ class Runtime(Protocol):
         """Capture the work that `work` enqueues on the current stream, where it must have run once before."""
 
     def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
-        """Capture `begin` and, after it, `step`, repeated while `going`, int32 [1] on the device, is not 0. Both must
-        have run on the current stream before. Raises FaserError or RuntimeError if the driver refuses."""
+        """Capture `begin` and then `step`, repeated while `going`, int32 [1] on the device, is not 0. Both must have
+        run on the current stream before. Raises FaserError or RuntimeError if the driver refuses."""
 
     def memory_bytes(self) -> int:
         """Return the bytes of device memory that this process holds."""
@@ -63,7 +63,7 @@ class Runtime(Protocol):
 
 
 class CapturedGraph(Protocol):
-    """The part of torch.cuda.CUDAGraph that we use, with keep_graph: it owns the graph and its nodes' memory."""
+    """The part of torch.cuda.CUDAGraph(keep_graph=True) that we use; it owns the graph and its nodes' memory."""
 
     def raw_cuda_graph(self) -> int:
         """Return the CUgraph."""
@@ -72,8 +72,8 @@ class CapturedGraph(Protocol):
 class GraphLoop:
     """A CUDA graph of two captured ones: `begin`, then `step` in a node that repeats while `going` is not 0.
 
-    All of it stays in the context of the stream that it was captured on. Not run on a GPU: tests run cuda-python's
-    calls on the virtual GPU's driver.
+    It runs in the context of the stream that it was captured on. Not run on a GPU: tests make cuda-python's calls on
+    the virtual GPU's driver.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class GraphLoop:
         step: Work,
         going: torch.Tensor,
     ) -> None:
-        """stream: returns the current one. capture: captures on it. FaserError or RuntimeError if the driver lacks a
-        call."""
+        """stream: returns the current stream as a number. capture: captures work on it. Raises FaserError or
+        RuntimeError if the driver lacks a call."""
         from faser_trtllm.ops.cuda.compiler import compile_stem
 
         self._driver = driver = load_driver()
@@ -134,7 +134,7 @@ class GraphLoop:
 
 
 class CudaRuntime:
-    """A runtime on one GPU. Waiting sleeps on an event, so that the host is free for the other stream."""
+    """The runtime of one GPU. Waiting sleeps on an event and leaves the CPU to the thread of the other stream."""
 
     def __init__(self, ordinal: int = 0) -> None:
         """Raises ConfigError if torch or its CUDA is missing."""

@@ -17,7 +17,7 @@ _NUM_HOST_BUFFERS = 2
 
 
 class Staging:
-    """int32 memory at a fixed device address and two alternating host buffers.
+    """int32 memory at a fixed device address, and two alternating host buffers.
 
     fill() returns host memory that no copy is reading; send() copies its first numbers to the device.
     """
@@ -45,6 +45,6 @@ class Staging:
         return self._arrays[self._turn]
 
     def send(self, count: int) -> None:
-        """Copy the first `count` numbers, on the current stream."""
+        """Copy the first `count` numbers of the buffer that fill() returned last, on the current stream."""
         self.device[:count].copy_(self._host[self._turn][:count], non_blocking=True)
         self._copied[self._turn] = self._runtime.mark()

@@ -1,7 +1,4 @@
-"""The layers of a GPU engine as compiled plans: one per segment, and one for the early exit.
-
-Not run on a GPU.
-"""
+"""A GPU engine's layers as compiled plans: one per segment, and one for the early exit. Not run on a GPU."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ if TYPE_CHECKING:
 _CACHE_OUTPUT = re.compile(r"([kv]_cache)_out(_\d+)")
 _OWNED = re.compile(r"[kv]_cache_\d+|hidden_\d+|logits")
 _EXIT_TENSORS = ("exit_rows", "candidates", "places", "before", "cu_drafts", "starts", "rule", "scores", "kept")
-_QUERY_BUCKET = 4  # one request's rows are padded to powers of this
+_QUERY_BUCKET = 4  # query rows per request are padded to a power of this
 
 
 class PlanDecoder:
     """Decoder (engine/gpu/decoder.py) over the plans of one engine file.
 
-    A segment reads the hidden rows of the segment before and writes to the other of two buffers. A cache output is
-    bound to its input's memory, so that caches are updated in place.
+    Segments alternate between two buffers of hidden rows: each reads one and writes the other. A cache output is bound
+    to its input's memory, so that caches are updated in place.
     """
 
     has_fixed_shapes = True
@@ -47,8 +44,8 @@ class PlanDecoder:
         max_logit_rows: int,
         hidden_rows: HiddenRows | None = None,
     ) -> None:
-        """plans: closed with the decoder. max_logit_rows: limit per pass. hidden_rows: where passes keep rows for a
-        head."""
+        """file, plans: closed with the decoder. max_logit_rows: limit per pass. hidden_rows: where passes keep rows
+        for a head."""
         import torch
 
         self._file = file
@@ -166,12 +163,12 @@ class PlanDecoder:
             self._hidden_rows.keep(layer, self.batch.token_rows[:rows], hidden[:rows])
 
     def _run_exit(self, segment: int, rows: int) -> None:
-        # One context per hidden buffer.
+        # query_rows stands for the buffer of hidden rows here, so that each buffer has its own context.
         index, shape = len(self._file.segments), PassShape(rows, segment % 2)
         self._plans.run(index, shape, self._runtime.stream(), lambda: self._bound(index, segment + 1, shape))
 
     def _bound(self, index: int, segment: int, shape: PassShape) -> Mapping[str, Tensor]:
-        """Return the inputs and outputs of plan `index` in a pass, after segment - 1."""
+        """Return the tensors that plan `index` reads and writes when it runs after segment - 1."""
         info, batch = self._file.plans[index].info, self.batch
         tensors: dict[str, Any] = {
             "hidden_in": self._hidden[(segment - 1) % 2][: shape.rows],
@@ -228,6 +225,6 @@ class PlanDecoder:
 
 
 def _input_of(name: str) -> str:
-    """Return the input that an output is bound to, or the name itself."""
+    """Return the name of the cache input that an output is bound to; for other tensors, the name itself."""
     match = _CACHE_OUTPUT.fullmatch(name)
     return f"{match[1]}{match[2]}" if match else name

@@ -34,9 +34,9 @@ _SECTIONS = [
 
 
 class LinearBatch:
-    """PassInputs (engine/gpu/batch.py) of networks whose request b is cache row b: rows are sorted by cache row.
+    """PassInputs (engine/gpu/batch.py) of networks whose request b uses cache row b, so rows are sorted by cache row.
 
-    More inputs, all int32: write_idx [num_slots], the cache place of each request's first row; pad_idx [num_slots,
+    More inputs, all int32: write_idx [num_slots], the cache position of each request's first row; pad_idx [num_slots,
     query_rows] and unpad_idx [rows], which map between packed rows and attention's padded ones. num_slots: cache rows.
     """
 

@@ -38,7 +38,7 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
 
 
 def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """Open the engines on a GPU, as open_pair. trt: the module that the engines were built with.
+    """Open the engines on a GPU; see open_pair. trt: the TensorRT module that the engines were built with.
 
     Raises EngineFileError for files that do not fit this GPU or this TensorRT, ConfigError for limits and for too
     little memory. The memory of the plans' contexts is not counted.

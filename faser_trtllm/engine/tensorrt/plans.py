@@ -1,7 +1,4 @@
-"""The plans of one engine file on a GPU: deserialised, checked, with execution contexts and scratch memory.
-
-Not run on a GPU.
-"""
+"""Deserialise, check and run the plans of one engine file, with their contexts and scratch memory. Not run on a GPU."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ class Plans:
     """Deserialised plans, in the file's order, and an execution context per plan, PassShape and stream.
 
     A context is bound once and keeps its shapes: TensorRT updates internal state when shapes change, which must not be
-    captured, and contexts that change shape have leaked modules of AOT plugins (NVIDIA/TensorRT issue 4849). All share
-    one block of scratch memory, since the plans of an engine run in sequence. cache_dir: where TensorRT for RTX keeps
-    the kernels that it compiles for this GPU; None: nowhere. Raises EngineFileError if the file does not fit this GPU
-    or this TensorRT.
+    captured, and contexts that change shape have leaked modules of AOT plugins (NVIDIA/TensorRT issue 4849). Contexts
+    share one block of scratch memory, since the plans of an engine run in sequence. cache_dir: where TensorRT for RTX
+    keeps the kernels that it compiles for this GPU; None: nowhere. Raises EngineFileError if the file does not fit this
+    GPU or this TensorRT.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One rank's layers: its heads, its columns of every product, and gathers of the other ranks' results.
+"""One rank's layers: it computes its heads and its columns of every product, and gathers the other ranks' results.
 
 A layer gathers four times: attention's output, the rows after o, the inner rows and the rows after down. Hidden rows
 are the same on all ranks, so norms, early exit and compaction need no communication.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-TIMEOUT_S = 120.0  # of one collective; at the start, a rank may wait while another compiles kernels
+TIMEOUT_S = 120.0  # of one collective; at the start, a rank may wait for another rank to compile kernels
 STORE_FILE = "ranks"
 
 
 class RankGroup(Closing):
-    """The group of all ranks, of which a process has one at a time. Use a `with` block."""
+    """The group of all ranks. A process has one group at a time; use a `with` block."""
 
     def __init__(self, shard: Shard, directory: Path, backend: str, device: torch.device) -> None:
         """Wait for the other ranks. directory: shared by all, empty at first. backend: "nccl" for GPU tensors, or

@@ -1,4 +1,4 @@
-"""Rank 0's engine of a tensor-parallel target, which the executor uses as any other and which leads the other ranks."""
+"""Rank 0's engine of a tensor-parallel target. The executor uses it like any engine; it leads the other ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
 from faser_trtllm.partition.green_context import GpuPartition
 
 WRONG_USE = (InvalidArgumentError, ConfigError, ValueError)
-"""Errors of a wrong call, which all ranks raise alike and which leave them usable."""
+"""Errors of a wrong call. All ranks raise the same one and stay usable."""
 
 
 class LeadingEngine(GpuEngine):
@@ -77,7 +77,7 @@ class LeadingEngine(GpuEngine):
 
 
 def _packed(batch: RaggedBatch) -> RaggedBatch:
-    """Return the batch with only its own requests' rows of the block table, which are all that an engine reads."""
+    """Return the batch with only its own requests' rows of the block table, since an engine reads no others."""
     table = batch.block_table[batch.slots]
     slots = np.arange(batch.num_requests, dtype=np.int32)
     return RaggedBatch(slots, batch.cu_rows, batch.token_ids, batch.positions, batch.logit_rows, table)

@@ -1,4 +1,4 @@
-"""The processes of the ranks after rank 0: starts them, sends them rank 0's calls, and watches them.
+"""Start the processes of the ranks after rank 0, send them rank 0's calls, and watch them.
 
 If a rank ends unexpectedly, all are ended, since the others would wait for it in the next collective.
 """
@@ -48,8 +48,8 @@ class Ranks(Closing):
     """The ranks 1 to tp_size - 1, as rank 0 sees them. Use a `with` block."""
 
     def __init__(self, request: OpenRequest, gpu: Gpu) -> None:
-        """Start the ranks and wait until each has opened its GPU. num_blocks is then the smallest number of KV blocks
-        that a rank has room for. Raises ConfigError for a rank's error, or if GPUs differ."""
+        """Start the ranks and wait until each has opened its GPU. self.num_blocks is then the smallest number of KV
+        blocks that a rank has room for. Raises ConfigError for a rank's error, or if GPUs differ."""
         self._size = request.engines.tp_size
         self._directory = tempfile.TemporaryDirectory(prefix="faser-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -85,7 +85,7 @@ class Ranks(Closing):
                 raise self.cause_of(error) from error
 
     def cause_of(self, error: Exception) -> Exception:
-        """Return the end of a rank as the cause of an error here if one has ended, else the error itself."""
+        """Return FaserError if a rank has ended, which is then the cause, else the error; waits NOTICE_TIMEOUT_S."""
         self._is_dead.wait(NOTICE_TIMEOUT_S)
         return error if self._death is None else FaserError(self._death)
 

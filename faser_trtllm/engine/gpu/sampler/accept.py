@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS_PER_REQUEST = 64  # initial capacity of the upload buffer, which grows on demand
-_LOG_PROB_ROWS = 32  # at a time, since a row takes about 50 bytes per token of the vocabulary
+_LOG_PROB_ROWS = 32  # at a time, since a row takes about 50 bytes per vocabulary entry
 
 
 class Target(Protocol):
@@ -50,8 +50,8 @@ class GpuRejectionSampler:
     """RejectionSampler for logits that stayed on the engine's device.
 
     The pass may still be running when sample() starts. Scratch for edited logits is allocated when a request first
-    needs it. The token after every branch is drawn along with the others, since the host does not know yet which token
-    is recovered; the draws are independent.
+    needs it. The token after each branch is drawn in the same launches, since the host does not know yet which branches
+    are recovered; the draws are independent.
     """
 
     def __init__(self, target: Target, ops: Ops, max_draft_len: int, draft_probs: DeviceDraftProbs | None) -> None:
@@ -136,7 +136,7 @@ class GpuRejectionSampler:
         return branches.follow(verified, taken, found.part(rows.slots.size + taken))
 
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
-        """See RejectionSampler.pass_ms. forward() only launches and sample() waits, so the device's own time counts."""
+        """See RejectionSampler.pass_ms. Returns the device's time, or forward_ms if launching took longer."""
         return max(forward_ms, self._target.pass_ms())
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
@@ -149,8 +149,8 @@ class GpuRejectionSampler:
             return DeviceLogits(logits.tensor.index_select(0, index))
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """See RejectionSampler.log_probs. Only edited rows are copied to the host, since the device has no exact copy
-        of them; other rows never are, so their bits do not depend on other requests."""
+        """See RejectionSampler.log_probs. Rows that a request edits are computed on the host, all others on the device,
+        so a row's bits do not depend on other requests."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
@@ -187,7 +187,7 @@ class GpuRejectionSampler:
 
 
 def _with_branches(rows: VerificationRows, branches: BranchTokens) -> VerificationRows:
-    """Return the requests, followed by a request of one row per branch, whose last token is the branch's."""
+    """Return the requests and then, for each branch, a request of one row whose last token is the branch's."""
     parents = branches.requests
     ones = np.ones_like(parents)
     columns = (

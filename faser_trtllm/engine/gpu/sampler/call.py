@@ -12,8 +12,8 @@ class DraftCall(NamedTuple):
 
     sampling: SamplingArray  # the table with the slots
     slots: Int32Array
-    known: Int32Array  # tokens: num_tokens committed ones and `pending` drafts
-    wanted: Int32Array  # drafts after the known tokens
-    num_tokens: Int32Array
-    pending: Int32Array
+    known: Int32Array  # num_tokens + pending
+    wanted: Int32Array  # drafts to make after the known tokens
+    num_tokens: Int32Array  # committed tokens
+    pending: Int32Array  # drafts after the committed tokens
     modes: Int32Array  # sampling modes

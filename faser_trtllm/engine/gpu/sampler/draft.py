@@ -1,4 +1,4 @@
-"""The draft loop on the device: draws and passes in one graph, which ends by itself, and one host read at the end."""
+"""The draft loop on the device: one graph draws tokens, runs passes and ends itself; the host reads only at the end."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Passes(Protocol):
 
 
 class DraftLoop:
-    """Engine.draft of a GPU engine.
+    """Implements Engine.draft for GPU engines.
 
     The first pass is the caller's batch. Then the loop draws a token for each drafting request. While any request
     continues, a step runs the newest tokens, one row per request, and draws the next ones. All of it is one launch of a
-    graph with a loop, which ends when no request continues, by its limit or the stop rule. Without graphs, or if the
-    driver does not support loops, the host launches steps one by one, and with a stop rule it reads how many requests
-    continue.
+    graph with a loop, which ends when every request has reached its limit or was stopped by the rule. Without graphs,
+    or if the driver does not support loops, the host launches steps one by one, and with a stop rule it reads after
+    each how many requests continue.
 
     A head runs its pending drafts between the first pass and the first draw (PendingSteps). A block drafter has no
     pending drafts: it runs whole blocks there, and its steps move to the next place's logits. If a request has
@@ -70,8 +70,8 @@ class DraftLoop:
         *,
         keeps_runners_up: bool = False,
     ) -> None:
-        """run_step(rows): a pass over the contents of `batch`, with row i's logits in logits[i]. draft_probs: see
-        GpuEngine. keeps_runners_up: for requests with memory for them."""
+        """run_step(rows): runs a pass over the contents of `batch` and leaves row i's logits in logits[i]. draft_probs:
+        see GpuEngine. keeps_runners_up: also keep each draft's runner-up, for branches."""
         import torch
 
         self.max_draft_len = max_draft_len
@@ -91,7 +91,7 @@ class DraftLoop:
         self._store = DraftStore(spec.max_batch_size)
         self._edited: Tensor | None = None  # scratch for edited logits, allocated on demand
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
-        # A block drafter has none: it only drafts for requests without pending drafts.
+        # Block drafters need none: they only draft for requests without pending drafts.
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
         self._state = DraftState(runtime, spec, max_draft_len, blocks, probs, keeps_runners_up)
 
@@ -165,7 +165,7 @@ class DraftLoop:
             self._one_by_one(call, stop, lambda: run("draw", self._draw), lambda: run("draw next", self._draw_next))
 
     def _edited_loop(self, engine: Passes, call: DraftCall, stop: DraftStop | None) -> None:
-        """Draw as _loop, with logit edits: only the passes are graphs."""
+        """Draw like _loop(), with edited logits; only the passes are graphs."""
         import torch
 
         size, edited = self._size(call.slots.size), self._edited
@@ -211,7 +211,7 @@ class DraftLoop:
         wanted: Int32Array,
         max_draft_len: int,
     ) -> None:
-        """Raise InvalidArgumentError for an invalid call; run: the number of tokens that a request's rows must
+        """Raise InvalidArgumentError for an invalid call. run: the token count that the rows of each request must
         reach."""
         if self._spec.block_size and num_drafts[active].any():
             raise InvalidArgumentError("a block drafter drafts for requests without pending drafts; verify those first")

@@ -33,7 +33,7 @@ Int32Array = npt.NDArray[np.int32]
 class DraftState:
     """The requests of a draft call, at most max_batch_size, its stop rule, and the tokens that each step drew.
 
-    draws, stop: see ops/cuda/sample.py, whose advance() decides when drafting ends, as ops/draft_stop.py does.
+    draws, stop: see ops/cuda/sample.py, whose advance() ends drafting by the rule of ops/draft_stop.py.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DraftState:
         probs: Tensor,
         keeps_runners_up: bool,
     ) -> None:
-        """probs: those of the draws."""
+        """probs: see Draws.probs."""
         import torch
 
         self._runtime = runtime
@@ -109,7 +109,7 @@ class DraftState:
         self._none_pending = np.zeros(batch, np.int32)
 
     def clear(self) -> None:
-        """Remove all requests: a step then draws and writes nothing."""
+        """Remove all requests, so that a step draws and writes nothing."""
         self._staging.device.zero_()
         self.draws.known.fill_(1)
 
@@ -141,24 +141,24 @@ class DraftState:
         return packed.is_edited
 
     def num_going(self) -> int:
-        """Return how many requests continue drafting by the stop rule; waits for the step."""
+        """Return how many requests the stop rule lets continue; waits for the step."""
         self._host_num_going.copy_(self.stop.num_going, non_blocking=True)
         self._runtime.wait()
         return int(self._host_num_going[0])
 
     def give_to(self, batch: PassInputs, ops: Ops, size: int) -> None:
-        """Set up the next pass: one row per request, its newest token."""
+        """Set up the next pass: one row per request, of its newest token."""
         draws = self.draws
         batch.take_step(ops, draws.newest[:size], draws.known[:size], draws.remaining[:size], self._block_table[:size])
 
     def give_tokens(self, batch: PassInputs, ops: Ops, size: int, step: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Set up a pass as give_to, from the given newest, known and remaining."""
+        """Set up a pass like give_to(). step: newest, known and remaining, each int32 [>= size]."""
         newest, known, remaining = (values[:size] for values in step)
         batch.take_step(ops, newest, known, remaining, self._block_table[:size])
 
     def read(self, count: int) -> tuple[Int32Array, npt.NDArray[np.float32], Int32Array, Int32Array | None]:
-        """Return the first `count` steps' tokens, margins [count, max_batch_size], candidates [..., NUM_CANDIDATES]
-        and, if kept, runners-up, in the order of the call's requests. Waits for the copies."""
+        """Return tokens and margins [count, max_batch_size], candidates [count, max_batch_size, NUM_CANDIDATES] and,
+        if kept, runners-up of the first `count` steps, in the call's order of requests. Waits for the copies."""
         for host, output in zip(self._host, self._outputs, strict=True):
             host[:count].copy_(output[:count], non_blocking=True)
         self._runtime.wait()

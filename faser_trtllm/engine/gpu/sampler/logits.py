@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 class LogitsSource(Protocol):
     def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """Copy the first logits of the last pass to the host."""
+        """Return the first num_rows logits of the last pass on the host."""
 
 
 class DeviceLogits:
     """Logits [num_rows, vocab_size] fp32 of an engine's last pass; valid until its next call.
 
-    tensor: on the device. source: None for a copy of some rows. Indexing copies all rows to the host and waits.
+    tensor: on the device. source: the engine; None if tensor is a copy. Indexing copies all rows to the host and waits.
     """
 
     def __init__(self, tensor: Tensor, source: LogitsSource | None = None) -> None:

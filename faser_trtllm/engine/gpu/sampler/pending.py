@@ -1,4 +1,4 @@
-"""A head's steps over pending drafts: it continues from its own outputs, and draws nothing."""
+"""Steps in which a head runs its pending drafts. It continues from its own outputs, and draws nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PendingSteps:
-    """The steps of one draft call. Requests with fewer pending drafts join later, so that all end together."""
+    """The steps of a draft call. Requests with fewer pending drafts start later, so that all end with the same step."""
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int) -> None:
         self._shape = (max_draft_len, 3, -(-max_batch_size // 4) * 4)
@@ -26,7 +26,7 @@ class PendingSteps:
         self._rows = RowFiller(max_batch_size, max_batch_size * max_draft_len, no_blocks)
 
     def upload(self, call: DraftCall) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield newest, known and remaining of each step, as take_step takes them."""
+        """Yield newest, known and remaining of each step, for take_step (ops/cuda/take_step.py)."""
         num_steps = int(call.pending.max(initial=0))
         if not num_steps:
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def log_probs(logits: Tensor, asked: TokenRows) -> LogProbs:
-    """Compute ops.log_probs.token_log_probs of unedited logits [n, vocab_size] fp32, with the filters of ops/probs.py.
+    """Return ops.log_probs.token_log_probs() of unedited logits [n, vocab_size] fp32, with the filters of ops/probs.py.
     Sorts the vocabulary, since few requests ask for log probs."""
     import torch
 

@@ -40,7 +40,7 @@ class EntryUpload:
         *columns: Int32Array,
         **options: Any,
     ) -> Uploaded:
-        """Send the slots' entries [n] and then the columns; options: those of SamplingPacker.pack."""
+        """Send the slots' entries [n] and then the columns. options: keyword arguments of SamplingPacker.pack."""
         while True:
             filled, device = self._staging.fill(), self._staging.device
             at = device.data_ptr()
