@@ -16,7 +16,7 @@ from faser_trtllm.trtllm.scheduler import TrtllmScheduler
 
 
 def trtllm_batching(config: ExecutorConfig) -> Batching:
-    """Return TensorRT-LLM's schedulers with its KV cache manager."""
+    """Return batching by TensorRT-LLM's schedulers and KV cache manager; raise ConfigError if they are missing."""
     bindings, chunking = load_bindings(), config.scheduler_config.context_chunking_policy
 
     def open_trtllm(

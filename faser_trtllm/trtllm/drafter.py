@@ -45,7 +45,7 @@ _REQUEST_FIELDS = (
     "py_orig_prompt_len",
     "py_request_id",
 )
-"""Fields of a request without a default that are read or set here."""
+"""Fields of a TensorRT-LLM request that the drafter reads or sets and that must exist."""
 
 _PARALLEL_SIZES = {
     "tp_size": "tensor_parallel_size",
@@ -187,7 +187,7 @@ def _make_drafter() -> type:
         The engine is opened on first use, in the drafting process, so the object can be pickled before.
         """
 
-        # Since 1.3 padding follows the allocation of pages, so a request asks for the padding's pages then.
+        # Since 1.3, padding comes after the allocation of pages; this makes TensorRT-LLM allocate pages for it.
         _needs_padding_kv_extension = True
 
         def __init__(self, engine_dir: str | Path, *, max_draft_len: int = 4, **options: Any) -> None:
@@ -211,7 +211,7 @@ def _make_drafter() -> type:
             self._is_checked = False
 
         def decoding_config(self, max_draft_len: int | None = None) -> Any:
-            """Return the UserProvidedDecodingConfig of this drafter; ConfigError for a different max_draft_len."""
+            """Return this drafter's UserProvidedDecodingConfig; raise ConfigError for a different max_draft_len."""
             own = self.faser_options
             if max_draft_len not in (None, own.max_draft_len):
                 raise ConfigError(
@@ -272,7 +272,7 @@ def _make_drafter() -> type:
                 return []
 
         def _check_length(self, requests: list[Any]) -> bool:
-            """Compare max_draft_len with the room that the configuration gave a request; False if none has any."""
+            """Raise ConfigError if a request's room does not fit max_draft_len; return False if none has room yet."""
             rooms = {request.py_draft_pages_allocated for request in requests if not _is_dummy(request)} - {0}
             own = self.faser_options.max_draft_len
             if any(room > own or (room < own and self.draft_len_schedule is None) for room in rooms):
@@ -332,7 +332,7 @@ def check_request(request: Any) -> None:
 def check_one_process(resource_manager: Any) -> None:
     """Raise ConfigError if TensorRT-LLM runs the target on more than one GPU.
 
-    The number is only known from the mapping of the KV cache manager, which both kinds of manager have.
+    The KV cache manager's mapping has the number of GPUs, in both kinds of manager.
     """
     from faser_trtllm.trtllm.gate import drafter_contract_error, import_module
 

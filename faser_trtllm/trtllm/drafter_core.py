@@ -1,4 +1,4 @@
-"""Drafting for a foreign executor, with our policies and engine, also ahead while the executor verifies.
+"""Draft for another system's executor with our policies and engine, also ahead, while the executor verifies.
 
 Requests are known only by id and tokens; nothing is imported from TensorRT-LLM. The caller accepts drafts, so nothing
 here can change an output.
@@ -27,12 +27,12 @@ from faser_trtllm.executor.draft_worker import Drafting, DraftWorker
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
-_COMPARED = 16  # tokens at each end of a request, to recognise it
+_COMPARED = 16  # tokens at each end of a text that are compared to recognise a request
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for drafts. token_ids: all tokens so far. max_drafts: room in its executor."""
+    """A request for drafts. token_ids: all tokens so far. max_drafts: drafts that its executor has room for."""
 
     request_id: int
     token_ids: Sequence[int]
@@ -41,7 +41,7 @@ class Asked:
 
 
 def num_pending_drafts(max_draft_len: int, draft_ahead: bool) -> int:
-    """Return the maximum per request: a proposal, the guess of the target's next token, and the next proposal."""
+    """Return the most pending drafts of a request: a proposal, a guess of the target's token, and the next proposal."""
     return 2 * max_draft_len + 1 if draft_ahead else max_draft_len
 
 
@@ -54,10 +54,10 @@ class _Ahead:
 
 
 class DraftCore:
-    """A drafter of successive batches. One caller at a time; close() waits for drafting ahead.
+    """Drafts for successive batches. One caller at a time; close() waits for drafting ahead.
 
-    A request is tracked by its id. Its draft KV is in a slot; new requests take the least recently used slot, so calls
-    of end() are optional, and free a slot at once.
+    A request is tracked by its id. Its draft KV is in a slot. If no slot is free, a new request takes the least
+    recently used one, so end() is optional; it frees a slot before the next propose() needs one.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DraftCore:
     ) -> None:
         """Use a draft engine with KV blocks for max_batch_size requests of max_seq_len tokens.
 
-        draft_window: tokens within which it drafts, None: all.
+        draft_window: drafts only for requests of at most so many tokens; None: for all.
         """
         spec = engine.spec
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
@@ -97,10 +97,10 @@ class DraftCore:
         self._ended: list[int] = []  # since the last call, while their drafting ahead may still run
         self._last: _LastStep | None = None
         self.num_reused_drafts = 0  # proposed without drafting in the step
-        self.num_dropped_drafts = 0  # followed tokens that were rejected
+        self.num_dropped_drafts = 0  # dropped because the target chose other tokens
 
     def propose(self, asked: Sequence[Asked], coming: Sequence[Asked] = ()) -> list[list[int]]:
-        """Return drafts of each request, at most max_drafts and max_draft_len; [] if drafting is not worthwhile.
+        """Return the drafts for each request, at most max_drafts and max_draft_len; [] if drafting is not worthwhile.
 
         coming: requests whose prompts the target runs in this step; the draft model runs them at the same time.
         """
@@ -146,7 +146,7 @@ class DraftCore:
         self._ahead_worker.close()
 
     def _follow_all(self, asked: Sequence[Asked]) -> list[Request | None]:
-        """Return the tracked requests, as many as there are slots; None for the others."""
+        """Return our request for each, None where the draft model cannot follow it or has no slot."""
         for one in asked:
             if one.request_id in self._known:
                 self._known.move_to_end(one.request_id)  # so that no new request takes its slot
@@ -154,7 +154,7 @@ class DraftCore:
         return [self._follow(one) if place < room else None for place, one in enumerate(asked)]
 
     def _follow(self, one: Asked) -> Request | None:
-        """Update a request's state; None if the draft model cannot follow it."""
+        """Return our request with its new tokens; None if the draft model cannot follow it."""
         request = self._known.get(one.request_id)
         num_tokens = len(one.token_ids)
         if request is not None and not _continues(request, one.token_ids):
@@ -196,7 +196,7 @@ class DraftCore:
         return request
 
     def _commit(self, request: Request, new: npt.NDArray[np.int32]) -> None:
-        """Take over the target's tokens; pending drafts are kept if all of the tokens were predicted."""
+        """Append the target's new tokens; pending drafts after them are kept if all new tokens were drafted."""
         agreed = _num_agreed(request, new)
         first = request.num_tokens
         request.num_tokens = first + new.size
@@ -233,7 +233,7 @@ class DraftCore:
     def _start_ahead(
         self, requests: Sequence[Request], lengths: Sequence[int], planned: Sequence[int], readers: Sequence[Request]
     ) -> None:
-        """Draft past the proposal: the target's own token if all of it is accepted, and the next drafts.
+        """Draft past the proposal: a guess of the target's token after it, and the next drafts.
 
         readers: requests whose prompts are run.
         """
@@ -266,7 +266,7 @@ class DraftCore:
         if last is None:
             return
         now = {one.request_id: one for one in asked}
-        rows: list[tuple[Request, int, int, int]] = []  # with the tokens that came, drafts proposed, and accepted
+        rows: list[tuple[Request, int, int, int]] = []  # with the numbers of new tokens, proposed and accepted drafts
         for request, length in zip(last.view.decoding, last.lengths, strict=True):
             one = now.get(int(request.request_id))
             if one is None or self._known.get(one.request_id) is not request or not _continues(request, one.token_ids):
@@ -311,7 +311,7 @@ class DraftCore:
 
 @dataclass(frozen=True, slots=True)
 class _LastStep:
-    """The proposals, in the order of view.decoding."""
+    """The last proposals. lengths: in the order of view.decoding."""
 
     view: StepView
     tested: VerifiedDrafts | None
@@ -339,7 +339,7 @@ def _pending(request: Request) -> npt.NDArray[np.int32]:
 
 
 def _num_agreed(request: Request, new: npt.NDArray[Any]) -> int:
-    """Return the number of new tokens that were predicted."""
+    """Return how many of the first new tokens equal the pending drafts."""
     both = min(new.size, request.num_drafts)
     differ = np.flatnonzero(_pending(request)[:both] != new[:both])
     return int(differ[0]) if differ.size else both

@@ -17,7 +17,7 @@ from faser_trtllm.errors import ConfigError
 ACCEPTED = ">=1.2,<1.3"
 FIX = f"install tensorrt-llm{ACCEPTED} (the extra trtllm)"
 DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
-"""Releases whose drafter is recorded (check/recorded), 1.3 and 1.4 from release candidates."""
+"""Releases whose drafter classes are recorded (lab/trtllm_check/recorded), 1.3 and 1.4 from release candidates."""
 
 _DRAFTER_FIX = "install 1.2.x, 1.3.0rc or 1.4.0rc, or serve without it (faser serve)"
 _CONTRACT_FIX = "faser check --trtllm lists what differs; install another version, or serve without it (faser serve)"
@@ -56,7 +56,7 @@ class Bindings:
 
 
 def require_scheduler() -> str:
-    """Return the installed version; ConfigError unless its scheduler is recorded."""
+    """Return the installed version; raise ConfigError unless its scheduler is recorded."""
     version = installed_version("its scheduler")
     if not is_accepted(version):
         why = _REMOVED if release_of(version) in DRAFTER_RELEASES[1:] else ""
@@ -65,7 +65,7 @@ def require_scheduler() -> str:
 
 
 def require_drafter() -> str:
-    """Return the release ("1.3") of the installed version; ConfigError unless its drafter is recorded."""
+    """Return the release ("1.3") of the installed version; raise ConfigError unless its drafter is recorded."""
     version = installed_version("FaserDrafter")
     if not is_drafter_known(version):
         raise ConfigError(f"TensorRT-LLM {version} is installed, and {_why_unknown(version)}; {_DRAFTER_FIX}")
@@ -84,12 +84,12 @@ def _why_unknown(version: str) -> str:
 
 
 def drafter_contract_error(what: str) -> ConfigError:
-    """Return an error; what: a clause with the difference and its consequence ("has no x, so ...")."""
+    """Return a ConfigError. what: a clause with the difference and its consequence ("has no x, so ...")."""
     return ConfigError(f"TensorRT-LLM {installed_version('FaserDrafter')} {what}; {_CONTRACT_FIX}")
 
 
 def installed_version(what: str) -> str:
-    """Return the installed version; ConfigError says that `what` needs it if it is missing."""
+    """Return the installed version; raise ConfigError, which says that `what` needs it, if it is missing."""
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise ConfigError(f"the package tensorrt_llm is missing, and {what} needs it; {FIX}")
     try:
@@ -99,7 +99,7 @@ def installed_version(what: str) -> str:
 
 
 def load_bindings() -> Bindings:
-    """Return TensorRT-LLM's classes; ConfigError if it is missing, of a wrong version, or cannot be imported here."""
+    """Return TensorRT-LLM's classes; raise ConfigError if it is missing, has a wrong version, or cannot be imported."""
     require_scheduler()
     found: dict[str, Any] = {}
     for module, names in _HOMES.items():
@@ -112,12 +112,12 @@ def load_bindings() -> Bindings:
 
 
 def is_accepted(version: str) -> bool:
-    """Return True if a version's scheduler is recorded: at least 1.2 and below 1.3, without candidates of both."""
+    """Return True if a version's scheduler is recorded: 1.2 from its first release on, below 1.3."""
     return release_of(version) == "1.2" and not _is_candidate_of_first(version)
 
 
 def is_drafter_known(version: str) -> bool:
-    """Return True if a version's drafter is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
+    """Return True if a version's drafter is recorded: 1.2 from its first release on, and candidates of 1.3.0, 1.4.0."""
     release = release_of(version)
     return release in DRAFTER_RELEASES and _is_candidate_of_first(version) == (release != "1.2")
 
@@ -135,7 +135,7 @@ def _is_candidate_of_first(version: str) -> bool:
 
 
 def import_module(module: str) -> Any:
-    """Import a module of TensorRT-LLM; ConfigError if that fails here."""
+    """Import a module of TensorRT-LLM; raise ConfigError if that fails."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""An adapter of TensorRT-LLM's KVCacheManager, which assigns block ids, to our KV cache protocol.
+"""Adapt TensorRT-LLM's KVCacheManager, which assigns block ids, to our KV cache protocol (kvcache/base.py).
 
 The KV memory belongs to our engines; the pools that TensorRT-LLM allocates have one layer, one head and the smallest
 head size. Block reuse is off, because TensorRT-LLM does not know which blocks the draft model has filled.
@@ -18,10 +18,10 @@ _BEAM_WIDTH = 1
 
 
 class TrtllmKVCacheManager:
-    """A KV cache manager with TensorRT-LLM's classes (bindings, trtllm/gate.py).
+    """A KVCache (kvcache/base.py) over TensorRT-LLM's manager. bindings: see trtllm/gate.py.
 
-    As in TensorRT-LLM's executor a sequence counts tokens whose KV it holds or will hold: at first the prompt, before a
-    pass one more and its drafts, and after it those computed.
+    As in TensorRT-LLM's executor, a sequence's tokens are those that it holds or needs KV for: at first the prompt,
+    before a pass one more and its drafts, and after the pass the computed ones.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class TrtllmKVCacheManager:
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
     ) -> None:
-        """Nothing is reused."""
+        """Do nothing, since no block is reused."""
 
     def forget_draft(self) -> None:
-        """Nothing is reused."""
+        """Do nothing, since no block is reused."""
 
     def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
         return all(map(self.allocate, slots.tolist(), num_tokens.tolist()))
@@ -121,7 +121,7 @@ class TrtllmKVCacheManager:
         self._num_tokens[slot] = 0
 
     def watch(self, listener: BlockListener) -> bool:
-        """Do nothing, since no block is reused."""
+        """Return False, since no block is reused."""
         return False
 
     def check_integrity(self) -> None:

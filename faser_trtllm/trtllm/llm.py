@@ -21,7 +21,7 @@ _OURS = ("model", "speculative_config")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of the server. model: the target's checkpoint or name. llm: further arguments of the LLM API."""
+    """Options of the server. model: the target's checkpoint or name. llm: more arguments of the LLM API."""
 
     model: str
     host: str = "localhost"
@@ -30,7 +30,7 @@ class ServerOptions:
 
 
 def open_llm(model: str, drafter: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """Open tensorrt_llm.llmapi.LLM with a FaserDrafter. options: further arguments of LLM.
+    """Open tensorrt_llm.llmapi.LLM with a FaserDrafter. options: more arguments of LLM.
 
     Raises ConfigError for options that the drafter cannot work with, before anything is loaded.
     """
@@ -65,5 +65,5 @@ def serve(options: ServerOptions, drafter_options: Mapping[str, Any]) -> None:
 
 
 def read_llm_options(path: Path | None) -> dict[str, Any]:
-    """Read the YAML of trtllm-serve's --config; ConfigError if that fails."""
+    """Read the YAML file of trtllm-serve's --config, None: {}; raise ConfigError if that fails."""
     return {str(name): value for name, value in read_mapping(path).items()} if path is not None else {}

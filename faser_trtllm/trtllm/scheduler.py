@@ -1,7 +1,7 @@
-"""In-flight batching by TensorRT-LLM's schedulers, which admit, chunk and pause requests and allocate blocks.
+"""In-flight batching by TensorRT-LLM's schedulers, which admit, chunk and pause requests.
 
-We set each request's draft length before its schedulers run, so that rows and blocks are counted; after the pass we
-rewind blocks to the accepted tokens.
+We set each request's draft length before they run, so that they count its rows and blocks; after the pass we give back
+the blocks after the accepted tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEAM = 0
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Context tokens to run, requests that decode, and requests that are paused, by our request ids."""
+    """The context tokens to run and the requests that decode, by our request ids, and the requests to pause."""
 
     chunks: dict[str, int]
     generations: set[str]
@@ -43,7 +43,7 @@ class _Choice:
 
 
 class TrtllmScheduler(Scheduler):
-    """A scheduler with TensorRT-LLM's classes (bindings, trtllm/gate.py).
+    """A Scheduler with TensorRT-LLM's classes. bindings: see trtllm/gate.py.
 
     TensorRT-LLM is given the running requests in order of admission, then as many of the queue as slots are free.
     """
@@ -126,7 +126,7 @@ class TrtllmScheduler(Scheduler):
         return outputs
 
     def _rewind(self, rows: ScheduledRequests, spare: Sequence[Request]) -> None:
-        """Return blocks of rows that were not accepted; the draft model recomputes its KV in them later."""
+        """Give back the blocks of rejected rows; the draft model recomputes its KV in them later."""
         for request in rows.requests:
             if request.is_finished or self._in_context(request):
                 continue  # a request in its context holds exactly its prompt's blocks
@@ -135,7 +135,7 @@ class TrtllmScheduler(Scheduler):
             request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
 
     def _ask(self, candidates: Sequence[Request], shares: dict[int, int], roles: Roles) -> _Choice:
-        """Run TensorRT-LLM's two schedulers: by free blocks, then by the rows of a pass."""
+        """Run TensorRT-LLM's two schedulers, which choose by free blocks and then by the rows of a pass."""
         requests = {self._llm_request(request).request_id: request for request in candidates}
         for request in candidates:
             self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
@@ -150,7 +150,7 @@ class TrtllmScheduler(Scheduler):
         )
 
     def _resting(self, roles: Roles) -> Any:
-        """Return the ids of the waiting half, which TensorRT-LLM treats as a separate micro batch."""
+        """Return the ids of requests that rest in this step, which TensorRT-LLM treats as a separate micro batch."""
         resting = self._bindings.ReqIdsSet()
         for request in self._running:
             if roles.get(request.slot) is Role.NONE:
@@ -187,7 +187,7 @@ class TrtllmScheduler(Scheduler):
         return ScheduledRequest(request, 1, wanted, share if role is Role.BOTH else min(share, pending))
 
     def _admit_request(self, request: Request) -> None:
-        """Assign a slot, and blocks for the whole context."""
+        """Assign a slot and the blocks of the whole context."""
         self._waiting.take(request)
         self._table.enter(self._free_slots.pop(), request)
         request.state = RequestState.RUNNING

@@ -35,9 +35,8 @@ from faser_trtllm.trtllm.convert.verdict import (
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The result for every key. source: "llm_api", "engine_config", "build_config" or "flags".
-
-    serve: nested settings of faser.yaml. build: options of `faser build` by name.
+    """The verdict on every key, and the resulting settings. source: "llm_api", "engine_config", "build_config" or
+    "flags". serve: nested settings of faser.yaml. build: options of `faser build` by name.
     """
 
     source: str
@@ -76,7 +75,7 @@ def convert(data: Mapping[Any, Any]) -> Conversion:
 
 
 def gather(source: str, judged: Iterable[Verdict]) -> Conversion:
-    """Combine verdicts; a key that contradicts an earlier one is refused."""
+    """Combine verdicts into a Conversion; a key that contradicts an earlier one is refused."""
     verdicts = tuple(_without_conflicts(judged))
     serve: dict[str, Any] = {}
     build: dict[str, Any] = {}
@@ -107,7 +106,7 @@ def read_config(
 ) -> tuple[ServiceConfig, Conversion | None]:
     """Read a faser.yaml or convert a TensorRT-LLM configuration, then apply overrides (None values are ignored).
 
-    Raises ConfigError, also for a refused key.
+    Return the configuration, and the conversion, if any. Raises ConfigError, also for a refused key.
     """
     data = read_mapping(path) if path is not None else {}
     conversion = convert(data) if is_trtllm(data) else None

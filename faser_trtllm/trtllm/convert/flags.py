@@ -1,4 +1,4 @@
-"""Flags of trtllm-build and trtllm-serve that our commands lack or name differently.
+"""Convert the flags of trtllm-build and trtllm-serve that our commands lack or name differently.
 
 A flag is treated like the configuration key with the same meaning (rules.py): accepted, ignored with a reason, or
 refused by name.
@@ -177,7 +177,7 @@ def _verdicts(
 
 
 def _value(text: str) -> Any:
-    """Parse a text as YAML if that gives a scalar."""
+    """Return a text's YAML value if that is a boolean or a number, else the text."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):

@@ -97,7 +97,7 @@ _ONE_CHAIN = ignored("one chain is drafted and no tree, which changes no text")
 
 
 def _layers_left(key: str, value: Any) -> Verdict:
-    """Convert TensorRT-LLM's layers, named by their outputs, to those of `faser build`, named by their inputs."""
+    """Convert layers whose outputs TensorRT-LLM reads to the layers whose inputs `faser build` reads."""
     layers = sorted(value) if isinstance(value, (list, tuple, set)) and value else []
     if not layers or not all(whole(0).accepts(layer) for layer in layers):
         return refusal(key, value, f"{key} is {show(value)}; it must list layers from 0 on")
@@ -139,7 +139,7 @@ _MEDUSA_RULES: dict[str, Rule] = {
 
 
 def _slots(key: str, value: Any) -> Verdict:
-    """Convert shift_label, which means that a block's first row drafts, too."""
+    """Convert shift_label; true means that a block's first row drafts, too."""
     if not BOOLEAN.accepts(value):
         return refusal(key, value, f"{key} is {show(value)}; it must be {BOOLEAN.says}")
     note = "which row of a block drafts first"
@@ -197,7 +197,7 @@ FIELDS = (*_RULES, *_SCHEDULED)
 
 
 def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
-    """Return one verdict per key of speculative_config, whose dotted name is `key`."""
+    """Yield a verdict per key of speculative_config. key: the dotted name of the section."""
     kind = section.get("decoding_type")
     refused_kind = _refused_kind(f"{key}.decoding_type", kind, section.get("method"))
     if refused_kind is not None:
@@ -253,7 +253,7 @@ def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
 
 
 def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
-    """Refuse a method that is not supported; method: vLLM's spelling of the kind."""
+    """Refuse a decoding_type that is not supported, else return None. method: vLLM's key for it, if given."""
     if kind is None and method is not None:
         ours = "decoding_type, speculative_model and max_draft_len in place of method, model and num_speculative_tokens"
         return refusal(path, None, f"{path} is missing, and method ({show(method)}) is vLLM's; write {ours}")
@@ -303,7 +303,7 @@ def _with_whole_keys(schedule: Any) -> Any:
 
 
 def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
-    """Return why this is not a schedule of 1.2, where a length applies from its batch size on; "" if it is one."""
+    """Return why this is no schedule of release 1.2, where a length applies from its batch size on; "" if it is."""
     entries = list(schedule.items()) if isinstance(schedule, Mapping) else []
     if not entries or not all(whole(1).accepts(size) and whole(0).accepts(length) for size, length in entries):
         return f"{path} is {show(schedule)}; it must map batch sizes from 1 on to draft lengths from 0 on"

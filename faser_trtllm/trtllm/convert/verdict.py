@@ -19,7 +19,7 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on a key, which is dotted. serve: dotted keys of faser.yaml. build: options of `faser build`.
+    """The verdict on a dotted key. serve: dotted keys of faser.yaml. build: options of `faser build`.
 
     reason: why the key is ignored, the sentence that refuses it, or a note on the result.
     """
@@ -91,7 +91,7 @@ def one_of(*choices: str) -> Kind:
 
 
 def became(kind: Kind, *, serve: str | None = None, build: str | None = None, note: str = "") -> Rule:
-    """Use the value unchanged under these names."""
+    """Return a rule that uses the value unchanged under these names, and refuses other kinds of values."""
 
     def judge(key: str, value: Any) -> Verdict:
         if not kind.accepts(value):
@@ -113,7 +113,7 @@ def ignored(reason: str) -> Rule:
 
 
 def refused(reason: str) -> Rule:
-    """Refuse any value except an empty list, mapping or string."""
+    """Return a rule that refuses any value except an empty list, mapping or string."""
 
     def judge(key: str, value: Any) -> Verdict:
         if isinstance(value, (str, list, dict)) and not value:
@@ -124,7 +124,7 @@ def refused(reason: str) -> Rule:
 
 
 def only(*allowed: Any, otherwise: str) -> Rule:
-    """Ignore these values, which describe our behaviour, and refuse others. Strings compare without case."""
+    """Return a rule that ignores these values, which describe our behaviour, and refuses others; case is ignored."""
 
     def judge(key: str, value: Any) -> Verdict:
         if any(_same(value, choice) for choice in allowed):
@@ -139,7 +139,7 @@ def refusal(key: str, value: Any, sentence: str) -> Verdict:
 
 
 def unknown(key: str, value: Any, meant: str) -> Verdict:
-    """Refuse an unknown key. meant: a suggestion, "" if there is none."""
+    """Refuse an unknown key. meant: a suggestion, or ""."""
     hint = f"; did you mean {meant}?" if meant else ", leave it out"
     return refusal(key, value, f"{key} is not a key of TensorRT-LLM{hint}")
 
