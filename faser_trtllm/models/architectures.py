@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/heads/mtp.py
+OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # models/heads/mtp.py reads MiMo's MTP layer
 DENSE = ("LlamaForCausalLM", "MistralForCausalLM", *OF_QWEN2, "Qwen3ForCausalLM")
 MIXTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
 SUPPORTED_ARCHITECTURES = (*DENSE, *MIXTURES)
@@ -39,5 +39,5 @@ _REASON_OF = {
 
 
 def refusal(name: object, supported: tuple[str, ...]) -> str:
-    """Return the end of a sentence that refuses a family by its name: the reason, or the supported families."""
+    """Return the end of a sentence that refuses a family: the reason if it is known, else the supported families."""
     return _REASON_OF.get(str(name)) or f"supported are {', '.join(supported)}"

@@ -1,6 +1,6 @@
-"""Static scales of activations from the largest input of each matrix while a model reads a text. Needs torch.
+"""Calibrate static scales of FP8 activations: record the largest input of each matrix while a model reads a text.
 
-This is ModelOpt's max calibration on a shorter text.
+This is ModelOpt's max calibration on a shorter text. Needs torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WINDOW_TOKENS = 256
 NUM_WINDOWS = 4
-"""The first windows of the text are read, each from position 0."""
+"""Calibration reads this many windows from the start of the text, each from position 0."""
 
 _DEFAULT_FILE = "argparse.py"  # English sentences and code, in every installation of Python
 
@@ -42,9 +42,9 @@ def calibration_text(path: Path | None) -> str:
 
 
 def calibrate_input_scales(config: ModelConfig, weights: Weights, token_ids: Sequence[int]) -> dict[str, float]:
-    """Return the scale of each matrix's inputs by its name without .weight: their largest absolute value / 448.
+    """Return {name of a matrix without .weight: scale of its inputs}, which is their largest absolute value / 448.
 
-    Weights are read when they are used. ConfigError without torch; CheckpointError if an input is not finite.
+    Reads each weight when it is used. ConfigError without torch; CheckpointError if an input is not finite.
     """
     try:
         model = _Watched(config, weights)

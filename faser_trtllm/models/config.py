@@ -1,4 +1,4 @@
-"""A decoder's configuration, read from a Hugging Face config.json (transformers 4 and 5 spellings)."""
+"""Read a decoder's configuration from a Hugging Face config.json, as transformers 4 or 5 spells it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ModelConfig:
 
     intermediate_size: width of an MLP, or of one expert.
     windows: per layer, tokens that a row attends to, including itself; 0 for all.
-    torch_dtype: as the checkpoint declares it.
-    has_sinks: attention's softmax has one more logit per head, whose share is dropped.
+    torch_dtype: type of the weights that config.json names.
+    has_sinks: attention's softmax has one more logit per head, and drops that logit's share.
     experts: the mixture of experts, None for dense layers.
     """
 
@@ -78,7 +78,7 @@ def load_model_config(checkpoint_dir: Path) -> ModelConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; CheckpointError in one sentence otherwise."""
+    """Return the JSON object in a file; CheckpointError if it is unreadable or no object."""
     try:
         data = parse_json(path.read_bytes())
     except OSError as error:
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_model_config(data: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """Check and translate a Hugging Face configuration; source names it in errors."""
+    """Check and translate a Hugging Face configuration; CheckpointError names source and field."""
     fields = Fields(data, source)
     architecture = next(iter(architectures_of(data)), None)
     if architecture not in SUPPORTED_ARCHITECTURES:
@@ -163,7 +163,7 @@ def architectures_of(data: dict[str, Any]) -> list[str]:
 
 
 def token_ids(value: Any, what: str) -> tuple[int, ...]:
-    """Return a token id, a list of them or None as a tuple; CheckpointError otherwise."""
+    """Convert a token id, a list of them or None to a tuple; CheckpointError, which names `what`, otherwise."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise CheckpointError(f"{what} is {value!r}; it must be a token id or a list of them")
@@ -282,7 +282,7 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
 
 
 def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
-    """Return for each layer if layer_types gives it a window, None without the key. One kind may cover all layers."""
+    """Return, per layer, True if layer_types gives it a window; None without the key. One kind may cover all layers."""
     kinds = fields.data.get("layer_types")
     if not kinds:
         return None

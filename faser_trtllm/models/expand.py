@@ -1,8 +1,8 @@
 """Make a model deeper without changing its outputs, to raise the target's cost.
 
-The added layers copy a neighbour with o_proj and down_proj (and their biases) set to zero: they read, compute and store
-as much as any layer and add exactly zero to the residual stream. Logits and acceptance are unchanged; only time and
-memory grow. Measurements that use this must say so.
+Each added layer is a copy of a neighbour whose o_proj and down_proj (and their biases) are zero. It reads, computes and
+stores as much as any layer and adds exactly zero to the residual stream. Logits and acceptance are unchanged; only time
+and memory grow. Measurements that use this must say so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ExpandedWeights(DerivedWeights):
         return self._weights.input_scale(self._source(f"{module}.weight")[0].removesuffix(".weight"))
 
     def _source(self, name: str) -> tuple[str, bool]:
-        """Return the original's name, and whether the copy's outputs are zeroed."""
+        """Return the tensor's name in the original, and True if this layer's copy of it is zero."""
         match = _LAYER_NAME.fullmatch(name)
         if match is None:
             return name, False

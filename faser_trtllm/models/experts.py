@@ -11,7 +11,7 @@ TOP_K_SOFTMAX = "top_k_softmax"
 SILU = "silu"
 CLAMPED = "clamped"
 GATE_LIMIT = 7.0
-"""Limit of the clamped activation: gate is at most this, up within plus and minus this."""
+"""Bound of the clamped activation's inputs: gate <= GATE_LIMIT and |up| <= GATE_LIMIT."""
 GATE_ALPHA = 1.702
 
 
@@ -45,7 +45,7 @@ class ExpertsConfig:
 
 
 def experts_of(sizes: Mapping[str, Any]) -> ExpertsConfig:
-    """Return the ExpertsConfig of sizes(); ValueError for impossible values, TypeError for unknown fields."""
+    """Rebuild an ExpertsConfig from sizes(); ValueError for impossible values, TypeError for unknown fields."""
     found = ExpertsConfig(**sizes)
     numbers = (found.num_experts, found.top_k, found.intermediate_size, found.shared_size)
     is_wrong = any(type(number) is not int or not 0 <= number < 2**31 for number in numbers)

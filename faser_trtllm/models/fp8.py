@@ -1,6 +1,6 @@
-"""e4m3 (a sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities, one NaN), and matrices in it.
+"""The fp8 format e4m3, and matrices in it with one scale, or one per output, which TensorRT can multiply.
 
-A matrix has one scale, or one per output, as fp8 checkpoints hold them and TensorRT multiplies them.
+e4m3 has a sign, 4 bits of exponent with bias 7 and 3 of mantissa; no infinities, one NaN.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def _numbers() -> Float32Array:
 
 
 NUMBERS = _numbers()
-"""The number of each byte, float32 [256]."""
+"""The value of each e4m3 byte, float32 [256]."""
 
 
 def e4m3_from_float32(values: Float32Array) -> npt.NDArray[np.uint8]:
     """Return the nearest e4m3 numbers as bytes: ties to even, at most 448 in magnitude; NaN stays NaN."""
     sizes = np.minimum(np.abs(values), np.float32(LARGEST))
     bits = sizes.view(np.uint32)
-    # The carry of rounding correctly moves on into the exponent.
+    # If rounding carries out of the mantissa, the exponent correctly grows by one.
     halfway = np.uint32((1 << (_MANTISSA_SHIFT - 1)) - 1) + ((bits >> np.uint32(_MANTISSA_SHIFT)) & np.uint32(1))
     normal = ((bits + halfway) >> np.uint32(_MANTISSA_SHIFT)).astype(np.int32) - _BIAS_DIFFERENCE
     is_small = sizes < _SMALLEST_NORMAL
@@ -55,7 +55,7 @@ def e4m3_from_float32(values: Float32Array) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix in e4m3, whose weights are its numbers times its scales.
+    """A matrix in e4m3; a weight is its e4m3 number times its scale.
 
     bits: uint8 [out, in]. scales: float32 [] or [out]. ValueError unless the shapes fit and all scales are positive and
     finite, which TensorRT requires.
@@ -82,7 +82,7 @@ def scale_of(largest: float) -> np.float32:
 
 
 def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
-    """Quantise matrices [out[i], in], stacked, with one scale. ValueError if a weight is not finite."""
+    """Stack matrices [out[i], in] and quantise them with one scale. ValueError if a weight is not finite."""
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("a weight is not finite")
     scale = scale_of(max(float(np.abs(part).max(initial=0)) for part in parts))
@@ -92,8 +92,8 @@ def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
 def stack(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
     """Stack matrices along their outputs.
 
-    Their numbers are kept if they share one scale, or if one of them has a scale per output. Otherwise they are rounded
-    again with the largest of their scales, as in TensorRT-LLM, because fp8 products are fastest with one scale.
+    If they share one scale, or one of them has a scale per output, their numbers stay unchanged. Otherwise they are
+    rounded again to the largest of their scales, as in TensorRT-LLM, because fp8 products are fastest with one scale.
     """
     if any(part.has_output_scales for part in parts):
         scales = np.concatenate([np.broadcast_to(part.scales, len(part.bits)) for part in parts])

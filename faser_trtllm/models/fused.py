@@ -1,4 +1,4 @@
-"""Tensors of an engine: q, k and v are fused to one matrix, and so are gate and up."""
+"""List the tensors of an engine, where q, k and v are stacked to one matrix, and gate and up to another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = tuple[str, Shape]
 
 
 def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """Return for every tensor of an engine, in the order of its file, the checkpoint's tensors that are stacked.
+    """Return, for every tensor of an engine file in its order, the checkpoint's tensors that are stacked into it.
 
     sizes: the `model` object of an engine file's header. Missing qkv_bias, o_bias, mlp_bias, qk_norm and fc_bias count
     as set. Its optional members are
@@ -53,7 +53,7 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def _block(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """Return a block drafter's tensors without its layers'."""
+    """Return the tensors that only block drafters have; {} for other models."""
     block: Mapping[str, Any] = sizes.get("block", {})
     if not block:
         return {}
@@ -109,7 +109,7 @@ def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, t
 
 
 def _experts(experts: Mapping[str, Any], mlp: str, hidden: int) -> dict[str, tuple[Part, ...]]:
-    """Return a layer's router, experts and shared expert; mlp is their module's name in the checkpoint."""
+    """Return the tensors of a layer's router, experts and shared expert. mlp: their module in the checkpoint."""
     names = [f"{mlp}.experts.{i}" for i in range(experts["num_experts"])]
     inner, shared = experts["intermediate_size"], experts["shared_size"]
     gate_up = [f"{name}.{part}_proj" for name in names for part in ("gate", "up")]
@@ -132,9 +132,9 @@ def _experts(experts: Mapping[str, Any], mlp: str, hidden: int) -> dict[str, tup
 def stacked(
     read: Callable[[str, Shape], npt.NDArray[Any]], parts: Sequence[Part], dtype: npt.DTypeLike, multiple: int = 1
 ) -> npt.NDArray[Any]:
-    """Stack parts, each padded with zeros to a multiple of rows; a single part may be a view.
+    """Read and stack parts, each padded with zeros to a multiple of `multiple` rows; a single part may be a view.
 
-    read: returns a part of this dtype. Memory holds the result and one part at a time.
+    read: returns a part as dtype by its name and shape. Memory holds the result and one part at a time.
     """
     counts = [-(-shape[0] // multiple) * multiple for _, shape in parts]
     if counts == [parts[0][1][0]]:

@@ -1,4 +1,4 @@
-"""MXFP4: blocks of 32 four-bit numbers (e2m1) that share a power of two (e8m0), of the OCP's microscaling formats."""
+"""Read and write MXFP4 (OCP): blocks of 32 four-bit numbers (e2m1) that share a power of two (e8m0) as scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIAS = 127
 def mxfp4_values(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Float32Array:
     """Decode blocks [rows, n, 16] and scales [rows, n], both uint8, to fp32 [rows, n * 32], exact in bf16, too.
 
-    Byte j of a block has the numbers 2j (low half) and 2j + 1. A scale of 255 is NaN; values beyond fp32 are infinite.
+    Byte j has the numbers 2j (low half) and 2j + 1. Values beyond fp32 are infinite; a scale of 255 is 2**128, not NaN.
     """
     numbers = _PAIRS[blocks].reshape(*scales.shape, BLOCK_SIZE)
     with np.errstate(over="ignore"):
@@ -35,7 +35,7 @@ def e2m1_numbers(codes: npt.NDArray[np.uint8]) -> Float32Array:
 def mxfp4_blocks(groups: Float32Array) -> tuple[npt.NDArray[np.uint8], Float32Array]:
     """Encode finite fp32 [rows, n, 32] as numbers uint8 [rows, n * 16], two per byte, and scales fp32 [rows, n].
 
-    Rounds to nearest, ties to the smaller magnitude; decoded MXFP4 is encoded unchanged.
+    Rounds to nearest, ties to the smaller magnitude. Values that were decoded from MXFP4 are encoded exactly.
     """
     _, exponents = np.frexp(np.abs(groups).max(-1))
     scales: Float32Array = np.ldexp(np.float32(1), exponents - 3)  # the largest becomes 4 to 8

@@ -1,6 +1,6 @@
-"""Symmetric quantisation of matrices, with a scale per output or group of inputs, and of their inputs.
+"""Quantise matrices symmetrically, with a scale per output or per group of inputs: weight = number * scale.
 
-A weight is its number * scale. This is the reference for the CPU engine's kernels.
+This is the reference for the CPU engine's kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from faser_trtllm.models.mxfp4 import BLOCK_SIZE, e2m1_numbers, mxfp4_blocks
 GROUP_SIZES = (32, 128)
 DEFAULT_GROUP_SIZE = 32
 FP8 = "FP8"
-"""TensorRT-LLM's name for layers with matrices and inputs in e4m3, which is not a Scheme."""
+"""TensorRT-LLM's name for layers whose matrices and inputs are in e4m3; no Scheme stands for it."""
 
 _SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
@@ -30,8 +30,8 @@ class Scheme:
     bits: 4 or 8, per weight.
     group_size: neighbouring inputs that share a scale; 0 for one scale per output.
     lm_head: quantise the LM head, too, and an embedding tied to it.
-    activation_bits: 16 (bf16), or 8, which rounds inputs when they are used (quantize_activations).
-    is_mxfp4: e2m1 numbers with powers of two as scales, for experts only; MXFP4 of a checkpoint is kept unchanged.
+    activation_bits: 16 (bf16), or 8: inputs are quantised when they are used (lab/reference/quantized_weight.py).
+    is_mxfp4: e2m1 numbers with powers of two as scales, for experts only; keeps a checkpoint's MXFP4 unchanged.
     """
 
     bits: int
@@ -42,9 +42,9 @@ class Scheme:
 
     @classmethod
     def parse(cls, text: str, field: str = "quantization") -> Scheme | None:
-        """Parse int8 (W8A16), int4 (W4A16), W8A8, W4A8, mxfp4, a group size as in int4:128, or none (None).
+        """Parse int8 (W8A16), int4 (W4A16), W8A8, W4A8, a group size as in int4:128, mxfp4, or none (returns None).
 
-        InvalidArgumentError for other texts names the field.
+        InvalidArgumentError, which names `field`, for other texts.
         """
         if text == "none":
             return None
@@ -66,7 +66,7 @@ class Scheme:
 
     @property
     def algorithm(self) -> str:
-        """Return TensorRT-LLM's quant_algo, which has names for 16-bit activations only."""
+        """A quant_algo, such as W8A16; TensorRT-LLM knows only those with 16-bit activations."""
         return f"W{self.bits}A{self.activation_bits}{'_MXFP4' if self.is_mxfp4 else ''}"
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ MXFP4 = Scheme(4, BLOCK_SIZE, is_mxfp4=True)
 
 
 def scheme_of(model: dict[str, Any]) -> Scheme | None:
-    """Return the scheme of a header's model; ValueError for one that this version does not know."""
+    """Return the scheme in the object `model` of an engine file's header, None for bf16; ValueError if unknown."""
     found = model.get("quantization")
     if found is None:
         return None
@@ -173,7 +173,7 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
 def from_integers(
     integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32], group_size: int, bits: int
 ) -> QuantizedWeight:
-    """Return a matrix from int8 [out, in], within -8..7 for 4 bits, and scales [out, in / group_size]."""
+    """Pack int8 [out, in], within -8..7 for 4 bits, and scales float32 [out, in / group_size] into a matrix."""
     if bits == 8:
         return QuantizedWeight(integers, scales, group_size, bits)
     halves = integers.view(np.uint8) & 15

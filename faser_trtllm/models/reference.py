@@ -1,4 +1,4 @@
-"""The reference model in plain torch, in float32 over whole sequences. Needs torch."""
+"""A reference model in plain torch: float32, whole sequences, no KV cache. Needs torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReferenceModel:
             return hidden @ self._weight(head).T
 
     def hidden_rows(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Return hidden rows [len(token_ids), hidden_size] fp32: the inputs of each layer and the last one's output."""
+        """Return each layer's input and then the last layer's output, fp32 [len(token_ids), hidden_size] each."""
         import torch
 
         config = self.config
@@ -131,7 +131,7 @@ class ReferenceModel:
             return self._gated(f"{layer}.mlp", x)
         chosen, weights = routes(experts, self.linear(f"{layer}.mlp.gate", x))
         found = torch.zeros_like(x)
-        for i in sorted(set(chosen.flatten().tolist())):  # the order in which a row's terms are added
+        for i in sorted(set(chosen.flatten().tolist())):  # engines add a row's terms in this order
             rows, places = (chosen == i).nonzero(as_tuple=True)
             found[rows] += self._gated(f"{layer}.mlp.experts.{i}", x[rows]) * weights[rows, places, None]
         if experts.shared_size:

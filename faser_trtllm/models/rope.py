@@ -1,6 +1,6 @@
-"""Rotary position embedding: inverse frequencies with their scaling applied, and the factor on cos and sin.
+"""Compute the inverse frequencies of rotary position embedding, scaled, and the factor on cos and sin.
 
-The formulas are those of transformers (transformers/modeling_rope_utils.py), in float32 in the same order:
+Formulas, order of operations and float32 are those of transformers (modeling_rope_utils.py):
 default: RoFormer (arXiv 2104.09864); linear: kaiokendev's position interpolation (arXiv 2306.15595);
 llama3: Llama 3.1's reference code (meta-llama/llama-models); yarn: YaRN (arXiv 2309.00071).
 """
@@ -37,7 +37,7 @@ class RopeConfig:
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32Array, float]:
-    """Return inv_freq [head_dim / 2] fp32 and the factor on cos and sin."""
+    """Return inv_freq fp32 [head_dim / 2] and the factor on cos and sin; ValueError for an unknown rope_type."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     wavelengths = np.power(np.float32(rope.theta), exponents)
     inv_freq = np.float32(1) / wavelengths

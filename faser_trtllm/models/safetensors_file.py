@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 8 << 20  # enough for some 70,000 tensors; larger checkpoints
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's type as named by safetensors, its shape, and its offset in the file."""
+    """A tensor's type as named by safetensors, its shape, and its offset in the file in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,12 +63,12 @@ class SafetensorsFile(Closing):
         """Unmap the file as soon as no array views it."""
         try:
             self._mapping.close()
-        except BufferError:  # the last array that views it frees it
+        except BufferError:  # the mapping is freed with the last array that views it
             return
 
 
 def _shape(name: str, sizes: list[int]) -> tuple[int, ...]:
-    """Return the shape; ValueError for one that numpy cannot have, which tensors without elements may declare."""
+    """Return the shape; ValueError if numpy cannot hold it, which a tensor without elements may declare."""
     if len(sizes) > MAX_DIMS or math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
         raise ValueError(f"tensor {name} has {len(sizes)} dimensions, or more elements than an array can")
     return tuple(sizes)

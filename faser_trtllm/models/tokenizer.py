@@ -1,4 +1,4 @@
-"""Encoding, decoding and incremental detokenization with the `tokenizers` library."""
+"""Encode, decode and detokenize incrementally with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from faser_trtllm.models.config import read_json, token_ids
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILES = ("generation_config.json", "config.json")
 MAX_TOKEN_ID = (1 << 21) - 1  # the largest vocabularies have about 2^18 tokens
-MAX_CACHED_WORDS = 1_000  # whose tokens are kept; without any, encoding takes an eighth more time
+MAX_CACHED_WORDS = 1_000  # words whose tokens the library keeps; without them encoding takes 1/8 longer
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTEXT_TOKENS = 4
 
@@ -43,17 +43,17 @@ _NO_ENDS = (
     ("<|end|>", {"<|calls|>", "<|flush|>"}),
     ("</s>", {"<|tool_response>"}),
 )
-"""(token, others): in vocabularies with the others, the token ends a message but no turn, or is HTML."""
+"""(token, others): if a vocabulary has all the others, the token does not end a turn: it ends a message or is HTML."""
 
 
 class Tokenizer:
     """A tokenizer.json with its bos and eos ids. Immutable; safe to share between threads.
 
     bos_token_id: None if the model has none; tokenizer.json decides if encode() adds it.
-    eos_token_ids: ids that end a text, the tokenizer's own eos_token first. Sources: tokenizer_config.json,
-        special_tokens_map.json, generation_config.json, config.json, and added tokens that are known to end texts, if
-        the chat template writes them or there is no template (GGUF).
-    unreachable_end_ids: end tokens without a row in the model, which no text can end with.
+    eos_token_ids: ids that end a text, the tokenizer's own eos_token first. They come from tokenizer_config.json,
+        special_tokens_map.json, generation_config.json and config.json. Added tokens that are known to end texts count
+        if the chat template writes them or no template is known (GGUF).
+    unreachable_end_ids: end tokens without a row in the model, so no text can end with them.
     """
 
     def __init__(self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
@@ -78,9 +78,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int | None = None, stated: Sequence[int] = ()) -> Tokenizer:
-        """Read a checkpoint or engine directory; CheckpointError names the missing part.
+        """Read the tokenizer of a checkpoint or engine directory; CheckpointError if it is missing or cannot be used.
 
-        vocab_size: rows of the model, which bound its configuration's end ids. stated: further end ids.
+        vocab_size: rows of the model; its configured end ids must be smaller. stated: further end ids.
         """
         try:
             definition = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -113,10 +113,10 @@ class Tokenizer:
         return str(self._backend.to_str())
 
     def end_at(self, end_ids: Sequence[int], vocab_size: int | None = None, template: str | None = None) -> None:
-        """Set the end ids to these and those of tokens whose names end texts.
+        """Set the end ids to end_ids and the ids of added tokens that are known to end texts.
 
-        vocab_size: rows of the model, None for as many as ids; ids beyond it become unreachable_end_ids.
-        template: chat template that must write the names, None if it is not known.
+        vocab_size: rows of the model; larger ids become unreachable_end_ids. None: a row for every id.
+        template: chat template that must contain the added tokens; None: unknown, so all of them count.
         """
         names = {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
         others = [token for token, marks in _NO_ENDS if marks <= names.keys()]
@@ -135,7 +135,7 @@ class Tokenizer:
             stays text, so that users cannot forge turns.
         """
         backend = self._parsing_backend if parse_special_tokens else self._backend
-        # A batch of one text, since encode() would hold the GIL and take twice as long to compute offsets.
+        # encode() would hold the GIL, compute offsets and take twice as long.
         try:
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
@@ -162,7 +162,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Return the ids of all tokens, including added ones, by their spelling in tokenizer.json."""
+        """The ids of all tokens, including added ones, by their spelling in tokenizer.json."""
         return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -170,18 +170,18 @@ class Tokenizer:
         return {token_id: self.token(token_id) or "" for token_id in self._special_ids}
 
     def has_added_token(self, text: str) -> bool:
-        """Return True if a text contains a token that is not split, such as "<|eot|>"."""
+        """Return True if a text contains an added token, such as "<|eot|>"."""
         return any(token.content in text for token in self._backend.get_added_tokens_decoder().values())
 
     def fingerprint(self) -> str:
-        """Return a sha256 over ids and tokens, equal for tokenizers whose ids mean the same tokens."""
+        """Return a sha256 (hex) over ids and tokens, equal for tokenizers whose ids mean the same tokens."""
         digest = hashlib.sha256()
         for token, token_id in sorted(self.vocabulary.items(), key=lambda item: item[1]):
             digest.update(f"{token_id} {token!r}\n".encode())
         return digest.hexdigest()
 
     def first_difference(self, other: Tokenizer, names: tuple[str, str] = ("one", "the other")) -> str | None:
-        """Return a sentence about the lowest id that differs from the other tokenizer, or None."""
+        """Return a clause about the lowest id whose token differs, None if all agree. names: of self and other."""
         mine = {token_id: token for token, token_id in self.vocabulary.items()}
         theirs = {token_id: token for token, token_id in other.vocabulary.items()}
         if mine == theirs:
@@ -192,11 +192,11 @@ class Tokenizer:
 
     @functools.cached_property
     def _parsing_backend(self) -> Any:
-        # The switch is a setting of the shared backend, so parsing uses a second backend, made on demand.
+        # encode_special_tokens is a setting of the backend, which threads share, so parsing has its own backend.
         return _from_definition(self._backend.to_str())
 
     def _own_id(self, settings: Mapping[str, Any], kind: str) -> int | None:
-        """Return the id of the settings' eos_token or bos_token, which may be a token that only the settings add."""
+        """Return the id of eos_token or bos_token in settings, which may add that token themselves; None if unset."""
         token = settings.get(f"{kind}_token")
         content = token.get("content") if isinstance(token, dict) else token
         found = self.token_id(content) if isinstance(content, str) else None
@@ -207,8 +207,8 @@ class Tokenizer:
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's text: a ByteLevel token's as the library's decoder maps its characters, all or none; else with
-        SentencePiece's space marks and bytes read as such."""
+        """Return the bytes of a token's text. ByteLevel tokens are mapped back to bytes if all their characters stand
+        for one. In other tokenizers SentencePiece's space mark becomes a space; with ByteFallback <0x0A> is byte 10."""
         cached = self._bytes_cache.get(token_id)
         if cached is None:
             token = self.token(token_id) or ""
@@ -223,9 +223,9 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Incremental text of one request: the results of push() and finish() concatenate to decode().
+    """Turns one request's ids into text step by step: the results of push() and finish() concatenate to decode().
 
-    Characters with incomplete UTF-8 bytes are held back. A push takes time linear in its ids.
+    Holds back characters with incomplete UTF-8 bytes. push() takes time linear in its ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
@@ -258,7 +258,7 @@ class IncrementalDetokenizer:
         return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
 
     def peek(self, token_id: int) -> str:
-        """Return the text that this id would complete, or a special token's spelling, which push() leaves out."""
+        """Return the text that this id would complete, without taking it; for special tokens their spelling."""
         if token_id in self._skipped:
             return self._tokenizer.token(token_id) or ""
         state, context = self._utf8.getstate(), self._context
@@ -272,7 +272,7 @@ class IncrementalDetokenizer:
         return self._utf8.decode(b"", True)
 
     def _context_of(self, before: Sequence[int]) -> list[int]:
-        """Return the last ids with a text as push() keeps them: whole tokens if possible, else one byte."""
+        """Return the last ids that push() would keep as context: whole tokens, or one byte token if there are none."""
         tokenizer = self._tokenizer
         if tokenizer._byte_level:
             return []
@@ -293,7 +293,7 @@ class IncrementalDetokenizer:
         return self._utf8.decode(bytes([value]))
 
     def _text_of(self, ids: list[int]) -> str:
-        """Return the text of these ids after earlier ones, since a text's first token may lose its space."""
+        """Return the text of these ids after the earlier ones; at the start of a text they might lose a space."""
         if not ids:
             return ""
         known = len(self._backend_text(self._context))
@@ -339,7 +339,7 @@ def _from_definition(definition: str) -> Any:
 
 
 def _failure(what: str, error: BaseException) -> BaseException:
-    """Return a CheckpointError for the library's error, a bare Exception or a Rust panic; others as they are."""
+    """Convert the library's error, a bare Exception or Rust panic, to CheckpointError; return others unchanged."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         return error
     reason = str(error).partition("\n")[0]  # a backtrace may follow
@@ -355,7 +355,7 @@ def _decoder_types(decoder: Any) -> list[str]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's printable characters for bytes (openai/gpt-2, encoder.py)."""
+    """Return the byte that each of GPT-2's printable characters stands for (openai/gpt-2, encoder.py)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -391,7 +391,7 @@ def end_ids_of(directory: Path, vocab_size: int | None = None) -> list[int]:
 
 
 def check_end_ids(ids: Sequence[int], vocab_size: int | None, what: str) -> None:
-    """Raise CheckpointError for an id without a row in the model, which no text could end with."""
+    """Raise CheckpointError, which starts with `what`, for an id of at least vocab_size; None: no limit."""
     largest = max(ids, default=0)
     if vocab_size is not None and largest >= vocab_size:
         raise CheckpointError(f"{what} is {largest}, the model's ids are 0 to {vocab_size - 1}; correct or remove it")

@@ -25,7 +25,7 @@ _Key = tuple[bool, bytes, int]
 
 
 class _OtherVocabulary(Weights):
-    """Weights with a changed embedding and head."""
+    """Weights whose embedding and LM head subclasses change, so fp8_matrix() returns None for them."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -71,11 +71,11 @@ def resize_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VocabularyMap:
-    """The tokens that a target and its draft have in common. ValueError for a map of two tokens to one.
+    """The tokens that a target and its draft have in common. ValueError unless it maps tokens one to one.
 
     vocab_size: rows of the target. num_tokens: rows that are tokens of its tokenizer.
-    target_ids, draft_ids: int32 [common], a token's id in either, the target's ascending.
-    pieces: for a target's token that the draft lacks, the draft's tokens of its text; their mean embedding is fed.
+    target_ids, draft_ids: int32 [common], the ids of each common token; target_ids ascend.
+    pieces: the draft's tokens that spell a token which only the target has; the draft reads their mean embedding.
     """
 
     vocab_size: int
@@ -93,7 +93,7 @@ class VocabularyMap:
 
     @property
     def overlap(self) -> float:
-        """Return the share of the target's tokens that the draft has."""
+        """The share of the target's tokens that the draft has, 0 to 1."""
         return len(self.target_ids) / self.num_tokens
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class VocabularyMap:
 
 
 def map_vocabulary(target: Tokenizer, vocab_size: int, draft: Tokenizer, draft_vocab_size: int) -> VocabularyMap | None:
-    """Map tokens with equal text (special ones apart from others), and bos and the first eos by their roles.
+    """Map tokens with equal text, special ones only to special ones, and bos and the first eos by their roles.
 
     Returns None if there are no common tokens. vocab_size, draft_vocab_size: rows of the models.
     """
@@ -126,7 +126,7 @@ def _first_end(tokenizer: Tokenizer) -> int | None:
 
 
 def _ids_by_text(tokenizer: Tokenizer, num_rows: int) -> dict[_Key, int]:
-    """Return ids by (special, text, number of earlier tokens with this text); byte tokens come after letters."""
+    """Return ids by (is special, text, number of earlier tokens with this text). Shorter spellings come first."""
     found: dict[_Key, int] = {}
     special = tokenizer.special_tokens
     for _, token_id in sorted(tokenizer.vocabulary.items(), key=lambda entry: (len(entry[0]), entry[1])):
@@ -150,9 +150,9 @@ def _pieces(text: bytes, ids: Mapping[bytes, int]) -> Iterator[int]:
 
 
 class MappedVocabulary(_OtherVocabulary):
-    """Weights with an embedding by the target's ids and an LM head of the common tokens, which are not tied.
+    """Weights with an embedding indexed by the target's ids and an LM head of the common tokens only, not tied to it.
 
-    Rows of the embedding without a token are zeros.
+    Embedding rows of ids without a token or pieces are zeros.
     """
 
     def __init__(self, weights: Weights, vocabulary: VocabularyMap, is_tied: bool) -> None:

@@ -26,7 +26,7 @@ _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Dtype = type[np.uint16] | type[np.float32]
-"""Type of the tensors that are read: bf16 bits or fp32."""
+"""The type that a tensor is read as: np.uint16 for bf16 bits, or np.float32."""
 
 
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
@@ -47,7 +47,7 @@ def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
 
 
 def converted(values: Float32Array, dtype: Dtype) -> npt.NDArray[Any]:
-    """Return fp32 values unchanged, or rounded to bf16 bits."""
+    """Return fp32 values unchanged, or rounded to bf16 bits if dtype is np.uint16."""
     return bfloat16_from_float32(values) if dtype is np.uint16 else values
 
 
@@ -67,11 +67,11 @@ class Weights:
         return None
 
     def input_scale(self, module: str) -> float | None:
-        """Return the static scale of the inputs of a matrix, by its name without .weight; None if there is none."""
+        """Return the static scale of a matrix's inputs, None if there is none. module: its name without .weight."""
         return None
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """Return the tensor as bf16 bits, shape checked (a read-only view of the file if it is stored so)."""
+        """Return a tensor as bf16 bits, a view of the file if stored as such; CheckpointError if the shape differs."""
         check_shapes(self, {name: shape})
         return self.read(name, np.uint16)
 
@@ -90,7 +90,7 @@ def check_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 class DerivedWeights(Weights):
-    """Tensors of other weights under new names."""
+    """Tensors of other weights under new names; subclasses define source()."""
 
     def source(self, name: str) -> tuple[Weights, str]:
         """Return the weights that hold a tensor, and its name there; CheckpointError if there is none of this name."""
@@ -135,7 +135,7 @@ class CheckpointWeights(Weights, Closing):
         return self._read(name, self._array(name, _DTYPES), dtype)
 
     def part(self, name: str, index: int, dtype: Dtype) -> npt.NDArray[Any]:
-        """Read one of the n tensors [...] in a tensor [n, ...], without the others."""
+        """Read element `index` of a tensor [n, ...], without reading the others."""
         return self._read(name, self._array(name, _DTYPES)[index], dtype)
 
     def uint8(self, name: str) -> npt.NDArray[np.uint8]:
@@ -231,6 +231,6 @@ def _weight_files(directory: Path) -> list[str]:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape ([out, in] for matrices) of every tensor of a model by its Hugging Face name."""
+    """Return {Hugging Face name: shape} of every tensor of a model; matrices are [out, in]."""
     sizes = dataclasses.asdict(config) | {"tied": config.tie_word_embeddings}
     return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}

@@ -1,4 +1,4 @@
-"""One opened checkpoint, whatever its format."""
+"""An opened checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Checkpoint:
     """An opened checkpoint.
 
     tokenizer_files: the tokenizer's files for an engine directory, by name.
-    files: the files that an engine depends on, by name.
-    stored_types: storage types of matrices, such as BF16, F16, Q4_K or "GPTQ 4-bit".
-    notes: sentences about contradictions in the checkpoint.
+    files: paths of the files that an engine depends on, by name.
+    stored_types: storage types of the matrices, such as BF16, F16, Q4_K or "GPTQ 4-bit".
+    notes: sentences for the user about contradictions in the checkpoint.
     """
 
     path: Path

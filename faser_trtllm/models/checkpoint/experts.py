@@ -47,8 +47,8 @@ def _mixtral_module(found: re.Match[str]) -> str:
 class GptOssWeights(Weights):
     """Tensors of a gpt-oss model. One tensor has all experts of a layer, and outputs of gate and up alternate in it.
 
-    It is X [experts, in, out], or in MXFP4 X_blocks [experts, out, in / 32, 16] with X_scales [experts, out, in / 32];
-    X_bias is [experts, out].
+    A matrix X is [experts, in, out], or in MXFP4 X_blocks [experts, out, in / 32, 16] and X_scales [experts, out,
+    in / 32]. X_bias is [experts, out].
     """
 
     def __init__(self, weights: CheckpointWeights, num_experts: int) -> None:
@@ -97,7 +97,7 @@ class GptOssWeights(Weights):
         return matrix
 
     def _stored(self, found: re.Match[str]) -> tuple[str, slice]:
-        """Return the tensor that holds an expert's part, and the part's outputs in it."""
+        """Return the name of the tensor that holds an expert's gate, up or down, and the slice of its outputs."""
         if found[3] == "down":
             return f"{found[1]}.down_proj", slice(None)
         return f"{found[1]}.gate_up_proj", _TAKING_TURNS[found[3]]

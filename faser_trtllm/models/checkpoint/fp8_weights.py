@@ -31,7 +31,7 @@ class Fp8Weights(Weights):
         self._config = config
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if there is none of this name or its scales do not fit."""
+        """Return the shape of a tensor; CheckpointError if there is none of this name or its scales do not fit."""
         shape = self._weights.shape(name)
         if self._is_scaled(name):
             self._scales_shape(name)
@@ -46,7 +46,7 @@ class Fp8Weights(Weights):
         return matrix
 
     def fp8_matrix(self, name: str) -> Fp8Matrix | None:
-        """Return a matrix as a read-only view of the file; None if it is not in e4m3, or scaled in blocks.
+        """Return a matrix as a read-only view of the file; None if it is not in e4m3 or has a scale per block.
 
         CheckpointError for scales that are not positive and finite.
         """
@@ -60,7 +60,7 @@ class Fp8Weights(Weights):
             raise CheckpointError(f"tensor {scales} cannot be used: {error}") from error
 
     def input_scale(self, module: str) -> float | None:
-        """Return the static scale of a matrix's inputs; CheckpointError if it is not one positive, finite number."""
+        """Return the static scale of a matrix's inputs or None; CheckpointError unless it is positive and finite."""
         name = f"{module}.input_scale"
         if name not in self._weights:
             return None
@@ -79,7 +79,7 @@ class Fp8Weights(Weights):
         raise CheckpointError(f"tensor {name} is of type {FP8}, and {name}_scale is missing; fetch the files again")
 
     def _scales_shape(self, name: str) -> tuple[int, int]:
-        """Return [blocks of outputs, blocks of inputs]."""
+        """Return (blocks of outputs, blocks of inputs) that have scales; CheckpointError if the scales do not fit."""
         scales, shape = self._scales_name(name), self._weights.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}; it must be a matrix")
@@ -99,7 +99,7 @@ class Fp8Weights(Weights):
         )
 
     def _pieces(self, name: str) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-        """Yield slices of outputs with their weights [outputs, in]."""
+        """Yield slices of outputs, each with its weights, fp32 [outputs, in]."""
         bits, scales_name = self._weights.fp8(name), self._scales_name(name)
         num_out, num_in = bits.shape
         blocks = self._scales_shape(name)

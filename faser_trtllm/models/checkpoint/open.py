@@ -128,7 +128,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
 
 
 def _quantization(directory: Path, found: object) -> Quantization | None:
-    """Return the quantization that config.json names, or the file of older ModelOpt versions."""
+    """Return the quantization from config.json or from the file of older ModelOpt versions; None without one."""
     if found:
         return parse_quantization_config(found)
     if not (directory / _MODELOPT_FILE).exists():

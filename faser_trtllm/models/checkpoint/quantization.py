@@ -1,4 +1,4 @@
-"""How the matrices of a quantised Hugging Face checkpoint are stored: quantization_config of config.json."""
+"""Parse quantization_config, which says how the matrices of a quantised Hugging Face checkpoint are stored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REMEDY = "take another checkpoint or the unquantised one"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """AWQ or GPTQ. group_size: input columns that share a scale, -1 for all. zero_offset: added to the stored zero
-    points, 1 in GPTQ's first format."""
+    """AWQ or GPTQ. group_size: number of inputs that share a scale, -1 for all. zero_offset: number to add to
+    stored zero points, 1 in GPTQ's first format."""
 
     method: str
     bits: int
@@ -28,21 +28,21 @@ class QuantizationConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Config:
-    """Matrices in e4m3. block: outputs and inputs that share a scale, None for one scale per matrix or output."""
+    """Matrices in e4m3. block: (outputs, inputs) that share a scale; None: one scale per matrix or per output."""
 
     block: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Config:
-    """Experts in MXFP4, of gpt-oss."""
+    """MXFP4 experts of gpt-oss."""
 
 
 Quantization = QuantizationConfig | Fp8Config | Mxfp4Config
 
 
 def parse_quantization_config(data: Any, source: str = "config.json") -> Quantization:
-    """Check and translate quantization_config; CheckpointError names the field and the supported values."""
+    """Check and translate quantization_config; CheckpointError names source, field and supported values."""
     if not isinstance(data, dict):
         raise CheckpointError(f"{source}: quantization_config is {data!r:.80}; it must be an object")
     method: Any = data.get("quant_method")

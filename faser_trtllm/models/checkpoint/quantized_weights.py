@@ -38,7 +38,7 @@ class QuantizedWeights(Weights):
         self._per_word = _WORD_BITS // config.bits
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if there is none of this name or its parts do not fit together."""
+        """Return the shape of a tensor; CheckpointError if it is missing or its parts do not fit together."""
         module = self._module(name)
         return self._weights.shape(name) if module is None else self._sizes(module)[:2]
 
@@ -93,7 +93,7 @@ class QuantizedWeights(Weights):
         return self._config.method == "gptq" and f"{module}.g_idx" in self._weights
 
     def _pieces(self, module: str) -> Iterator[tuple[slice, Float32Array]]:
-        """Yield slices of inputs with their weights [inputs, out]."""
+        """Yield slices of inputs, each with its weights, fp32 [inputs, out]."""
         num_out, num_in, num_groups = self._sizes(module)
         packed = self._weights.int32(f"{module}.qweight").view(np.uint32)
         scales = self._weights.float32(f"{module}.scales", (num_groups, num_out))

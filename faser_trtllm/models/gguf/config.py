@@ -1,4 +1,4 @@
-"""A decoder's configuration from GGUF metadata, and the file's tensor names."""
+"""Read a decoder's configuration from GGUF metadata, and map tensor names to those of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
 }
-"""Our architecture by general.architecture. Mistral and Mixtral are "llama" in GGUF, Mixtral with expert_count."""
+"""Hugging Face's architecture by general.architecture. "llama" is also Mistral, and with expert_count Mixtral."""
 ROPE_FREQS = "rope_freqs.weight"
 _MIN_TENSORS_PER_LAYER = 9
 _MISSING: Any = object()
@@ -56,7 +56,7 @@ _LAYER_NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _EXPERT = re.compile(r"(?<=\.mlp\.experts)\.(\d+)(?=\.)")
-# Values that other models' routers imply, which change nothing.
+# Keys of other models' mixtures, with the values that change nothing.
 _ROUTING = {
     "expert_gating_func": (0, 1),
     "expert_weights_scale": (0.0, 1.0),
@@ -66,9 +66,9 @@ _ROUTING = {
 
 
 def gguf_name(name: str, architecture: str) -> tuple[str, int | None]:
-    """Return a tensor's name in GGUF and, for an expert, its index in that tensor, which holds all experts of a layer.
+    """Return a tensor's name in GGUF, and the index of an expert in that tensor; None for other tensors.
 
-    KeyError for a Hugging Face name that no supported model has.
+    One tensor holds all experts of a layer. KeyError for a Hugging Face name that no supported model has.
     """
     expert = _EXPERT.search(name)
     if expert is not None:
@@ -84,7 +84,7 @@ def gguf_name(name: str, architecture: str) -> tuple[str, int | None]:
 
 
 def model_config(file: GgufFile) -> ModelConfig:
-    """Check and translate the metadata; CheckpointError names file, key and value."""
+    """Check and translate a file's metadata; CheckpointError names file, key and value."""
     source = file.path.name
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -140,7 +140,7 @@ def model_config(file: GgufFile) -> ModelConfig:
 
 
 def _experts(keys: _Keys) -> dict[str, Any]:
-    """Return the keys of a mixture under their names in config.json."""
+    """Return the settings of a mixture of experts under their names in config.json."""
     for key, neutral in _ROUTING.items():
         if keys.number(key, neutral[0]) not in neutral:
             raise CheckpointError(
@@ -156,7 +156,7 @@ def _experts(keys: _Keys) -> dict[str, Any]:
     data["moe_intermediate_size"] = width
     if keys.architecture == "qwen2moe":
         data["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
-    # There is no key for it: runtimes for GGUF normalise the weights of Qwen3's experts, but not Qwen2's.
+    # GGUF has no key for norm_topk_prob: its runtimes normalise the weights of Qwen3's experts, but not Qwen2's.
     return data | {"norm_topk_prob": keys.architecture == "qwen3moe"}
 
 
@@ -177,7 +177,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             value = keys.number(f"rope.scaling.yarn_{key}", None)
             if value is not None:
                 rope[key] = value
-        # There is no key for it: gpt-oss does not round its bounds between frequencies.
+        # GGUF has no key for truncate: gpt-oss does not round YaRN's bounds between frequencies.
         rope["truncate"] = keys.architecture != "gpt-oss"
     if keys.number("rope.scaling.attn_factor", 1.0) == 1.0:
         known.add("attn_factor")
@@ -191,7 +191,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
 
 
 def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Add the frequency factors of Llama 3.1 and later, which are in a tensor."""
+    """Add the frequency factors that files of Llama 3.1 and later hold in a tensor; raises CheckpointError."""
     tensor = file.tensors.get(ROPE_FREQS)
     if tensor is None:
         return config

@@ -63,8 +63,8 @@ class GgufTensor:
 class GgufFile(Closing):
     """An open GGUF file, whose header is checked against the file's size before use.
 
-    metadata: numbers, strings, booleans, lists of strings and numpy arrays by key. A float32 is given as the shortest
-    decimal that rounds to it, which recovers the number before conversion.
+    metadata: numbers, strings, booleans, lists of strings and numpy arrays by key. A float32 becomes the shortest
+    decimal that rounds to it, which recovers the number before conversion. tensors: by name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class GgufFile(Closing):
             raise
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a tensor's bytes, a read-only view of the file."""
+        """Return a tensor's bytes as a read-only view of the file; KeyError if there is none."""
         tensor = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
 
@@ -102,12 +102,12 @@ class GgufFile(Closing):
         """Unmap the file as soon as no array views it."""
         try:
             self._map.close()
-        except BufferError:  # the last array that views it frees it
+        except BufferError:  # the mapping is freed with the last array that views it
             return
 
 
 class _Header:
-    """A reader of the header that uses no count, length or offset before it is checked against the file's size."""
+    """Reads the header; checks each count, length and offset against the file's size before it is used."""
 
     def __init__(self, mapping: mmap.mmap, size: int, file: str) -> None:
         self._map = mapping

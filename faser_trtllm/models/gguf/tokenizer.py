@@ -1,4 +1,4 @@
-"""Conversion of the tokenizer in GGUF metadata to a tokenizer.json.
+"""Convert the tokenizer in GGUF metadata to a tokenizer.json.
 
 tokenizer.ggml.model "gpt2" is a byte-level BPE with merges, whose splitting regex is chosen by tokenizer.ggml.pre;
 "llama" is a SentencePiece BPE, whose merges follow from its scores.
@@ -21,7 +21,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PADDING = re.compile(r"\[PAD\d+\]")
 _REMEDY = "give a folder with the model's tokenizer.json as --tokenizer_dir"
 _SPACE = "\u2581"
-_MAX_TOKEN_CHARS = 1024  # every split of a token is tried; SentencePiece trains at most 16 by default
+_MAX_TOKEN_CHARS = 1024  # bounds the splits that are tried; SentencePiece's default is 16
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +35,7 @@ _CASED = "".join(
 
 @dataclass(frozen=True, slots=True)
 class _Pre:
-    """The pre-tokenizer of one family. split: the regex before ByteLevel, None for GPT-2's own regex."""
+    """The pre-tokenizer of a family. split: regex that splits text before ByteLevel; None: ByteLevel's own, GPT-2's."""
 
     split: str | None
     splits_digits: bool = False
@@ -72,7 +72,7 @@ class GgufTokenizer:
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
-    """Translate the metadata; CheckpointError, which names source, if it is incomplete or not supported."""
+    """Convert the tokenizer; CheckpointError, which names source, if it is incomplete or not supported."""
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise CheckpointError(
@@ -99,7 +99,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
 def special_ids(
     metadata: Mapping[str, Any], source: str, vocab_size: int | None = None
 ) -> tuple[tuple[int, ...], int | None]:
-    """Return the ids that end a text and the id that begins one. vocab_size: limit for ids, None: not checked."""
+    """Return the ids that end a text, and bos or None. End ids must be below vocab_size; None: not checked."""
     found = {}
     for kind in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep", "bos"):
         key = f"tokenizer.ggml.{kind}_token_id"
@@ -114,7 +114,7 @@ def special_ids(
 
 
 class _Vocabulary:
-    """Tokens with their types and scores, without the rows that only pad the embedding."""
+    """Tokens with types and scores. ids: without the tokens that only pad the embedding."""
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
@@ -147,7 +147,7 @@ class _Vocabulary:
         return value
 
     def merges(self) -> list[tuple[str, str]]:
-        """Return the pairs in tokenizer.ggml.merges, whose tokens may start with the space that separates them."""
+        """Return the pairs in tokenizer.ggml.merges. A space separates them, and the first token may start with one."""
         pairs = []
         for merge in self._strings("merges"):
             cut = merge.find(" ", 1)
@@ -172,7 +172,7 @@ class _Vocabulary:
         return bool(self._metadata.get(f"tokenizer.ggml.{key}", default))
 
     def template(self, add_bos: bool) -> dict[str, Any] | None:
-        """Return the post-processor that adds bos and eos."""
+        """Return the post-processor that adds bos and eos, None if neither. add_bos: default of add_bos_token."""
         ends = {"bos": self.flag("add_bos_token", add_bos), "eos": self.flag("add_eos_token", False)}
         ids = {kind: self.id_of(f"{kind}_token_id") for kind, is_added in ends.items() if is_added}
         tokens = {kind: self.tokens[i] for kind, i in ids.items() if i is not None}
@@ -261,7 +261,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict
 
 
 def _merges_of_scores(vocabulary: _Vocabulary) -> Sequence[tuple[str, str]]:
-    """Return the merges of a SentencePiece model, which merges the neighbours whose union has the best score.
+    """Return the merges that make BPE act as SentencePiece: the neighbours whose union has the best score merge first.
 
     Pairs with the same union follow in the order of their parts' ids, as in transformers' conversion.
     """

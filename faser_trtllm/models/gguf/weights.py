@@ -19,7 +19,7 @@ _VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding
 
 
 class GgufWeights(Weights):
-    """The tensors of a file, decoded when they are read. The caller owns the file."""
+    """The tensors of a file, decoded when they are read. The caller closes the file."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         """Raise CheckpointError for the first tensor that no model of this configuration has."""
@@ -39,7 +39,7 @@ class GgufWeights(Weights):
     def shape(self, name: str) -> tuple[int, ...]:
         stored, tensor, expert = self._tensor(name)
         if expert is None:
-            # A matrix of one row is a vector in these files.
+            # GGUF stores a matrix of one row as a vector.
             is_row = len(tensor.shape) == 1 and name.endswith(".shared_expert_gate.weight")
             return (1, *tensor.shape) if is_row else tensor.shape
         if tensor.shape[0] != self._num_experts:
@@ -72,7 +72,7 @@ class GgufWeights(Weights):
         return self._in_halves(name, values.reshape(shape))
 
     def _tensor(self, name: str) -> tuple[str, GgufTensor, int | None]:
-        """Return the tensor's name in the file, and an expert's index in it or None."""
+        """Return a tensor's name and entry in the file, and the index of an expert in it or None."""
         stored, expert = gguf_name(name, self._architecture)
         tensor = self._file.tensors.get(stored)
         if tensor is None:
@@ -80,10 +80,10 @@ class GgufWeights(Weights):
         return stored, tensor, expert
 
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Undo the order of rows in files of the llama architecture.
+        """Return the rows of q_proj and k_proj in our order; other tensors unchanged.
 
-        That rope rotates neighbours, so each head's rows are stored as 0, d/2, 1, d/2 + 1, ...; ours rotates row i with
-        row i + d/2.
+        GGUF's rope for llama rotates neighbours, so files store each head's rows as 0, d/2, 1, d/2 + 1, ...; our rope
+        rotates row i with row i + d/2.
         """
         num_heads = self._heads.get(name.rpartition(".")[0].split(".", 3)[-1])
         if num_heads is None:

@@ -1,8 +1,8 @@
 """A block drafter's checkpoint: DFlash, DFlash2 or DSpark, in the published layouts.
 
-Its layers attend to hidden rows of the target, and one pass gives the distributions of a whole block of drafts. The
-settings of blocks are in config.json under dflash_config (z-lab, SpecForge) or at its top (DeepSpec, and speculators,
-which has the keys of the drafter's layers under transformer_layer_config).
+The drafter's layers attend to hidden rows of the target, and one pass gives the distributions of a whole block of
+drafts. The settings of blocks are in config.json under dflash_config (z-lab, SpecForge) or at its top (DeepSpec,
+speculators); speculators has the settings of the layers under transformer_layer_config.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from faser_trtllm.models.heads.torch_file import HeadFiles
 from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
 
 SLOTS = {"anchor": 0, "mask": 1}
-"""The first slot of a block that drafts, by value of --block_slots."""
+"""Index of the first slot that drafts, by value of --block_slots."""
 MAX_BLOCK_SIZE = 64
 _SOURCE = "config.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _KINDS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
-# Architecture -> the slot that drafts first without a key for it; None: files differ.
+# The first slot that drafts, by architecture, if config.json does not say; None: files differ.
 _FIRST_SLOTS = {
     "DFlashDraftModel": 1,
     "DFlash2DraftModel": 1,
@@ -47,22 +47,22 @@ _DFLASH2 |= {"output_multiplier", "selector_rank", "selector_top_k"}
 _DSPARK = {"attention_mode", "confidence_head_alpha", "confidence_head_with_markov", "enable_confidence_head"}
 _DSPARK |= {"markov_head_type", "markov_rank"}
 _KEYS = {"DFlashDraftModel": _COMMON, "DFlash2DraftModel": _COMMON | _DFLASH2, "DSparkDraftModel": _COMMON | _DSPARK}
-"""Keys of dflash_config by architecture."""
+"""The known keys of dflash_config by architecture."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A block drafter. 0 turns off markov, selector, conv and logit_softcap.
+    """A block drafter. Sizes of 0 turn off markov, selector, conv and logit_softcap.
 
-    model: the drafter's layers, with the target's vocab_size. With tie_word_embeddings the drafter has no embedding and
-        LM head of its own, and the target's are one matrix.
-    layers: the target's layers whose inputs are the features, ascending; its num_layers stands for the last output.
+    model: the drafter's layers, with the target's vocab_size. tie_word_embeddings means that the drafter shares the
+        target's embedding and LM head, and that these are one matrix.
+    layers: the target's layers whose inputs are the features, ascending; num_layers means the last layer's output.
     block_size: rows of a block: the last committed token, then masks.
-    first_slot: the first row with a draft; 0: a row's output is the token after its position, 1: at its position.
+    first_slot: the first row that drafts. 0: a row predicts the token after its position; 1: the one at its position.
     windows: per layer, tokens that a row attends to, including itself; 0 for all.
     causal: per layer, True if rows of a block do not attend to later ones.
-    markov_rank: rank of the matrices that add logits from the preceding draft (DSpark).
-    selector_rank, selector_top_k: candidates that are scored with the preceding draft (DFlash2).
+    markov_rank: rank of the matrices whose product adds logits for the preceding draft (DSpark).
+    selector_rank, selector_top_k: rank and number of candidates that the preceding draft scores (DFlash2).
     conv_taps, conv_group_size: convolutions over the block's rows next to each sublayer (DFlash2).
     """
 
@@ -85,7 +85,7 @@ class BlockConfig:
 
     @property
     def num_features(self) -> int:
-        """Number of values of the target's hidden rows in one context row."""
+        """Length of one context row: the target's hidden rows of all layers, concatenated."""
         return len(self.layers) * self.target_hidden_size
 
     @property
@@ -101,13 +101,13 @@ def is_block(checkpoint_dir: Path) -> bool:
 
 
 class BlockWeights(DerivedWeights):
-    """Tensors of a drafter under our names, which are a decoder's where it has them.
+    """Tensors of a drafter under our names: a decoder's name for each tensor that a decoder has.
 
     The embedding and the LM head come from `target` if the drafter has none.
     """
 
     def __init__(self, checkpoint: HeadFiles, target: Weights, tied: bool) -> None:
-        """Map names; tied: the target's LM head is its embedding. CheckpointError for a tensor that occurs twice."""
+        """Map the names; CheckpointError for a tensor that occurs twice. tied: the target ties its LM head."""
         self._checkpoint = checkpoint
         self._target = target
         self._tied = tied
@@ -124,7 +124,7 @@ class BlockWeights(DerivedWeights):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The checkpoint's names by ours."""
+        """The checkpoint's tensor names by our names."""
         return self._names
 
     def source(self, name: str) -> tuple[Weights, str]:
@@ -138,7 +138,7 @@ class BlockWeights(DerivedWeights):
 def load_block_config(
     checkpoint_dir: Path, weights: BlockWeights, target: ModelConfig, layers: Sequence[int] = (), slots: str = ""
 ) -> BlockConfig:
-    """Read config.json of a drafter for a target. layers and slots (a key of SLOTS) are the user's, if given.
+    """Read a drafter's config.json. layers and slots (a key of SLOTS), if given, override what it says.
 
     Raises CheckpointError for a key that is missing, ambiguous, not supported, or does not fit the target.
     """
@@ -156,7 +156,7 @@ def load_block_config(
 
 def _architecture(data: dict[str, Any]) -> str:
     kind = data.get("speculators_model_type")
-    if kind in tuple(_KINDS):  # architectures may name the class that was trained
+    if kind in tuple(_KINDS):  # architectures may name another class, from training
         return _KINDS[kind]
     found = next(iter(architectures_of(data)), None)
     if found is None or found not in _FIRST_SLOTS:
@@ -220,7 +220,7 @@ def _read(
 
 
 def _model(fields: Fields, target: ModelConfig, tied: bool) -> ModelConfig:
-    """Return the configuration of the drafter's layers, which are Qwen3's for every target."""
+    """Return the configuration of the drafter's layers, which are Qwen3 layers whatever the target is."""
     own = {"max_position_embeddings": target.max_position_embeddings} | fields.data
     rope = own.get("rope_scaling") or own.get("rope_parameters")
     if own.get("rope_theta") is None and not (isinstance(rope, dict) and rope.get("rope_theta") is not None):
@@ -248,13 +248,13 @@ def _first_slot(name: str, fields: Fields, slots: str) -> int:
 
 
 def _layers(fields: Fields, wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Return the target's layers whose inputs are the features."""
+    """Return the target's layers whose inputs are the features. wanted: the user's choice, () for config.json's."""
     left, entered = fields.data.get("target_layer_ids"), fields.data.get("aux_hidden_state_layer_ids")
     what, said = ("--eagle3_layers", list(wanted)) if wanted else (f"{_SOURCE}: aux_hidden_state_layer_ids", entered)
     found = said
     if said is None:
         what, said, found = f"{_SOURCE}: target_layer_ids", left, left
-        if isinstance(left, list):  # -1: the embedding
+        if isinstance(left, list):  # these number layers by their outputs; -1: the embedding
             found = [layer + 1 if type(layer) is int else layer for layer in left]
     if said is None:
         raise CheckpointError(
@@ -343,7 +343,7 @@ def _check_target(fields: Fields, weights: BlockWeights, config: BlockConfig, ta
 
 
 def expected_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that a drafter has or shares with its target, by our names."""
+    """Return {our name: shape} of every tensor that a drafter has or shares with its target."""
     block = dataclasses.asdict(config) | {"num_features": config.num_features}
     sizes = dataclasses.asdict(config.model) | {"tied": config.model.tie_word_embeddings, "block": block}
     return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}

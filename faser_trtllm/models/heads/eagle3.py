@@ -1,8 +1,8 @@
 """An EAGLE-3 head's checkpoint (arXiv 2503.01840) in the published layouts.
 
-Names: SafeAILab's `midlayer.*` and SpecForge's, vLLM's and TensorRT-LLM's `layers.0.*`, each with or without `model.`
-before them. config.json: flat, or with the layers under `transformer_layer_config` (speculators). A head without its
-own embedding uses the target's.
+Tensors are named `midlayer.*` (SafeAILab) or `layers.0.*` (SpecForge, vLLM, TensorRT-LLM), with or without `model.`
+before the name. config.json is flat, or has the layers under `transformer_layer_config` (speculators). A head without
+its own embedding uses the target's.
 
 Layouts count positions from 1 (speculators) or 0 (others), which makes no difference because RoPE is relative.
 """
@@ -45,9 +45,9 @@ class Eagle3Config:
     """An EAGLE-3 head.
 
     model: the head's layers, the first of which also reads the embedding; vocab_size is the target's.
-    layers: the target's layers whose inputs are the features, ascending; its num_layers stands for the last output.
+    layers: the target's layers whose inputs are the features, ascending; num_layers means the last layer's output.
     num_fc_norms: norms before fc; 1: one over all features, more: one per layer.
-    feeds_normed: the next draft reads the output after the final norm.
+    feeds_normed: the next draft reads the head's output after its final norm, not before it.
     """
 
     model: ModelConfig
@@ -72,10 +72,10 @@ def is_eagle3(checkpoint_dir: Path) -> bool:
 
 
 class Eagle3Weights(DerivedWeights):
-    """Tensors of a head, and those that it shares with `target`, under our names such as `fc`, `model.layers.0.*`."""
+    """Tensors of a head, and those that it shares with `target`, under our names, such as model.layers.0.*."""
 
     def __init__(self, checkpoint: HeadFiles, target: Weights) -> None:
-        """Map the names; CheckpointError for a tensor that no layout has."""
+        """Map the names; CheckpointError for a tensor that occurs twice."""
         self._checkpoint = checkpoint
         self._target = target
         self._names: dict[str, str] = {}
@@ -98,11 +98,11 @@ class Eagle3Weights(DerivedWeights):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The checkpoint's names by ours."""
+        """The checkpoint's tensor names by our names."""
         return self._names
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
-        """Return token ids of the head's outputs [draft_vocab_size], i + d2t[i]; None for the same ids.
+        """Return the token id of each output, int32 [draft_vocab_size]: i + d2t[i]; None if output i is token i.
 
         CheckpointError for ids that the target does not have, or that occur twice.
         """
@@ -135,7 +135,7 @@ def load_eagle3_config(
     layers: Sequence[int] = (),
     norm_output: str = "",
 ) -> Eagle3Config:
-    """Read config.json of a head for a target. layers and norm_output (one of NORM_OUTPUTS) are the user's, if given.
+    """Read a head's config.json. layers and norm_output (one of NORM_OUTPUTS), if given, override what it says.
 
     Raises CheckpointError for a key that is missing, not supported, or does not fit the target.
     """
@@ -216,7 +216,7 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
     """Return True if the next draft reads the final norm's output. The key norm_output has two meanings.
 
     vLLM, SGLang, speculators and TensorRT-LLM, and SpecForge since September 2026, feed the norm's output to the next
-    draft; SpecForge's earlier heads have the norm before the LM head only, as EAGLE-3 does without the key.
+    draft. In SpecForge's earlier heads, and in EAGLE-3 without the key, only the LM head reads it.
     """
     if not _flag(data, "norm_output"):
         if wanted:
@@ -235,7 +235,7 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
 
 
 def _windows(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Return the window of each layer from layer_types (speculators), including the row itself; 0 for all tokens."""
+    """Return the window of each layer in tokens, including the row itself, from layer_types; 0 for all tokens."""
     slides = sliding_layers(Fields(data, _SOURCE), num_layers) or (False,) * num_layers
     window: Any = data.get("sliding_window")
     if any(slides) and (isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31):
@@ -246,11 +246,11 @@ def _windows(data: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Return the target's layers whose inputs are the features.
+    """Return the target's layers whose inputs are the features. wanted: the user's choice, () for config.json's.
 
-    Engines disagree about one key: at the top of config.json it names layers by their inputs, under eagle_config some
-    read it as layers by their outputs. DeepSpec means outputs, with -1 for the embedding; the meaning of its key in
-    other heads is unknown.
+    At the top of config.json LAYERS_KEY names layers by their inputs; under eagle_config some engines read it as layers
+    by their outputs. LAYERS_LEFT_KEY names them by their outputs in DeepSpec's heads, with -1 for the embedding; its
+    meaning in other heads is unknown.
     """
     if wanted:
         return _checked(wanted, "--eagle3_layers", num_layers)
@@ -277,7 +277,7 @@ def _layers(data: dict[str, Any], wanted: tuple[int, ...], num_layers: int) -> t
 
 
 def _after(layers: Any) -> Any:
-    """Return the layers that follow those named; a value that is not a list stays."""
+    """Add 1 to each layer number, to turn outputs into inputs; return a value that is not a list unchanged."""
     return [layer + 1 if isinstance(layer, int) else layer for layer in layers] if isinstance(layers, list) else layers
 
 
@@ -299,7 +299,7 @@ def _checked(layers: Any, what: str, num_layers: int) -> tuple[int, ...]:
 
 
 def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a head, by our names."""
+    """Return {our name: shape} of every tensor of a head."""
     hidden, layer, num_norms = config.model.hidden_size, "model.layers.0", config.num_fc_norms
     shapes = decoder_shapes(config.model)
     for part in "qkv":
@@ -341,7 +341,7 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
 
 
 def _our_name(name: str) -> str:
-    """Return our name of a tensor, which is a decoder's if a decoder has it."""
+    """Return our name of a tensor: a decoder's name if a decoder has the tensor."""
     name = name.removeprefix("model.")
     if name == "input_norm.weight":
         name = "fc_norm.0.weight"

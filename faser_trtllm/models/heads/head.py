@@ -16,7 +16,7 @@ from faser_trtllm.models.heads.mtp import MtpConfig, MtpWeights
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Eagle3Head:
-    """An EAGLE-3 head. target_ids: token ids of the outputs [draft_vocab_size], None for the same ids."""
+    """An EAGLE-3 head. target_ids: token id of each output [draft_vocab_size]; None if output i is token i."""
 
     config: Eagle3Config
     target_ids: npt.NDArray[np.int32] | None

@@ -1,7 +1,7 @@
-"""Medusa heads' checkpoint (arXiv 2401.10774) in the published layouts.
+"""Read the checkpoint of Medusa heads (arXiv 2401.10774) in the published layouts.
 
-Names: FasterDecoding's `I.J.linear.*` and `I.LAYERS.weight`, also after `medusa_head.` or `medusa_heads.`; vLLM's
-`blocks.I.layers.J.*` and `lm_heads.I.weight`.
+Tensors of head I are named `I.J.linear.*` and `I.LAYERS.weight`, also after `medusa_head.` or `medusa_heads.`
+(FasterDecoding), or `blocks.I.layers.J.*` and `lm_heads.I.weight` (vLLM).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LM_HEAD = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """Medusa heads. num_heads: drafts in a row. num_layers: residual blocks of each head."""
+    """Medusa heads. num_heads: heads, each of which drafts one token. num_layers: residual blocks of each head."""
 
     num_heads: int
     num_layers: int
@@ -43,11 +43,11 @@ def is_medusa(checkpoint_dir: Path) -> bool:
 
 
 class MedusaWeights(DerivedWeights):
-    """Tensors of head I under our names: `I.residual.J` [hidden, hidden], `I.residual_bias.J` [hidden] (zeros if there
-    is none) and `I.lm_head` [vocab, hidden]."""
+    """Tensors of head I under our names: `I.residual.J` [hidden, hidden], `I.residual_bias.J` [hidden] (zeros if the
+    checkpoint has none) and `I.lm_head` [vocab, hidden]."""
 
     def __init__(self, files: HeadFiles) -> None:
-        """Map the names; CheckpointError for a tensor that no layout has."""
+        """Map the names; CheckpointError for a tensor that no layout has or that occurs twice."""
         self._files = files
         self._names: dict[str, str] = {}
         num_layers, lm_places = 0, set()
@@ -95,7 +95,7 @@ class MedusaWeights(DerivedWeights):
 
 
 def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor by our names, head by head."""
+    """Return {our name: shape} of every tensor, head by head."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(config.num_heads):
@@ -107,7 +107,7 @@ def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_medusa_config(checkpoint_dir: Path, weights: MedusaWeights, target: ModelConfig) -> MedusaConfig:
-    """Read config.json of heads for a target; CheckpointError for a key that is missing or does not fit it."""
+    """Read the heads' config.json; CheckpointError if it does not fit the target or the tensors."""
     data = read_json(checkpoint_dir / _SOURCE)
     for key, wanted in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if data.get(key, wanted) != wanted:

@@ -1,8 +1,8 @@
 """An MTP layer (multi-token prediction) in its target's own checkpoint: MiMo's `model.mtp_layers.0.*`.
 
-It drafts like an EAGLE-3 head, from one hidden row of the target, and is applied to its own output for each further
-draft. config.json has no key for the row that it reads, and engines differ: vLLM, whose code is by the model's authors,
-reads the last layer's output before the final norm; SGLang and FastMTP's training read it after the norm.
+The layer drafts like an EAGLE-3 head, from one hidden row of the target; for each further draft it reads its own
+output. config.json does not say which row it reads, and engines differ: vLLM, whose code is by the model's authors,
+feeds it the last layer's output before the final norm; SGLang and FastMTP's training, after the norm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """An MTP layer. layer: the target's num_layers. reads_normed: it reads rows after the target's final norm."""
+    """An MTP layer. layer: the target's num_layers, for its last output. reads_normed: that after the final norm."""
 
     model: ModelConfig
     layer: int
@@ -29,10 +29,10 @@ class MtpConfig:
 
 
 class MtpWeights(DerivedWeights):
-    """The layer's tensors under a decoder's names, those shared with the target, and its own.
+    """The layer's tensors under a decoder's names, with those that it shares with the target.
 
-    Its own are token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row and then the
-    normed embedding; target.norm.weight is the target's final norm.
+    A decoder has no token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row and then
+    the normed embedding. target.norm.weight is the target's final norm.
     """
 
     def __init__(self, target: Weights, tied: bool) -> None:
@@ -53,9 +53,9 @@ class MtpWeights(DerivedWeights):
 def load_mtp_config(
     checkpoint: Path, weights: MtpWeights, target: ModelConfig, num_layers: int, *, reads_normed: bool
 ) -> MtpConfig:
-    """Read the layer's configuration. num_layers: the target's, after --expand.
+    """Read the layer's configuration. num_layers: the target's number after --expand.
 
-    CheckpointError for a checkpoint without such a layer, or with one that is not supported.
+    CheckpointError if the checkpoint has no MTP layer, or one that is not supported.
     """
     if not checkpoint.is_dir():
         raise CheckpointError(

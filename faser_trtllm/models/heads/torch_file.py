@@ -19,7 +19,7 @@ from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.weights import Bfloat16Array, CheckpointWeights, Dtype, Weights, check_shapes, converted
 
 TORCH_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
-MAX_PICKLE_BYTES = 128 << 10  # a tensor takes about 200
+MAX_PICKLE_BYTES = 128 << 10  # a tensor takes about 200 bytes
 MAX_NAME_CHARS = 256
 
 _CLASSES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"} | {
@@ -34,7 +34,7 @@ _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"
 
 
 class TorchFileWeights(Weights):
-    """Weights of one file, like CheckpointWeights."""
+    """Weights of one file, with the interface of CheckpointWeights."""
 
     def __init__(self, directory: Path, file: str) -> None:
         """Load the file; CheckpointError if it cannot be read, or without torch."""
@@ -106,7 +106,7 @@ class TorchFileWeights(Weights):
 
 
 def _pickle_of(path: Path, where: str) -> bytes:
-    """Return the pickle that torch.load reads of a file; CheckpointError for other formats than torch's zip archive."""
+    """Return the pickle that torch.load would read; CheckpointError if the file is not torch's zip archive."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:  # torch's own test
             raise CheckpointError(
@@ -130,8 +130,8 @@ def _pickle_of(path: Path, where: str) -> bytes:
 def _check_pickle(data: bytes, where: str) -> None:
     """Raise CheckpointError unless a pickle can only hold tensors by name.
 
-    torch refuses other objects, too, but prints them in its message, which may never end: an object may hold another
-    one a billion times.
+    torch refuses other objects, too, but prints them in its message. That may never end, since an object may refer to
+    another object a billion times.
     """
     previous, shared = "", set()
     value: Any
@@ -170,7 +170,7 @@ HeadFiles = CheckpointWeights | TorchFileWeights
 
 
 def open_head_files(directory: Path, stack: ExitStack) -> HeadFiles:
-    """Open the weights in a head's folder, safetensors if there are any; the stack closes them."""
+    """Open the weights in a head's folder, preferably safetensors; the stack closes them. Raises CheckpointError."""
     found = next((file for file in TORCH_FILES if (directory / file).exists()), None)
     if found is None or any(directory.glob("model.safetensors*")):
         return stack.enter_context(CheckpointWeights(directory))

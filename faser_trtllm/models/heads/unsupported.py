@@ -1,6 +1,6 @@
-"""Unsupported draft checkpoints, recognised by config.json, the folder's files and tensors, and refused by name.
+"""Recognise unsupported draft checkpoints by config.json, files and tensor names, and refuse them by name.
 
-Loaded as the supported kind that they resemble, they would draft badly.
+They would draft badly if they were loaded as the supported kind that they resemble.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSUPPORTED = {
     "DeepSeek-V4 DSpark": "its layers (mtp.*) are part of a target that is not supported",
     "EAGLE-1 or EAGLE-2": "it reads one row of the target, as HASS's heads do, where EAGLE-3's read several",
 }
-"""The reason for refusal by kind."""
+"""Why a draft is refused, by its kind."""
 
 _NAMING = ("architectures", "model_type", "speculators_model_type", "projector_type", "spd_type")
 _NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")
@@ -35,8 +35,8 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 class _Sign(NamedTuple):
-    """Signs of a kind, any of which suffices: words in values of _NAMING, beginnings of keys, parts of tensor names,
-    files. Keys count only with a word of requires and without those of unless."""
+    """Signs of a kind, any of which suffices. words: in values of _NAMING. keys: beginnings of keys; they count only if
+    those values have a word of `requires` and none of `unless`. tensors: parts of tensor names. files: file names."""
 
     kind: str
     words: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def refuse_unsupported(
 ) -> None:
     """Raise CheckpointError for a draft checkpoint of a kind in UNSUPPORTED.
 
-    data: its config.json, called source in errors. names: tensor names. files: files of its folder.
+    data: the parsed config.json, which errors call source. names: tensor names. files: files of the folder.
     """
     settings = dict(_settings(data))
     naming = {key: value for key, value in settings.items() if key.rpartition(".")[2] in _NAMING}
@@ -86,7 +86,7 @@ def refuse_unsupported(
 
 
 def check_draft_folder(directory: Path) -> None:
-    """Call refuse_unsupported with the contents of a draft's folder; CheckpointError also if it is unreadable."""
+    """Call refuse_unsupported for a draft's folder; CheckpointError also if config.json or weights are unreadable."""
     data, files = read_json(directory / "config.json"), {path.name for path in directory.iterdir()}
     refuse_unsupported(data, "config.json", files=files)
     if files.isdisjoint(_TOKENIZER):  # draft models have one, heads need none
@@ -95,7 +95,7 @@ def check_draft_folder(directory: Path) -> None:
 
 
 def _settings(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys, dotted in sections, with their values; keys with null and false are left out."""
+    """Yield (key, value), with section.key in sections; leave out null and false."""
     for key, value in data.items():
         if key in _NESTED and isinstance(value, dict):
             yield from ((f"{key}.{name}", inner) for name, inner in _settings(value))
