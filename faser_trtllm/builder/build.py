@@ -41,10 +41,10 @@ DEFAULT_MAX_SEQ_LEN = 4096
 def build_engines(
     options: BuildOptions, progress: Progress | None = None, note: Callable[[str], None] | None = None
 ) -> EngineDir | None:
-    """Build, unless output_dir already holds the same build; return None after a dry run, which writes nothing.
+    """Build engines, unless output_dir already holds them; return None after a dry run, which writes nothing.
 
-    note: called with a sentence about each checkpoint whose weights are rounded, that contradicts itself, has no rows
-    for end tokens, or drafts for a part of max_seq_len only.
+    note: called with a sentence about rounded weights, a checkpoint that contradicts itself, end tokens without rows,
+    and a draft that covers only a part of the vocabulary or of max_seq_len.
 
     Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError without the backend's
     libraries, and EngineFileError if output_dir cannot be written or must not be replaced; it is then unchanged.
@@ -155,7 +155,7 @@ def _check_output_dir(options: BuildOptions) -> None:
 def _manifest(
     options: BuildOptions, backend: EngineBuilder, build_config: BuildConfig, sources: list[Source]
 ) -> dict[str, Any]:
-    """Return the manifest without `files`; the checkpoints' files are not hashed yet."""
+    """Return the manifest without `files` and without hashes of the checkpoints' files."""
     return {
         "format": MANIFEST_FORMAT,
         "faser_version": __version__,
@@ -169,7 +169,7 @@ def _manifest(
 
 
 def _up_to_date(output_dir: Path, manifest: dict[str, Any], sources: list[Source]) -> EngineDir | None:
-    """Return the engines in output_dir if they are complete and the same as this build."""
+    """Return the engines in output_dir if they are complete and the same as this build, else None."""
     try:
         engines = EngineDir.load(output_dir)
     except EngineFileError:

@@ -14,7 +14,7 @@ PhaseProgress = Callable[[float, str], None]
 
 
 class Phases:
-    """Combines the builder's nested phases into one fraction that never decreases. Called by the builder's threads."""
+    """Combines the builder's nested phases into one fraction that never decreases. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Phases:
 
     @property
     def state(self) -> tuple[float, str]:
-        """Return the fraction done and the innermost open phase."""
+        """The fraction done, 0 to 1, and the innermost open phase, "" if none."""
         with self._lock:
             fraction, share = 0.0, 1.0
             for _, num_steps, done in self._open:
@@ -53,10 +53,10 @@ class Phases:
 def run_builder(
     trt: Any, config: Any, build: Callable[[], Any], progress: PhaseProgress | None, poll_s: float = 0.1
 ) -> Any:
-    """Run build() in its own thread with config.progress_monitor set and return its result.
+    """Run build() in its own thread with config.progress_monitor set and return its result, or raise its exception.
 
-    The calling thread reports progress; an exception in it (Ctrl-C, or from `progress`) ends the build at its next step
-    and is re-raised once the builder has stopped. Exceptions of build() are raised here.
+    The calling thread reports progress every poll_s. An exception in it (Ctrl-C, or from `progress`) ends the build at
+    its next step and is raised again once the builder has stopped.
     """
     phases = Phases()
     cancelled = threading.Event()
@@ -80,7 +80,7 @@ def run_builder(
     result: list[Any] = []
     failure: list[BaseException] = []
 
-    # Not Thread.join: if Ctrl-C interrupts it, Python 3.10 to 3.12 consider the thread dead.
+    # If Ctrl-C interrupts Thread.join, Python 3.10 to 3.12 consider the thread dead.
     finished = threading.Event()
 
     def run() -> None:

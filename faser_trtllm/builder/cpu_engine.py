@@ -40,7 +40,7 @@ _QUANTIZED_ROWS = 4096  # rows quantised at once, which bounds memory
 
 
 class CpuBackend:
-    """An EngineBuilder that writes CPU engine files tensor by tensor; roles without a scheme keep bf16."""
+    """An EngineBuilder that writes CPU engine files tensor by tensor. schemes: by role; other roles keep bf16."""
 
     def __init__(self, schemes: dict[str, Scheme] | None = None) -> None:
         self._schemes = schemes or {}
@@ -76,7 +76,7 @@ class CpuBackend:
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 
     def _quantization(self, source: Source) -> dict[str, Any]:
-        """Return entries of TensorRT-LLM's QuantConfig; InvalidArgumentError if the model cannot be quantised so."""
+        """Return entries of TensorRT-LLM's QuantConfig; InvalidArgumentError if the scheme does not fit the model."""
         scheme, config = self._schemes[source.role], source.config
         if source.head is not None:
             raise InvalidArgumentError(
@@ -124,12 +124,12 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
 
 
 def output_sizes(source: Source) -> dict[str, Any]:
-    """Return header entries for a draft model whose LM head has fewer tokens than the target's."""
+    """Return the header entries of a draft with a VocabularyMap, whose LM head has fewer tokens; else {}."""
     return {} if source.vocabulary is None else {"num_outputs": len(source.vocabulary.target_ids)}
 
 
 def head_json(head: Head) -> dict[str, Any]:
-    """Return a head's object in an engine file's header."""
+    """Return the object of a head in an engine file's header."""
     if isinstance(head, BlockDrafter):
         return head.sizes()
     if isinstance(head, MedusaHeads):
@@ -164,7 +164,7 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:
-    """Return flags for the tensors that only some models have, and a head's sizes (models/fused.py)."""
+    """Return the header entries that tell fused_tensors() which optional tensors exist, and the sizes of a head."""
     flags: dict[str, Any] = {name: getattr(config, name) for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")}
     if isinstance(head, MedusaHeads):
         return flags | {"medusa": head_json(head)}
@@ -183,7 +183,7 @@ def engine_tensors(
     head: Eagle3Head | MtpLayer | BlockDrafter | None = None,
     vocabulary: VocabularyMap | None = None,
 ) -> Iterator[tuple[str, TensorSource]]:
-    """Yield every tensor of the engine file in order, each made on demand. scheme: None for bf16."""
+    """Yield (name, source) of every tensor of the engine file in order, each made on demand. scheme: None for bf16."""
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
     sizes = engine_model(config, 0) | tensor_flags(config, head)
     if vocabulary is not None:
@@ -205,11 +205,11 @@ def _sources(
     def read(parts: Sequence[Part] = parts) -> npt.NDArray[Any]:
         as_stored, dtype = (weights.bfloat16, np.uint16) if is_matrix else (weights.float32, np.float32)
         found = stacked(as_stored, parts, dtype, row_multiple(name))
-        # The engine's rows begin with the normed embedding, the checkpoint's with the normed hidden row.
+        # Its inputs begin with the normed embedding in the engine, with the normed hidden row in the checkpoint.
         return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
 
     if is_matrix and name not in ROW_MAJOR:
-        # Parts padded to whole panels are packed one by one, because experts need more memory than other matrices.
+        # Experts, which are padded to whole panels, are packed one by one because all of them need much memory.
         count = 1 if ".expert_" in name else len(parts)
         matrices = [functools.partial(read, parts[i : i + count]) for i in range(0, len(parts), count)]
         yield from _packed(name, matrices, scheme_for(name, scheme))
@@ -249,7 +249,7 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
 
 
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
-    """Yield engine_tensors() of Medusa heads, whose matrices of one kind follow each other."""
+    """Yield (name, source) of the tensors of Medusa heads; each stacks the matrices of all heads."""
     config, weights = heads.config, heads.weights
     hidden, vocab = config.hidden_size, config.vocab_size
     blocks = [(head, layer) for head in range(config.num_heads) for layer in range(config.num_layers)]

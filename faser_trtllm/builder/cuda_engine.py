@@ -25,7 +25,7 @@ from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 
 GROUPED_MULTIPLE = 8
-"""Sizes of an expert are multiples of this, so that rows of grouped products start at multiples of 16 bytes."""
+"""Sizes of an expert must be multiples of this, so that rows of grouped products start at multiples of 16 bytes."""
 
 
 class CudaBackend:

@@ -2,7 +2,7 @@
 
 Tensors are row-major [out, in] in the engine's dtype; q, k and v are one matrix, and so are gate and up. The header's
 `__metadata__` has one entry, "faser": a JSON object with version, model (sizes), segments and dtype. Any safetensors
-reader can open it.
+reader can open the file.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Array = npt.NDArray[Any]
 
 
 def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
-    """Return the stacked parts of every tensor of a model (models/fused.py), in the file's order.
+    """Return {tensor: parts that are stacked in it} (models/fused.py), in the file's order. model: the header's sizes.
 
-    rope_inv_freq is always fp32, output_ids and an EAGLE-3 head's head.target_ids are int64. The object `medusa` stands
-    for Medusa heads (models/heads/medusa.py), with the target's final_norm, and `block` for a block drafter.
+    rope_inv_freq is always fp32; output_ids and an EAGLE-3 head's head.target_ids are int64. A model with `medusa`
+    (models/heads/medusa.py) has the tensors of Medusa heads and final_norm. ValueError for too many Medusa blocks.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
     if "medusa" in model:
@@ -66,14 +66,14 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shape of every tensor of a model, in the file's order."""
+    """Return {tensor: shape} of a model, in the file's order."""
     return {
         name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in tensor_parts(model).items()
     }
 
 
 def type_of(name: str, dtype: str) -> str:
-    """Return the dtype of a tensor in an engine of this dtype."""
+    """Return the dtype of a tensor in an engine whose weights are `dtype`."""
     return _OWN_TYPES.get(name, dtype)
 
 
@@ -89,9 +89,9 @@ def write_cuda_file(
     tensors: Iterable[tuple[str, Callable[[], Array]]],
     on_tensor: Callable[[str], None],
 ) -> None:
-    """Write a file with one tensor in memory at a time. tensors: in the order of tensor_shapes().
+    """Write a file with one tensor in memory at a time. tensors: (name, maker) in the order of tensor_shapes().
 
-    Raises ValueError for an unexpected tensor (a bug in the builder), OSError from the file system.
+    Calls on_tensor with each written name. ValueError for an unexpected tensor (a bug in the builder); OSError.
     """
     faser = {"version": VERSION, "model": dict(model), "segments": segments, "dtype": dtype}
     header: dict[str, Any] = {"__metadata__": {"faser": json.dumps(faser)}}
@@ -120,13 +120,13 @@ def write_cuda_file(
 
 
 def _check_ids(ids: Array, vocab_size: int) -> None:
-    """Raise ValueError unless ids ascend within the vocabulary."""
+    """Raise ValueError unless the ids ascend strictly within the vocabulary."""
     if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
         raise ValueError(f"output_ids do not rise from 0 to {vocab_size - 1}")
 
 
 class CudaFile(Closing):
-    """An opened file, mapped read-only. model: sizes; segments: layer boundaries; dtype: the weights' type."""
+    """An open file, mapped read-only. model: sizes. segments: layer boundaries. dtype: type of the weights."""
 
     def __init__(self, file: SafetensorsFile, faser: Mapping[str, Any]) -> None:
         """Use open() instead."""
@@ -137,7 +137,7 @@ class CudaFile(Closing):
 
     @classmethod
     def open(cls, path: Path) -> CudaFile:
-        """Map a file after checking its header and size; EngineFileError otherwise."""
+        """Map a file and check its header and size; raises EngineFileError."""
         label = f"{path.parent.name}/{path.name}"
         try:
             file = SafetensorsFile(path)
@@ -183,5 +183,5 @@ class CudaFile(Closing):
         return self._file.array(name, f"i{ITEMSIZES[dtype]}"), dtype
 
     def close(self) -> None:
-        """Unmap the file once no view is left."""
+        """Unmap the file as soon as no array views it."""
         self._file.close()

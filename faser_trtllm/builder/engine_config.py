@@ -1,4 +1,4 @@
-"""An engine's config.json: TensorRT-LLM's layout (tensorrt_llm/builder.py), with our entries under "faser"."""
+"""Make an engine's config.json: TensorRT-LLM's layout (tensorrt_llm/builder.py), with our entries under "faser"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine directory that `faser build` writes, and the manifest that proves it complete.
+"""Read the engine directory that `faser build` writes; its manifest shows that it is complete.
 
 E/{target,draft}/{config.json,rank0.engine}   TensorRT-LLM's engine layout, our entries under "faser"
 E/tokenizer.json, ...                         the target's tokenizer files
@@ -40,7 +40,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineDir:
-    """A directory whose files match its manifest. The configs are the parsed config.json of each engine."""
+    """A directory whose files match its manifest. target_config, draft_config: each engine's parsed config.json."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -50,7 +50,7 @@ class EngineDir:
 
     @classmethod
     def load(cls, path: Path, verify_hashes: bool = False) -> EngineDir:
-        """Read a directory and check sizes, and contents if verify_hashes; raises EngineFileError."""
+        """Read a directory and check its files' sizes, with verify_hashes also contents; raises EngineFileError."""
         manifest = _read_manifest(path)
         check_sizes(path, manifest["files"])
         for mismatch in hash_mismatches(path, manifest["files"]) if verify_hashes else ():
@@ -107,14 +107,14 @@ class EngineDir:
 
     @property
     def draft_window(self) -> int | None:
-        """Tokens within which the draft model drafts; None without one, or for a head, which has no window."""
+        """Context length of the draft model in tokens; None without one or for a head, which has no limit."""
         if self.draft_config is None or self.draft_head is not None:
             return None
         return int(self.draft_config["pretrained_config"]["max_position_embeddings"])
 
     @property
     def read_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs its head reads, ascending; num_layers stands for the last output."""
+        """Target layers whose inputs a draft head reads, ascending; num_layers: the last output; () without one."""
         kind = self.draft_head
         if kind is None or self.draft_config is None:
             return ()
@@ -127,9 +127,9 @@ class EngineDir:
         return int(self.target_config["pretrained_config"]["mapping"]["tp_size"])
 
     def kv_bytes_per_token(self, itemsize: int | None = None) -> int:
-        """Return bytes per token on rank 0 for the KV of target and draft, and for hidden rows that a head reads.
+        """Return the bytes per token on rank 0: KV of target and draft, and hidden rows that a head reads.
 
-        itemsize: bytes of a KV value, by default those of the engines.
+        itemsize: bytes of a KV value; None: the size of the engines' dtype.
         """
         target = _kv_bytes_per_token(self.target_config["pretrained_config"], itemsize) // self.tp_size
         if self.draft_config is None:
@@ -183,7 +183,7 @@ class _Head(_Checked):
 
 
 class _Faser(_Checked):
-    """The optional draft heads."""
+    """The entry of the draft head, if there is one; the default values stand for none."""
 
     eagle3: _Head = _Head(num_features=1)
     mtp: _Head = _Head(num_features=1)
@@ -192,7 +192,7 @@ class _Faser(_Checked):
 
 
 class _EngineConfig(_Checked):
-    """The keys of an engine's config.json that are read here."""
+    """The keys of an engine's config.json that this module reads."""
 
     build_config: _Limits
     pretrained_config: _Pretrained
@@ -222,7 +222,7 @@ def hash_mismatches(path: Path, files: Mapping[str, Any], sha256: Callable[[Path
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as hex, read in chunks."""
+    """Return the sha256 of a file (hex), which is read in chunks; OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

@@ -58,8 +58,8 @@ MODEL_FIELDS = (
     "tied",
 )
 ROW_MAJOR = ("embedding", "block.markov_in", "block.predecessors", "block.successors")
-"""Names of bf16 matrices whose rows are looked up; all others are packed."""
-_OF_EXPERTS = (".router_bias", ".expert_gate_up_bias", ".expert_down_bias")  # for all layers or none
+"""Matrices whose rows are looked up, in bf16; all other matrices are packed."""
+_OF_EXPERTS = (".router_bias", ".expert_gate_up_bias", ".expert_down_bias")  # required where they exist
 FRACTIONS = ("rms_norm_eps", "rope_attention_factor")  # the others are integers
 
 
@@ -106,7 +106,7 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     Optional members of model:
     - head: an EAGLE-3 head's num_features, draft_vocab_size, norm_before_residual, feeds_normed and num_fc_norms
       (faser_cpu.h), and the target's layers; an MTP layer also has is_mtp and reads_normed;
-    - medusa: num_heads and num_layers of Medusa heads (faser_cpu.h), which the other members then describe;
+    - medusa: num_heads and num_layers of Medusa heads (faser_cpu.h), to which the other members then belong;
     - block (models/heads/head.py), experts (models/experts.py);
     - num_outputs: tokens of a draft model's LM head that has fewer than the target's.
     """
@@ -133,14 +133,14 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
 
 def row_multiple(name: str) -> int:
-    """Return the multiple of rows that parts of a fused tensor are padded to: whole panels for gate, up and experts."""
+    """Return the multiple that each part's rows in a fused tensor are padded to: PANEL for gate, up and experts."""
     return PANEL if name.endswith(("gate_up", "gate_up_bias", "expert_down", "expert_down_bias")) else 1
 
 
 def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
-    """Return the scheme of a matrix in a model of this scheme.
+    """Return the scheme of one matrix in a model that is quantised with `scheme`; None for bf16.
 
-    It is for layers except routers, in MXFP4 for experts only, and for LM heads if scheme.lm_head is set.
+    It covers the layers without routers and shared gates, and the LM head if scheme.lm_head; MXFP4 covers experts only.
     """
     if scheme is not None and scheme.is_mxfp4:
         return scheme if ".expert_" in name else None
@@ -177,8 +177,8 @@ def write_engine_file(
 ) -> None:
     """Write an engine file with one tensor, or one part of it, in memory at a time.
 
-    on_tensor is called with each name once it is written. Raises ValueError for an unexpected tensor name or size (a
-    bug in the builder), OSError from the file system.
+    Calls on_tensor with each written name. ValueError for an unexpected tensor name or size (a bug in the builder),
+    OSError from the file system.
     """
     sizes = tensor_sizes(model, scheme)
     if scheme is not None:
@@ -229,7 +229,7 @@ def _header_json(
 
 
 def check_segments(segments: list[int], num_layers: int) -> None:
-    """Raise ValueError for boundaries that do not ascend from 0 to num_layers."""
+    """Raise ValueError unless the boundaries ascend strictly from 0 to num_layers."""
     rising = all(a < b for a, b in itertools.pairwise(segments))
     if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
@@ -238,7 +238,7 @@ def check_segments(segments: list[int], num_layers: int) -> None:
 class EngineFile(Closing):
     """An engine file mapped read-only; addresses stay valid until close().
 
-    header: the JSON header (see the module's docstring): file_size, model, segments, tensors.
+    header: the JSON header: file_size, model, segments and tensors.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], mapping: mmap.mmap) -> None:
@@ -250,7 +250,7 @@ class EngineFile(Closing):
 
     @classmethod
     def open(cls, path: Path) -> EngineFile:
-        """Map the file after checking magic, version, size and the placement of all tensors; raises EngineFileError."""
+        """Check magic, version, size and the placement of all tensors, and map the file; raises EngineFileError."""
         label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
         try:
             with path.open("rb") as file:
@@ -279,7 +279,7 @@ class EngineFile(Closing):
         return np.frombuffer(self._mapping[start : start + entry["nbytes"]], dtype)
 
     def close(self) -> None:
-        """Unmap the file; addresses returned before become invalid. Idempotent."""
+        """Unmap the file, which makes its addresses invalid. Idempotent."""
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
@@ -325,10 +325,10 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
-    """Raise an error for impossible counts, before tensors are named by them.
+    """Raise ValueError, KeyError or TypeError for impossible counts, before they are used to list tensors.
 
-    A model cannot have more layers than the file has tensors, a head no more norms than layers that it reads, and
-    layers no more experts than any model. CPU engines stack all Medusa heads' tensors.
+    Layers are bounded by the file's tensors, fc norms by the layers that a head reads, and experts by _MAX_EXPERTS.
+    Medusa heads are not bounded by tensors, because CPU engines stack the tensors of all heads.
     """
     medusa, head = model.get("medusa", {}), model.get("head", {})
     if "num_fc_norms" in head and head["num_fc_norms"] not in (0, 1, len(head["layers"])):
@@ -357,7 +357,7 @@ def _check_head(head: dict[str, Any]) -> None:
 
 
 def check_block(block: Mapping[str, Any], num_layers: int) -> None:
-    """Raise an error for impossible sizes of a block drafter."""
+    """Raise ValueError, KeyError or TypeError for impossible sizes of a block drafter."""
     lists = [block[name] for name in ("layers", "windows", "causal")]
     factors = [block[name] for name in ("logit_softcap", "logit_scale", "embedding_scale")]
     sizes = ["num_features", "block_size", "first_slot", "mask_token_id", "markov_rank", "selector_rank"]
@@ -370,7 +370,7 @@ def check_block(block: Mapping[str, Any], num_layers: int) -> None:
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    """Check the numbers that the engine indexes memory by; raises ValueError or KeyError."""
+    """Check the numbers by which the engine indexes memory; raises ValueError, KeyError or TypeError."""
     model, tensors = header["model"], header["tensors"]
     for field in MODEL_FIELDS:
         value, types = model[field], int | float if field in FRACTIONS else int

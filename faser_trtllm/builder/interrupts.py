@@ -1,4 +1,4 @@
-"""Ctrl-C during native work with Python callbacks, whose exceptions native code swallows."""
+"""Keep Ctrl-C during native work, since native code swallows exceptions in its Python callbacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kept_interrupts() -> Iterator[None]:
     """Make sure that Ctrl-C within the block raises KeyboardInterrupt, at the end of the block at the latest.
 
     TensorRT swallows the exception in its callbacks (log messages); raise_kept() or the end of the block raises it
-    again. Outside the main thread there are no signals.
+    again. Does nothing outside the main thread, which alone gets signals.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):

@@ -1,4 +1,4 @@
-"""Options of `faser build`, and the checks that need no checkpoint."""
+"""Define the options of `faser build`, and check them as far as that needs no checkpoint."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class BuildOptions:
 
 
 def fp8_roles(options: BuildOptions) -> frozenset[str]:
-    """Return the roles whose layers will be in fp8."""
+    """Return the roles ("target", "draft") whose layers will be in fp8."""
     texts = {"target": options.quantization, "draft": options.draft_quantization}
     return frozenset(role for role, text in texts.items() if text.upper() == FP8)
 
 
 def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
-    """Return the integer quantization of each role that has one; InvalidArgumentError for an unknown spelling."""
+    """Return {role: integer quantization} of the roles that have one; InvalidArgumentError for an unknown spelling."""
     schemes, in_fp8 = {}, fp8_roles(options)
     for role, text in (("target", options.quantization), ("draft", options.draft_quantization)):
         scheme = None if role in in_fp8 else Scheme.parse(text, _FIELDS[role])
@@ -102,7 +102,7 @@ def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
 
 
 def check_options(options: BuildOptions) -> None:
-    """Raise InvalidArgumentError for the first option that is wrong for any checkpoint."""
+    """Raise InvalidArgumentError for the first option that is wrong whatever the checkpoints are."""
     backend = find_backend(options.backend)
     if options.dtype not in backend.dtypes:
         raise InvalidArgumentError(

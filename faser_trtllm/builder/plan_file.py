@@ -45,7 +45,7 @@ Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class PlanInfo:
     """Description of a plan of layers [first, last). kind: SEGMENT or EARLY_EXIT. flavour: "native" or "plugin".
 
-    specification: sha256 of its network, whose plans differ from build to build.
+    specification: sha256 of its network's definition; plans of the same network differ from build to build.
     plugins: ids of its plugins. profiles: per profile {input: Range} of the inputs with dynamic shapes.
     """
 
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Requirements of a plan file. backend: "tensorrt" or "tensorrt_rtx", of exactly this tensorrt_version.
+    """The software and GPUs that a plan file needs. backend: "tensorrt" or "tensorrt_rtx", of this exact version.
 
     compute_capabilities: GPUs it was built for, such as "8.6". portable: it also runs on newer GPUs.
     """
@@ -85,7 +85,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """A file's plans, requirements and limits (network)."""
+    """A file's plans, requirements and limits (network), as stored in the file."""
 
     requirements: Requirements
     network: NetworkOptions
@@ -93,7 +93,7 @@ class PlanTable:
 
 
 class PlanFileWriter:
-    """A writer of a plan file, which is completed when its block ends without an error."""
+    """A context manager that writes a plan file, and completes it if its block ends without an error."""
 
     def __init__(self, path: Path, requirements: Requirements, network: NetworkOptions) -> None:
         self._path = path
@@ -167,7 +167,7 @@ class PlanFile(Closing):
 
     @property
     def early_exit(self) -> Plan | None:
-        """The plan that scores candidates between segments, if there is one."""
+        """The plan that scores candidates between segments; None without exits."""
         return next((plan for plan in self.plans if plan.info.kind == EARLY_EXIT), None)
 
     def view(self, plan: Plan, verify: bool = True) -> memoryview:

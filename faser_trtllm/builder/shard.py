@@ -1,7 +1,7 @@
 """The part of a model that one rank holds.
 
-Matrices are split by outputs. Each output element is computed entirely on one rank, so results do not depend on the
-number of ranks. Query and KV heads stay together; embedding and norms are on all ranks.
+Matrices are split by outputs. One rank computes an output element entirely, so results do not depend on the number of
+ranks. A KV head is on the rank of its query heads; embedding and norms are on all ranks.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 
 _MULTIPLES = {"num_heads": 1, "num_kv_heads": 1, "intermediate_size": 8, "hidden_size": 8, "vocab_size": 1}
-"""A rank's part of a size is a multiple of this, because kernels read eight values at once."""
+"""Each rank's part of a size must be a multiple of this, because kernels read eight values at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of rank `rank` among `size` ranks."""
+    """The part that rank `rank` of `size` ranks holds."""
 
     rank: int = 0
     size: int = 1
 
     def sizes(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's sizes with this rank's heads and inner width; hidden_size and vocab_size stay."""
+        """Return the model's sizes with this rank's heads and intermediate_size; the others stay."""
         own = {name: model[name] // self.size for name in ("num_heads", "num_kv_heads", "intermediate_size")}
         return dict(model) | own
 
     def part(self, count: int) -> slice:
-        """Return this rank's part of count outputs."""
+        """Return this rank's slice of `count` outputs."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def rows(self, name: str, count: int, model: Mapping[str, Any]) -> list[slice]:
-        """Return the parts of a tensor's count rows (builder/cuda_engine_file.py) that this rank reads, in order."""
+        """Return the slices of a tensor's `count` rows that this rank reads, in order (cuda_engine_file.py)."""
         matrix = name.rpartition(".")[2].removesuffix("_bias")
         if self.size == 1 or matrix not in ("qkv", "o", "gate_up", "down", "lm_head"):
             return [slice(0, count)]

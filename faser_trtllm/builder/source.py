@@ -31,7 +31,7 @@ from faser_trtllm.models.vocabulary import (
 )
 from faser_trtllm.models.weights import Weights
 
-# Storage types that an engine of a dtype holds without rounding.
+# Storage types that an engine holds without rounding, by its dtype.
 _SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
@@ -43,8 +43,8 @@ class Source:
     config, weights: with the options applied; for Medusa heads, which are no decoder, the target's.
     segments: layer boundaries, including 0 and num_layers.
     head: set if the draft is a head.
-    read_layers: target's layers whose inputs its head reads, ascending; num_layers stands for the last output.
-    vocabulary: set for a draft model with a different tokenizer.
+    read_layers: set for the target: layers whose inputs the draft head reads, ascending; num_layers: the last output.
+    vocabulary: set for a draft model whose tokenizer differs from the target's.
     """
 
     role: str
@@ -57,7 +57,7 @@ class Source:
     vocabulary: VocabularyMap | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Return {file: {"bytes", "mtime_ns", "inode"}}, which reveals a changed file."""
+        """Return {file: {"bytes", "mtime_ns", "inode"}}, which differ if a file has changed; OSError."""
         stats = {name: path.stat() for name, path in self.checkpoint.files.items()}
         return {
             name: {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
@@ -76,14 +76,14 @@ class Source:
 
     @property
     def draft_window(self) -> int | None:
-        """Return the tokens within which a draft model drafts, None for other sources.
+        """Context length of a draft model in tokens, None for other sources.
 
         A head has no such limit: its rope is relative, and published heads declare the length of their training.
         """
         return self.config.max_position_embeddings if self.role == "draft" and self.head is None else None
 
     def unreachable_ends(self) -> str | None:
-        """Return a sentence if the model has no rows for some end tokens of the tokenizer, or None."""
+        """Return a sentence if the target has no rows for some end tokens of the tokenizer, else None."""
         tokenizer = self.checkpoint.tokenizer
         found = ", ".join(f"{tokenizer.token(i)!r} ({i})" for i in tokenizer.unreachable_end_ids)
         if not found or self.role != "target":
@@ -95,12 +95,12 @@ class Source:
         return self.first_difference(recorded) is None
 
     def first_difference(self, recorded: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """Return the first file that differs from a manifest's entry for this role, or None."""
+        """Return the name of the first file that differs from a manifest's entry for this role, or None."""
         stats = self.stats()
         for name in sorted(stats.keys() ^ recorded.keys()):
             return name
         for name, stat in stats.items():
-            # Do not read an untouched file again, which takes minutes for large checkpoints.
+            # Hashing a large checkpoint takes minutes, so an untouched file is not read.
             untouched = all(recorded[name].get(key) == value for key, value in stat.items())
             if not untouched and recorded[name].get("sha256") != sha256_of(self.checkpoint.files[name]):
                 return name
@@ -121,7 +121,7 @@ def open_sources(
     min_vocab_overlap: float = 1.0,
     eagle3_norm_output: str = "",
 ) -> list[Source]:
-    """Open the checkpoints of the target and of the draft, if any; the stack closes them.
+    """Open the checkpoints: return the target's source and the draft's, if any. The stack closes them.
 
     The parameters from expand on are fields of BuildOptions. Raises CheckpointError, and InvalidArgumentError for
     exit_layers, eagle3_layers, eagle3_norm_output and block_slots.
@@ -189,7 +189,7 @@ def _open_draft(checkpoint: Checkpoint, target: Source, min_overlap: float) -> S
 
 
 def _map_tokenizer(draft: Checkpoint, target: Source, min_overlap: float) -> VocabularyMap | None:
-    """Return the map of a draft's tokens, None if both models have the same tokenizer."""
+    """Return a map of the draft's tokens, None if the tokenizers are equal; CheckpointError if too few are common."""
     own, others = target.checkpoint.tokenizer, draft.tokenizer
     difference = own.first_difference(others, names=("the target", "the draft"))
     if difference is None:
@@ -230,7 +230,7 @@ def _open_medusa(directory: Path, target: Source, stack: ExitStack) -> Source:
     files = open_head_files(directory, stack)
     weights = MedusaWeights(files)
     head = MedusaHeads(load_medusa_config(directory, weights, target.config), weights)
-    # Heads are dense, and have no attention.
+    # Medusa heads are dense and have no attention.
     config = dataclasses.replace(target.config, num_layers=1, windows=(0,), has_sinks=False, experts=None)
     checkpoint = _head_checkpoint(directory, files, config, target.weights, target)
     return Source("draft", checkpoint, config, target.weights, (0, 1), head)

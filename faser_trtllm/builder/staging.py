@@ -1,4 +1,4 @@
-"""Atomic directory creation: build next to the final path, then rename."""
+"""Create a directory atomically: write it next to the final path, then rename it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 def staged_directory(final: Path) -> Iterator[Path]:
     """Yield an empty sibling directory that replaces `final` at the end of the block, or is removed on an error.
 
-    remove_leftovers() removes the remains of killed processes. `final` is replaced with two renames: a kill in between
-    leaves no `final`, never a mixture. Everything is synced to disk before the rename. Raises OSError.
+    Syncs everything to disk before it renames. Replacing `final` takes two renames: a kill in between leaves no
+    `final`, but never a mixture. remove_leftovers() removes what killed processes leave. Raises OSError.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     name = f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -48,7 +48,7 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(final: Path) -> None:
-    """Remove the directories that staged_directory() of killed processes has left next to `final`."""
+    """Remove the directories that killed processes left next to `final` in staged_directory()."""
     pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)\.[0-9a-f]{8}\.(building|replaced)")
     with contextlib.suppress(OSError):  # the folder is missing, or not ours
         for path in list(final.parent.iterdir()):
@@ -58,7 +58,7 @@ def remove_leftovers(final: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Return True if another process has the id. In a new container this process may have the killed one's id."""
+    """Return True if another process has this id. In a new container our own id may be that of a killed process."""
     if pid == os.getpid():
         return False
     try:

@@ -1,7 +1,7 @@
 """The TensorRT backends of `faser build`: one plan per segment of a model, built in sequence into one file.
 
-TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. Apart from that,
-differences are detected by the module's capabilities (plugins or native attention, existing flags), not its name.
+TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU that it runs on. Other
+differences are detected by what the module offers (plugins or native attention, flags), not by its name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from faser_trtllm.models.quantized_weight import FP8
 from faser_trtllm.models.weights import expected_shapes
 
 VERIFY_ROWS = 128
-"""Rows of the verification profile; prompts use the other one, with max_num_tokens rows."""
+"""Rows of the optimization profile for verification; prompts use the one with max_num_tokens rows."""
 
 RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
 """Default targets of TensorRT for RTX 1.7: these GPUs and newer ones (its documentation on CPU engines)."""
@@ -72,7 +72,7 @@ class TensorRTBackend:
         self._dtype = dtype
         self._requirements = requirements
         self._fp8 = fp8 or Fp8Recipe()
-        self._input_scales: dict[str, dict[str, float]] = {}  # role -> scales, once they are known
+        self._input_scales: dict[str, dict[str, float]] = {}  # by role, once they are known
         self._set_compute_capabilities = not portable_build
         self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
         self._heads = CudaBackend(dtype)  # draft heads always run on torch and our kernels
@@ -81,7 +81,7 @@ class TensorRTBackend:
     def load(
         cls, name: str, dtype: str, compute_capabilities: Sequence[str], fp8: Fp8Recipe | None = None
     ) -> TensorRTBackend:
-        """Import tensorrt or tensorrt_rtx and check what it can build for; ConfigError in one sentence otherwise."""
+        """Import tensorrt or tensorrt_rtx; ConfigError if that fails, InvalidArgumentError for unsupported GPUs."""
         fp8 = fp8 or Fp8Recipe()
         trt = load_tensorrt(name)
         version = str(trt.__version__)
@@ -122,7 +122,7 @@ class TensorRTBackend:
         return max_seq_len
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
-        """Create every network, one segment at a time, without building it, and hash their definitions."""
+        """Create every network, one segment at a time, without building it, and hash its definition."""
         networks = [source for source in sources if source.head is None]
         heads = [source for source in sources if source.head is not None]
         for source in networks:
@@ -222,7 +222,7 @@ class TensorRTBackend:
         )
 
     def _parts(self, source: Source) -> list[tuple[str, int, int]]:
-        """Return kind, first and last layer of each plan of a model's file, in order."""
+        """Return (kind, first, last) of each plan in a model's file, in order; `last` is exclusive."""
         parts = [(SEGMENT, first, last) for first, last in pairwise(source.segments)]
         return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(parts) > 1 else parts
 
@@ -314,7 +314,7 @@ class TensorRTBackend:
 def open_builder(options: BuildOptions) -> TensorRTBackend:
     """Return the builder of either TensorRT backend; see TensorRTBackend.load.
 
-    ConfigError for a GPU of this machine that TensorRT for RTX refuses, unless the build is for others.
+    ConfigError if TensorRT for RTX refuses this machine's GPU, unless the build is for other GPUs.
     """
     if options.backend == "tensorrt_rtx":
         _check_rtx_gpus(options.compute_capabilities)
@@ -324,7 +324,7 @@ def open_builder(options: BuildOptions) -> TensorRTBackend:
 
 
 def _check_rtx_gpus(asked: Sequence[str]) -> None:
-    """Check the GPUs before anything is imported or built."""
+    """Raise ConfigError or InvalidArgumentError for refused GPUs, before anything is imported or built."""
     from faser_trtllm.ops.cuda.driver import device_arch, device_name
 
     for capability in asked:
@@ -360,5 +360,5 @@ def _range(profile: Any, name: str) -> Range:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to JSON and back, so that manifests compare equal."""
+    """Convert to JSON and back, so that the value equals one that is read from a manifest."""
     return json.loads(json.dumps(value))

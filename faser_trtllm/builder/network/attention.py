@@ -14,7 +14,7 @@ from faser_trtllm.ops.cuda.verify_attention import MAX_WHOLE_TOKENS, SPLIT_TOKEN
 
 
 class Attention(Protocol):
-    """The flavour-specific part of the network; the decoder is the same for both."""
+    """The part of a network that depends on the flavour ("native" or "plugin"); the decoder does not."""
 
     flavour: str
     plugins: tuple[str, ...]  # ids of the plugins that the network calls
@@ -30,7 +30,7 @@ class Attention(Protocol):
 
 
 def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
-    """Return plugin attention if the network object supports plugins (whatever the module's name), else native."""
+    """Return plugin attention if the network object supports plugins, else native; ConfigError if neither works."""
     network = graph.network
     if config.has_sinks:
         raise ConfigError(
@@ -48,10 +48,10 @@ def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
 
 
 class NativeAttention:
-    """IAttention and IKVCacheUpdate on linear caches; request b of the batch is cache row b; idle ones have no rows.
+    """IAttention and IKVCacheUpdate on linear caches. The batch has an entry per cache row; idle ones have no rows.
 
-    Rows are packed everywhere except in attention itself: Q is gathered to [batch, heads, query_rows, head_dim] by
-    pad_idx and back by unpad_idx. The mask is computed from positions, so it is exact for any set of rows.
+    Rows are packed everywhere except in attention itself: pad_idx gathers Q to [batch, heads, query_rows, head_dim] and
+    unpad_idx gathers the output back. The mask is computed from positions, so it is exact for any set of rows.
     """
 
     flavour = "native"
@@ -84,7 +84,7 @@ class NativeAttention:
         graph, config, trt = self._graph, self._config, self._graph.trt
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q, k, v = split_heads(graph, config, qkv)
-        # IAttention does not scale.
+        # IAttention does not scale the scores.
         scale = graph.literal("softmax_scale", np.full((1, 1, 1, 1), head_dim**-0.5, np.float32))
         q = graph.elementwise(self._rotate(q), scale, "PROD")
         q = graph.reshape(graph.cast(q, graph.dtype), -1, num_heads, head_dim)
@@ -98,14 +98,14 @@ class NativeAttention:
         layer.mask = mask
         layer.key_value_form = trt.AttentionIOForm.PADDED_BHND
         layer.key_value_lengths = self._kv_lens
-        # Fp32 has no fused kernel.
+        # TensorRT has no fused kernel for fp32.
         layer.decomposable = graph.options.dtype == "float32"
         layer.name = f"layers.{layer_index}.attention"
         y = graph.transpose(layer.get_output(0), 0, 2, 1, 3, then_reshape=(-1, num_heads * head_dim))
         return graph.gather(y, self._unpad_idx)
 
     def _rotate(self, x: Any) -> Any:
-        """Rotate x [rows, heads, head_dim] to fp32 [rows, heads, 1, head_dim], each row as a sequence."""
+        """Rotate x [rows, heads, head_dim] to fp32 [rows, heads, 1, head_dim], each row as its own sequence."""
         graph, head_dim = self._graph, self._config.head_dim
         x = graph.reshape(graph.cast(x, graph.trt.float32), 0, 0, 1, head_dim)
         layer = graph.network.add_rotary_embedding(x, *self._rope_tables, False, head_dim)
@@ -223,7 +223,7 @@ def split_heads(graph: Graph, config: ModelConfig, qkv: Any) -> tuple[Any, Any, 
 
 
 def _rope_tables(graph: Graph, config: ModelConfig) -> tuple[Any, Any]:
-    """Return cos and sin of every position, fp32 [max_seq_len, head_dim / 2], with the rope's factor."""
+    """Return cos and sin of every position, fp32 [max_seq_len, head_dim / 2], times the rope's factor."""
     inv_freq, factor = rope_frequencies(config.rope, config.head_dim)
     angles = np.outer(np.arange(graph.options.max_seq_len, dtype=np.float32), inv_freq)
     scale = np.float32(factor)

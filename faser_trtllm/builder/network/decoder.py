@@ -1,4 +1,4 @@
-"""The decoder's layers, shared by all model families, dtypes and attention flavours."""
+"""Add a decoder's layers to a network, the same for all model families, dtypes and attention flavours."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from faser_trtllm.models.config import ModelConfig
 
 
 def add_embedding(graph: Graph, config: ModelConfig, token_ids: Any) -> Any:
-    """Look up token_ids i32 [rows]: hidden rows [rows, hidden_size]."""
+    """Look up token_ids i32 [rows]; return hidden rows [rows, hidden_size]."""
     table = graph.matrix("model.embed_tokens", num_in=config.hidden_size, num_out=(config.vocab_size,))
     return graph.gather(table, token_ids)
 
 
 def add_layer(graph: Graph, config: ModelConfig, attention: Attention, layer_index: int, x: Any) -> Any:
-    """Run hidden rows x [rows, hidden_size] through one layer."""
+    """Run hidden rows x [rows, hidden_size] through one layer; return the hidden rows after it."""
     prefix, hidden, eps = f"model.layers.{layer_index}", config.hidden_size, config.rms_norm_eps
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     normed = graph.rms_norm(x, f"{prefix}.input_layernorm", hidden, eps)
@@ -40,7 +40,7 @@ def add_layer(graph: Graph, config: ModelConfig, attention: Attention, layer_ind
 
 
 def add_head(graph: Graph, config: ModelConfig, x: Any) -> Any:
-    """Compute logits [rows, vocab_size] of hidden rows x [rows, hidden_size]."""
+    """Return logits [rows, vocab_size] of hidden rows x [rows, hidden_size]."""
     x = graph.rms_norm(x, "model.norm", config.hidden_size, config.rms_norm_eps)
     return graph.linear(x, head_name(config), num_in=config.hidden_size, num_out=(config.vocab_size,))
 

@@ -1,4 +1,4 @@
-"""The network between two segments, which runs only when rows may be pruned.
+"""Build the network that runs between two segments when rows may be pruned.
 
 It scores the draft's candidates and, with our plugins, chooses the rows that stay and compacts them.
 """
@@ -16,14 +16,14 @@ from faser_trtllm.builder.network.segment import SegmentNetwork, finish
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
 
-RULE_SIZE = 5  # PruneRule.weights()
+RULE_SIZE = 5  # length of PruneRule.weights()
 PLUGINS = ("faser::early_exit", "faser::prune_rows", "faser::compact_rows")
 
 
 def build_early_exit(
     trt: Any, network: Any, config: ModelConfig, weights: Weights, options: NetworkOptions
 ) -> SegmentNetwork:
-    """Fill an empty network with the computation of plugins/cpu/early_exit.cpp and, with plugins, of ops/prune_rows.py.
+    """Fill an empty network that computes what plugins/cpu/early_exit.cpp and, with plugins, ops/prune_rows.py do.
 
     One network serves all boundaries; its plan contains the LM head. Its inputs and outputs are
     - hidden_in [rows, hidden_size], a segment's hidden_out in the options' dtype;

@@ -13,12 +13,12 @@ from faser_trtllm.models.weights import Weights
 
 
 def is_layers(name: str, shape: tuple[int, ...]) -> bool:
-    """Return True for a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
+    """Return True for a matrix of a layer, which fp8 engines hold in e4m3; not for LM head, embedding and norms."""
     return len(shape) == 2 and name.startswith("model.layers.")
 
 
 class Fp8Layers(Protocol):
-    """A source of fp8 matrices; names are the checkpoint's, without .weight."""
+    """A source of fp8 matrices. Names are those of the checkpoint without .weight."""
 
     def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         """Return stacked matrices [num_out[i], num_in] and the scale of their common inputs; raises CheckpointError."""
@@ -27,11 +27,11 @@ class Fp8Layers(Protocol):
 class CheckpointLayers:
     """Fp8Layers of a checkpoint.
 
-    Matrices stored in e4m3 with one scale, or one per output, are kept (models/fp8.py, stack); others are quantised.
+    Matrices stored in e4m3 with one scale, or one per output, are stacked (models/fp8.py); others are quantised.
     """
 
     def __init__(self, weights: Weights, input_scales: Mapping[str, float]) -> None:
-        """Take the scale of each matrix's inputs; matrices that share their inputs use the largest one."""
+        """input_scales: by matrix; matrices that are multiplied as one use the largest."""
         self._weights = weights
         self._input_scales = input_scales
 

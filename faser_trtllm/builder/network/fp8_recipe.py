@@ -1,4 +1,4 @@
-"""Settings of fp8 in TensorRT engines: roles that are quantised, and the source of activation scales."""
+"""Settings of fp8 in TensorRT engines: the roles that are quantised, and where activation scales come from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Recipe:
-    """The roles in fp8, and the text to calibrate activations on if a checkpoint has no scales."""
+    """roles: the models in fp8. text: calibrates activations if a checkpoint has no scales."""
 
     roles: frozenset[str] = frozenset()
     text: str = ""
@@ -37,7 +37,7 @@ class Fp8Recipe:
             )
 
     def identity(self, config: ModelConfig, weights: Weights) -> dict[str, Any]:
-        """Return TensorRT-LLM's QuantConfig with the sha256 of the calibration text, or None without calibration."""
+        """Return entries of TensorRT-LLM's QuantConfig, and the calibration text's sha256, None if it is not used."""
         is_calibrated = None in _stored_scales(config, weights).values()
         return {
             "quant_algo": FP8,
@@ -46,7 +46,7 @@ class Fp8Recipe:
         }
 
     def input_scales(self, config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> dict[str, float]:
-        """Return the scale of each matrix's inputs by its name, the checkpoint's or calibrated, which takes a while."""
+        """Return {matrix: scale of its inputs}, from the checkpoint or from calibration, which takes a while."""
         stored = _stored_scales(config, weights)
         missing = [name for name, scale in stored.items() if scale is None]
         found = {name: scale for name, scale in stored.items() if scale is not None}
@@ -57,13 +57,13 @@ class Fp8Recipe:
 
 
 def recorded_scales(engine_config: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the scales recorded in an engine's config.json; None if it is not in fp8."""
+    """Return {matrix: scale of its inputs} from an engine's parsed config.json; None if it is not in fp8."""
     quantization = engine_config["faser"].get("quantization")
     return None if quantization is None else dict(quantization["input_scales"])
 
 
 def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, weights: Weights) -> str:
-    """Return a sentence about the conversion of matrices and the source of activation scales."""
+    """Return a sentence for the user: how matrices are converted and where activation scales come from."""
     matrices = [weights.fp8_matrix(f"{name}.weight") for name in _matrices(config)]
     fate = f"{', '.join(stored_types)} matrices of the layers become e4m3, which keeps 4 significant bits"
     if None not in matrices:

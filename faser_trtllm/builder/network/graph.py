@@ -1,4 +1,4 @@
-"""A network under construction: small layer helpers, zero-copy weights, named inputs and outputs."""
+"""Construct a network: helpers that add layers, weights without copies, named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LARGEST_FLOAT16 = 65504.0
 
 
 class Graph:
-    """A wrapper that adds layers to an INetworkDefinition; .dtype is the trt.DataType of activations and matrices.
+    """A wrapper that adds layers to an INetworkDefinition. dtype: the trt.DataType of activations and matrices.
 
     fp8: the source of fp8 matrices and input scales; None: nothing is quantised.
 
-    The network points into the arrays of .weights (layer name -> array; bf16 as uint16 bits): they must outlive every
-    reader of the network. Nothing checks this.
+    The network points into the arrays of .weights (by layer name; bf16 as uint16 bits). They must outlive every reader
+    of the network, which nothing checks.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Graph:
         self.outputs[name] = TensorSpec(name, dtype, shape)
 
     def matrix(self, *names: str, num_in: int, num_out: tuple[int, ...]) -> Any:
-        """Add checkpoint matrices [num_out[i], num_in], stacked; a single one is not copied."""
+        """Add the named checkpoint matrices [num_out[i], num_in], stacked; a single one is not copied."""
 
         def read() -> Array:
             parts = [self._read(f"{name}.weight", (rows, num_in)) for name, rows in zip(names, num_out, strict=True)]
@@ -78,7 +78,7 @@ class Graph:
         )
 
     def bias(self, *names: str, num_out: tuple[int, ...]) -> Any:
-        """Add biases as [1, sum(num_out)] of the network's dtype."""
+        """Add the biases of the named matrices as [1, sum(num_out)] in the network's dtype."""
 
         def read() -> Array:
             return np.concatenate(
@@ -160,7 +160,7 @@ class Graph:
         return dequantize.get_output(0), weight.get_output(0)
 
     def rms_norm(self, x: Any, name: str, size: int, eps: float) -> Any:
-        """Apply RMSNorm over the last axis (of length size) in fp32, rounded once."""
+        """Apply RMSNorm over the last axis (of length size) in fp32, then round to the network's dtype."""
         return self.cast(self.rms_norm_float32(x, name, size, eps), self.dtype)
 
     def rms_norm_float32(self, x: Any, name: str, size: int, eps: float) -> Any:

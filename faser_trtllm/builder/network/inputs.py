@@ -1,4 +1,4 @@
-"""Inputs of a network with native attention for a ragged batch, in numpy, for the interpreter and the GPU."""
+"""Compute the inputs of a network with native attention from a ragged batch, in numpy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from faser_trtllm.ops.transfer.fill_inputs import check_positions
 
 @dataclass(frozen=True, slots=True)
 class NetworkInputs:
-    """int32 inputs by name, except the hidden rows. The network's row i is batch row order[i]; None: row i."""
+    """int32 inputs by name, without hidden rows. Row i of the network is row order[i] of the batch; None: row i."""
 
     arrays: dict[str, Int32Array]
     order: Int32Array | None = None
 
 
 def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: int, max_seq_len: int) -> NetworkInputs:
-    """Return inputs of a network with native attention: rows sorted by cache row; other cache rows are idle.
+    """Return the inputs of a network with native attention, its rows sorted by cache row.
 
-    cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, without duplicates. Raises
-    InvalidArgumentError for invalid cache rows or positions.
+    cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, without duplicates; other
+    cache rows are idle. Raises InvalidArgumentError for invalid cache rows or positions.
     """
     check_positions(batch, max_seq_len)
     counts, past = np.diff(batch.cu_rows), batch.positions[batch.cu_rows[:-1]]

@@ -1,6 +1,6 @@
 """Read a network back: every layer's kind, parameters and tensors. Unknown layers are rejected by name.
 
-Layers come back from get_layer() as ILayer; giving them their class exposes their parameters.
+get_layer() returns an ILayer; setting its class to the class of its kind exposes its parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# LayerType -> class and the parameters that define its computation.
+# By LayerType: the class, and the parameters that define the computation.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ACTIVATION": ("IActivationLayer", ("type", "alpha", "beta")),
     "ATTENTION_INPUT": ("IAttentionInputLayer", ()),
@@ -35,7 +35,7 @@ _ATTENTION = ("norm_op", "causal_kind", "query_form", "key_value_form", "decompo
 
 
 class UnknownLayerError(NotImplementedError):
-    """The network has a layer or layer parameter that is not in the table."""
+    """The network has a layer or a layer parameter that this module does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Layer:
         return UnknownLayerError(f"layer {self.name} ({self.kind}): {what} is not known")
 
     def require(self, **expected: Any) -> None:
-        """Raise unless the parameters have these values."""
+        """Raise UnknownLayerError unless the parameters have these values."""
         for name, value in expected.items():
             if self.parameters[name] != value:
                 raise self.unknown(f"{name} {self.parameters[name]}")

@@ -13,14 +13,14 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Limits of a network. Rows: token positions of all requests of one pass.
+    """Limits of a network; ConfigError for impossible ones. Rows: token positions of all requests of one pass.
 
     tokens_per_block: equal to max_seq_len for the linear cache that native attention needs (one block per request).
-    max_query_rows: rows of one request in one pass. num_candidates: token ids scored per row by the early exit.
+    max_query_rows: rows of one request in one pass. num_candidates: token ids that the early exit scores per row.
     num_blocks: KV blocks; 0: enough for max_batch_size requests of max_seq_len.
-    profile_rows: row limits of further optimization profiles, ascending, all below max_num_tokens; each profile gets
-    its own kernels (a small one serves verification, the full one prompts).
-    read_layers: whose hidden rows a draft head reads (builder/source.py).
+    profile_rows: row limits of further optimization profiles, ascending, all below max_num_tokens. Each profile has its
+    own kernels (a small one serves verification, the full one prompts).
+    read_layers: layers whose input rows a draft head reads (Source.read_layers).
     """
 
     dtype: str
@@ -60,7 +60,7 @@ class NetworkOptions:
         return -(-self.max_seq_len // self.tokens_per_block)
 
     def dimension_ranges(self, max_rows: int) -> dict[str, tuple[int, int, int]]:
-        """Symbolic dimension -> minimum, optimum and maximum size in a profile of at most max_rows rows."""
+        """Return {dimension name: (minimum, optimum, maximum)} of a profile of at most max_rows rows."""
         batch = self.max_batch_size
         rows = min(max_rows, max(16, 4 * batch))
         query_rows = min(self.max_query_rows, max_rows)
@@ -77,13 +77,13 @@ class NetworkOptions:
 
 
 def hidden_output(layer: int) -> str:
-    """The output of the hidden rows that enter a layer."""
+    """Return the name of the output with the hidden rows that enter a layer."""
     return f"hidden_{layer}"
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a network. shape: sizes, and names of dimensions (NetworkOptions.dimension_ranges)."""
+    """An input or output of a network. shape: sizes, or names of dynamic dimensions (dimension_ranges)."""
 
     name: str
     dtype: str

@@ -80,7 +80,7 @@ def build_segment(
     The first segment has the input token_ids [rows], the others hidden_in [rows, hidden_size]. The last has the output
     logits [logit_rows, vocab_size] for the rows in logit_rows, the others hidden_out [rows, hidden_size]; all have the
     options' dtype. Hidden rows of options.read_layers are outputs hidden_N, except those passed to the next segment.
-    Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
+    Raises ConfigError if TensorRT cannot meet the options, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
         raise InvalidArgumentError(f"layers are [{first}, {last}); they must lie within [0, {config.num_layers}]")

@@ -1,4 +1,4 @@
-"""A hash of a network's definition, which is reproducible although engines are not."""
+"""Hash a network's definition, which is reproducible, unlike engines."""
 
 from __future__ import annotations
 

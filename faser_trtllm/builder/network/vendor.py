@@ -18,7 +18,7 @@ MODULES = {
 RTX_GPUS = "Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0"
 """Message of TensorRT for RTX 1.7.1 when it loads plans on an H100 (2026-11-26)."""
 _RTX_GAP = (9, 0), (11, 99)  # Hopper and later, before 12.0
-# Logged with every failed call on a machine without a driver, whatever the network.
+# TensorRT logs this with every failed call on a machine without a driver.
 _NO_DRIVER = "CUDA driver version is insufficient"
 
 
@@ -45,7 +45,7 @@ def rtx_refusal(capability: str) -> str:
 def logger(trt: Any) -> Any:
     """Return the process's ILogger, which forwards warnings and errors to Python logging.
 
-    .errors: messages since it was last cleared, oldest first, which explain why a builder returned nothing.
+    .errors: error messages since the caller cleared it, oldest first; they explain why a builder returned None.
     """
     severities = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
@@ -71,7 +71,7 @@ def logger(trt: Any) -> Any:
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """Return an empty strongly typed INetworkDefinition; plugins use their ahead-of-time kernels."""
+    """Return an empty, strongly typed INetworkDefinition whose plugins use ahead-of-time kernels."""
     flags = 0
     for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS"):
         flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)
