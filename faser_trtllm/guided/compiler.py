@@ -1,4 +1,4 @@
-"""Compiler of guides, with limits of time and memory and a cache."""
+"""Compile guides within limits of time and memory, and cache them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 COMPILE_TIMEOUT_S = 2.0
 MAX_COMPILED_BYTES = 512 << 20
-_NICENESS = 5  # of the process that compiles slow guides
-_MIN_GUIDE_BYTES = 1 << 20  # since the allocator rounds, small guides cannot be measured more precisely
+_NICENESS = 5  # of the process in which compile() tries a guide
+_MIN_GUIDE_BYTES = 1 << 20  # least size that counts: the allocator rounds, so small guides cannot be measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class GuideCompiler:
     """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily.
 
     All guides that are cached or held by a request take at most MAX_COMPILED_BYTES, as measured by the probe. A guide
-    grows by up to MAX_GROWTH_BYTES while it is used, which counts for those that are cached.
+    grows by up to MAX_GROWTH_BYTES while it is used; this counts for cached guides only.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """vocab_size: number of logits that masks apply to. timeout_s: CPU time of a compilation."""
+        """vocab_size: number of logits that masks apply to. timeout_s: limit of a compilation's CPU time."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
@@ -61,7 +61,7 @@ class GuideCompiler:
             return guide
 
     def compile(self, spec: GuideSpec) -> Guide:
-        """Compile the guide within the limits; raise InvalidArgumentError if that fails."""
+        """Compile the guide; InvalidArgumentError if invalid or too costly, UnavailableError if no room is left."""
         guide = self.find(spec) or self._compile(spec, self._timeout_s, _NICENESS)
         if guide is None:
             raise InvalidArgumentError(
@@ -72,11 +72,11 @@ class GuideCompiler:
         return guide
 
     def compile_quickly(self, spec: GuideSpec, budget_s: float) -> Guide | None:
-        """Compile as compile() does, but return None if it takes more than budget_s of CPU time."""
+        """Like compile(), but return None if it takes more than budget_s of CPU time or too much memory."""
         return self.find(spec) or self._compile(spec, min(budget_s, self._timeout_s))
 
     def release(self) -> None:
-        """Drop guides that have grown; for when no request runs, since the next one compiles its guide again."""
+        """Drop guides that have grown or failed. Call it when no request runs, since they must be compiled again."""
         with self._lock:
             for spec in [spec for spec, guide in self._guides.items() if guide.has_grown or guide.has_failed]:
                 del self._guides[spec]
@@ -106,7 +106,7 @@ class GuideCompiler:
         return guide
 
     def _make_room(self, num_bytes: int) -> None:
-        """Drop the least recently used guides until a new one fits. The caller holds the lock."""
+        """Drop the oldest guides until a new one fits, or raise UnavailableError. The caller holds the lock."""
         while self._held_bytes() + num_bytes > MAX_COMPILED_BYTES:
             if not self._guides:
                 raise UnavailableError(

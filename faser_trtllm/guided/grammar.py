@@ -1,4 +1,4 @@
-"""Guides as llguidance grammars, with masks over the model's vocabulary."""
+"""Compile guides to llguidance grammars, and fill masks over the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
-# Without a limit, a small model may write nothing else; 32 leaves room for deep indentation. The white space itself is
-# optional in the grammar: with a pattern that allows the empty text, the library considers far more readings of a
-# token.
+# Without a limit, a small model may write nothing but white space; 32 characters leave room for deep indentation. White
+# space is optional in the grammar anyway, so the pattern does not allow the empty text, with which the library would
+# consider far more readings of a token.
 WHITE_SPACE = r"[ \t\r\n]{1,32}"
 _MAX_REASON_CHARS = 200
-_FEW_MASKS = 50  # of an exploding regex, whose lexer grows by 1 MiB meanwhile
+_FEW_MASKS = 50  # masks in which the lexer of an exploding regex grows by 1 MiB
 _MAX_LEXER_STATES = 20_000
 MAX_GROWTH_BYTES = 16 << 20  # of a lexer with _MAX_LEXER_STATES
 
 
 class Grammar:
-    """A compiled grammar for one tokenizer (core/guide.py's Guide).
+    """A grammar that is compiled for one tokenizer; a Guide (core/guide.py).
 
-    All its states share one lexer, whose automaton grows with the texts that it has met. A lexer that is full, or that
-    ran out of fuel once, fails all of them from then on.
+    All its states share one lexer, whose automaton grows with the texts that it meets. If the lexer is full or has once
+    run out of fuel, all states fail from then on.
 
-    has_failed: a state failed, maybe because of the lexer.
+    has_failed: a state failed, maybe because of the lexer. num_masks: masks that were filled.
     """
 
     def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
@@ -49,12 +49,12 @@ class Grammar:
 
     @property
     def has_grown(self) -> bool:
-        """The lexer may have grown by more than 1 MiB, up to MAX_GROWTH_BYTES."""
+        """True if the lexer may have grown by more than 1 MiB, up to MAX_GROWTH_BYTES."""
         return self.num_masks > _FEW_MASKS
 
 
 class GrammarState:
-    """A GuideState with its own matcher. End ids are the request's, not the tokenizer's."""
+    """A GuideState with its own matcher. Texts end with the request's end ids, not with the tokenizer's."""
 
     def __init__(self, grammar: Grammar, matcher: LLMatcher, eos_tokens: Sequence[int], end_ids: Sequence[int]) -> None:
         self._grammar = grammar
@@ -107,7 +107,7 @@ def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int
 
 
 def source_of(spec: GuideSpec) -> str:
-    """Return the grammar in llguidance's format; raises ValueError or RecursionError for some invalid grammars."""
+    """Translate a guide to llguidance's format; ValueError or RecursionError for some invalid guides."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -120,14 +120,14 @@ def source_of(spec: GuideSpec) -> str:
 
 
 def _json_defaults(schema: str) -> JsonCompileOptions | None:
-    own = json.loads(schema)  # errors of this call count columns in the schema, not in the library's wrapper of it
+    own = json.loads(schema)  # its errors count columns in the schema, the library's in a wrapper of it
     says = own.get("x-guidance") if isinstance(own, dict) else None
-    # In the library, a pattern has precedence over the schema's own whitespace_flexible.
+    # The library would prefer our pattern to the schema's own whitespace_flexible.
     return None if isinstance(says, dict) and "whitespace_flexible" in says else {"whitespace_pattern": WHITE_SPACE}
 
 
 def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """Return the matcher and the grammar's error, "" if none. Releases the GIL; may take long."""
+    """Compile a grammar; return the matcher and an error, "" if none. Releases the GIL; may take long."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
@@ -135,7 +135,7 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]
 
 
 def first_token_error(matcher: LLMatcher) -> str:
-    """Return why no first token can be computed within the limits, "" if one can; may run up to those limits."""
+    """Compute the first mask; return why that fails within the limits, "" if it does not. May take long."""
     matcher.compute_bitmask()
     return _reason(matcher) if matcher.is_error() else ""
 
@@ -146,7 +146,7 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def shortened(reason: str) -> str:
-    """Shorten the library's error message to part of a sentence: its first line, without a full stop."""
+    """Shorten the library's error message to a clause: its first line and the details, without a full stop."""
     lines = [line.strip() for line in reason.strip().splitlines()]
     details = [line for line in lines if line.startswith("error:")]  # a regex error shows the regex first
     first = "; ".join([lines[0].split("(in regex)")[0].strip(), *details]) if lines else "no reason given"

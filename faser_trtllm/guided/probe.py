@@ -1,12 +1,12 @@
-"""Compiles guides under limits of time and memory, in processes that can be ended.
+"""Try to compile guides under limits of time and memory, in processes that can be ended.
 
 llguidance cannot be interrupted, its limits do not bound the time of a compilation, and a deep grammar overflows its
 stack. So a server process opens the tokenizer once and forks a child for each guide. A guide that takes too much time
 or memory, or crashes, ends only its child. A guide that passes is compiled again in the engine process, at a known
-cost. The child also computes the first mask, which takes longest with very many alternatives.
+cost. The child also computes the first mask, which is the slowest one for guides with very many alternatives.
 
-The server's standard input is a socket. It gets the tokenizer, then a descriptor for each guide: the child's own
-socket, for one question and one answer. Frames: length of the body (4 bytes, little endian), then JSON.
+The server's standard input is a socket, from which it reads the tokenizer, then a descriptor for each guide: the
+child's own socket, for one question and one answer. Frames: length of the body (4 bytes, little endian), then JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """A guide that compiles."""
+    """A guide that compiles within the limits."""
 
     source: str  # in llguidance's format
-    num_bytes: int  # memory of the guide with its first mask
+    num_bytes: int  # memory of the compiled guide with its first mask
 
 
 class Probe:
@@ -50,10 +50,10 @@ class Probe:
         self._control: socket.socket | None = None
 
     def check(self, spec: GuideSpec, budget_s: float, niceness: int = 0) -> Probed | None:
-        """Compile a guide in a child; return None if it takes more than budget_s or MAX_MEMORY_BYTES.
+        """Compile a guide in a child; return None if it takes more than budget_s or MAX_MEMORY_BYTES, or crashes.
 
-        Raises InvalidArgumentError if the guide is invalid. budget_s: CPU time, so that other load does not matter.
-        niceness: increment for os.nice().
+        budget_s: CPU time, so that other load does not matter. niceness: increment for os.nice().
+        Raises InvalidArgumentError if the guide is invalid, FaserError if the server cannot start.
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -81,7 +81,7 @@ class Probe:
             self._server = self._control = None
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Give a child of the server its end of a connection."""
+        """Send the server a child's end of a connection; start the server if it does not run."""
         with self._lock:
             if self._server is not None and self._server.poll() is not None:
                 self._close()
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def _try(tokenizer: Any, connection: socket.socket) -> NoReturn:
-    """Answer one question. The default action of the timer's signal ends the process in any state."""
+    """Answer one question, then exit. When the time is over, SIGPROF ends the process in any state."""
     try:
         question = _read(connection)
         os.nice(question["niceness"])
@@ -168,13 +168,13 @@ def _try(tokenizer: Any, connection: socket.socket) -> NoReturn:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Return the address space and the private memory, without files, of this process in bytes."""
+    """Return this process's address space and private memory, both in bytes."""
     size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return size * resource.getpagesize(), (resident - shared) * resource.getpagesize()
 
 
 def _answer(tokenizer: Any, spec: GuideSpec, held: int) -> dict[str, Any]:
-    """Compile the guide and its first mask. held: private bytes of this process before that."""
+    """Compile the guide, compute its first mask and return the answer. held: private bytes of the process before."""
     try:
         source = source_of(spec)
         matcher, error = compile_source(tokenizer, source)

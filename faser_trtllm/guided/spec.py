@@ -1,4 +1,4 @@
-"""The specification of a guide, which a client's output must match."""
+"""Specify a guide, which the output of a request must match."""
 
 from __future__ import annotations
 
