@@ -40,7 +40,7 @@ DRAFT_BLOCK = 2
 BY_MODEL = 0
 BY_SUFFIX = 1
 BY_PREDICTION = 2  # counted as BY_SUFFIX
-SOURCES = {"model": BY_MODEL, "suffix": BY_SUFFIX}  # by names of drafters
+SOURCES = {"model": BY_MODEL, "suffix": BY_SUFFIX}  # by drafter
 
 _LIBRARY = Path(__file__).parent.parent / "_native" / "libfaser_cpu.so"
 
@@ -56,7 +56,7 @@ _STATUS_SENTENCES = {
 def address_of_buffer(buffer: Any) -> int:
     """Return the address of a numpy array's first element, four times as fast as numpy's own accessor.
 
-    The fast path needs a writable, C-contiguous, non-empty array; others take the slow one.
+    Only writable, C-contiguous, non-empty arrays are that fast.
     """
     try:
         return ctypes.addressof(c_char.from_buffer(buffer))
@@ -66,7 +66,7 @@ def address_of_buffer(buffer: Any) -> int:
 
 
 def address_of_function(function: Any) -> int:
-    """Return the address of a FillMasks for a field of a structure; the function must be kept alive."""
+    """Return the address of a FillMasks (structures.py); the caller keeps the function alive."""
     return ctypes.cast(function, c_void_p).value or 0
 
 
@@ -100,7 +100,7 @@ def isa() -> str:
 
 
 def check(status: int, what: str) -> None:
-    """Raise InvalidArgumentError or OutOfMemoryError for a negative faser_status."""
+    """Raise OutOfMemoryError or InvalidArgumentError for a negative faser_status. what: the start of the message."""
     if status >= FASER_OK:
         return
     sentence = f"{what} failed: {_STATUS_SENTENCES.get(status, f'status {status}')}"

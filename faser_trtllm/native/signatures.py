@@ -1,6 +1,6 @@
 """The functions of faser_cpu.h: a code for the result, the name, and a code for each argument.
 
-A pointer is c_void_p and takes an integer too. tests/native/test_header.py compares the table with the header.
+Every pointer is a c_void_p, which also takes an integer. tests/native/test_header.py compares table and header.
 """
 
 from __future__ import annotations
@@ -65,4 +65,4 @@ l faser_host_loop               iiiu
 """
 _ROWS = ((*line.split(), "")[:3] for line in _FUNCTIONS.split("\n") if line)
 SIGNATURES = {name: (_TYPES[result], [_TYPES[code] for code in arguments]) for result, name, arguments in _ROWS}
-"""Result and argument types by name."""
+"""(result type, argument types) by function name."""

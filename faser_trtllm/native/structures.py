@@ -10,7 +10,7 @@ NUM_SOURCES = 2
 
 
 def _layout(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return _fields_ from neighbours of one type: the type, and the names separated by spaces."""
+    """Return _fields_ from groups of consecutive fields: their type, and their names separated by spaces."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
@@ -120,7 +120,7 @@ class FaserSampling(Structure):
 
 
 FillMasks = ctypes.CFUNCTYPE(None, c_int32, POINTER(c_int32), POINTER(c_int32))
-"""faser_fill_masks: num_requests, slots, num_known."""
+"""The callback faser_fill_masks(num_requests, slots, num_known)."""
 
 
 class FaserDraftStop(Structure):
