@@ -43,7 +43,7 @@ class Calibration:
 
 
 def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say: Progress) -> Calibration:
-    """Decode prompts with a recording policy; without exit layers or calibrate only overhead is measured."""
+    """Decode prompts and measure a step's overhead; with exit layers and options.calibrate also fit exit models."""
     prompts = read_prompts(engines, options)
     with ExitStack() as stack:
         executor, policy, layers = _open(engines, options, stack)
@@ -59,7 +59,7 @@ def calibrate_executor(
     options: ProfileOptions,
     say: Progress,
 ) -> Calibration:
-    """Run calibrate() on an executor that policy watches. layers: the target's segments."""
+    """Run calibrate() on an executor that `policy` watches. layers: the target's EngineSpec.segments."""
     residual_ms: list[float] = []
     for number, prompt in enumerate(prompts[:NUM_SINGLE]):
         residual_ms += _decode(executor, policy, [prompt], number, options)
@@ -81,7 +81,7 @@ def calibrate_executor(
 
 
 def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]:
-    """Return token ids of the prompt file's lines, or of held-out standard library text."""
+    """Return the ids of the prompt file's lines, cut to fit, or of held-out standard library text."""
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     longest = engines.build_config.max_seq_len - options.max_tokens - 1
     if longest < 1:
@@ -144,7 +144,7 @@ def _decode(
     first: int,
     options: ProfileOptions,
 ) -> list[float]:
-    """Run the prompts to the end; return ms outside drafting and verification of each step without prompts."""
+    """Run the prompts to the end; return each pure decoding step's ms outside of drafting and verification."""
     for number, prompt in enumerate(prompts, first):
         params = SamplingParams(
             max_tokens=options.max_tokens,

@@ -1,4 +1,4 @@
-"""The CPU engines of a directory on core sets, for a profile."""
+"""Open a directory's CPU engines on core sets, for a profile."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CpuProbe(Probe):
     ) -> None:
         """Open the engines.
 
-        quick: at most QUICK_MAX_ROWS rows per pass, and caches of the main context only; slots after the first
-        QUICK_SLOTS share those slots' caches, since filling all would take longer than the quick grid.
+        quick: at most QUICK_MAX_ROWS rows per pass, and no contexts above the main one. Only QUICK_SLOTS slots have
+        caches, which the others share, since filling all would take longer than the quick grid.
         """
         max_rows = QUICK_MAX_ROWS if quick else MAX_ROWS
         limits, needed, num_blocks = probe_sizes(engines.build_config, quick, max_rows, MAX_REQUESTS)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-MAX_WAITING = 0.1  # share of time that threads of this process were ready without a core, per core
-MAX_SPREAD = 0.25  # of a pass's median over its best repeat, minus 1; the median over passes
-MIN_REPEATS = 3  # repeats of a pass that count
+MAX_WAITING = 0.1  # share of time for which threads of this process waited for a core, per measuring core
+MAX_SPREAD = 0.25  # median over passes of (median / best - 1) of a pass's repeats
+MIN_REPEATS = 3  # a pass with fewer repeats does not count
 
 
 class Disturbance:
-    """A watch of the machine since its creation. num_units: cores whose threads measure."""
+    """Watches the machine from its creation on. num_units: cores whose threads measure."""
 
     def __init__(self, num_units: int) -> None:
         self._num_units = num_units
@@ -33,7 +33,7 @@ def spread(repeats_ms: Sequence[Sequence[float]]) -> float:
 
 
 def describe(waiting: float, repeats_spread: float) -> str:
-    """Return the sentence for a share of time without a core and a spread of repeats; "" if both are normal."""
+    """Return a warning about a share of time without a core or a spread of repeats, "" if both are normal."""
     signs = []
     if waiting > MAX_WAITING:
         signs.append(f"its threads waited for a core {100 * min(waiting, 1.0):.0f} % of the time")
@@ -48,7 +48,7 @@ def describe(waiting: float, repeats_spread: float) -> str:
 
 
 def _waited_s() -> float:
-    """Return the seconds that threads of this process were ready without a core; 0 unless Linux reports it."""
+    """Return the seconds for which this process's threads waited for a core; 0 unless Linux reports it."""
     waited_ns = 0
     for task in TASKS.glob("*/schedstat"):
         try:

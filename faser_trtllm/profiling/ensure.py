@@ -33,9 +33,9 @@ DISTURBED_S = 600.0  # a start replaces a disturbed table only when it is older
 def ensure_profile(engine_dir: Path, config: ExecutorConfig, replace_disturbed: bool = True) -> None:
     """Measure missing costs; call it before open_executor.
 
-    A table of a different machine, or of other threads, gets one of this machine next to it if the configured
-    speculation needs costs ("auto" needs none if there is no table at all). A quick table that was disturbed by other
-    work is replaced after DISTURBED_S; replace_disturbed is False for a start that clients wait for.
+    If the configured speculation needs costs, measure a missing table, or one of this machine next to a table of a
+    different machine or number of threads ("auto" needs none if there is no table at all). A quick table that other
+    work disturbed is replaced after DISTURBED_S; replace_disturbed is False for a start that clients wait for.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -59,7 +59,7 @@ def ensure_profile(engine_dir: Path, config: ExecutorConfig, replace_disturbed: 
 
 
 def can_measure(engines: EngineDir) -> bool:
-    """Return True if this machine can profile the engines, and they have something that drafts."""
+    """Return True if this machine can profile the engines and something drafts for them."""
     if not engines.build_config.max_draft_len:
         return False
     if find_backend(engines.backend).on_cpu:
@@ -77,7 +77,7 @@ def measure_once(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> float | None:
-    """Run the quick profile unless a table fits; return the seconds taken, or None if a table fits.
+    """Run the quick profile and return its seconds; None if a table fits or none can be measured here.
 
     Raises FaserError if the engines cannot be measured, OSError if the directory cannot be written.
     """
@@ -96,7 +96,7 @@ def measure_once(
 
 
 class _Missing(NamedTuple):
-    """Why a table is needed, and its path (None: next to another machine's). is_disturbed: it replaces such a table."""
+    """A table to measure. path: None: next to that of another machine. is_disturbed: it replaces a disturbed one."""
 
     reason: str
     path: Path | None
@@ -104,7 +104,7 @@ class _Missing(NamedTuple):
 
 
 def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> _Missing | None:
-    """Return the missing table; None if a table fits or cannot be measured here."""
+    """Return the table to measure; None if a table fits or none can be measured here."""
     if not can_measure(EngineDir.load(engine_dir)):
         return None
     with CoreSet(cores, num_threads) as core_set:
@@ -123,7 +123,7 @@ def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads:
 
 @contextlib.contextmanager
 def _locked(engine_dir: Path) -> Iterator[None]:
-    """Make other processes that would measure this directory wait; no effect if its file system has no locks."""
+    """Make other processes that would measure this directory wait. Has no effect on file systems without locks."""
     descriptor = os.open(engine_dir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Calibration of pruning: how well an intermediate layer predicts that a draft will be rejected.
 
-The signal is FASER's (arXiv 2604.20503): the draft's rank among its candidates by the target's intermediate scores,
-here with the score gap and the estimate from the draft model's confidence before the pass.
+The signal is FASER's (arXiv 2604.20503): the draft's rank among its candidates by the target's intermediate scores.
+Here the score gap and an estimate from the draft model's confidence before the pass are added.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ExitQuality:
-    """Quality of dropping drafts with estimates below threshold, on held-out observations.
+    """How good it is to drop drafts whose estimates are below threshold, on held-out observations.
 
     precision: rejected share of the dropped. recall: dropped share of the rejected. share: dropped share of all tested.
-    baseline_precision, baseline_recall: when dropping as many by the draft model's confidence alone.
+    baseline_precision, baseline_recall: the same if as many are dropped by the draft model's confidence alone.
     """
 
     boundary: int
@@ -74,11 +74,11 @@ def judge(
 ) -> list[ExitModel]:
     """Return the models with `pays` set where early exit saves more time than the draft model's confidence alone.
 
-    For full batches of num_drafts drafts per request and every threshold, the gain is the time saved by the dropped
-    rows minus the value in time of the accepted drafts among them. It is computed for early exit (rows run up to the
-    boundary, and scoring costs time) and for leaving out as many rows before the pass by confidence. Early exit must
+    The gain, for full batches of num_drafts drafts per request, is the time that the dropped rows save minus the value
+    in time of the accepted drafts among them. It is computed for early exit (rows run up to the boundary, and scoring
+    costs time) and for leaving out as many rows before the pass by confidence. At some threshold, early exit must
     exceed that gain and zero by MIN_PAY of the pass, averaged over batch sizes since one may be at the edge of a tile.
-    Thresholds that dropped fewer than MIN_DROPPED observations are ignored.
+    Thresholds that dropped fewer than MIN_DROPPED observations are ignored. acceptance: mean share of accepted drafts.
     """
     tokens_each = sum(acceptance**j for j in range(num_drafts + 1))
     return [
@@ -109,7 +109,7 @@ def _gain(table: CostTable, q: ExitQuality, batch: int, num_drafts: int, tokens_
 
 
 def confidence(seen: Observations, fitted: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return estimates [n] before the pass from margin and place, fitted on the marked observations."""
+    """Return acceptance estimates [n] from margin and place, known before the pass. fitted: observations to fit on."""
     places = seen.place[:, None] == np.arange(1, int(seen.place.max(initial=0)) + 1)
     features = np.column_stack([seen.margin, places.astype(np.float64)])
     weights = fit_logistic(features[fitted], seen.accepted[fitted].astype(np.float64))

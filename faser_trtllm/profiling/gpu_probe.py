@@ -1,4 +1,4 @@
-"""GPU engines on partitions, for a profile."""
+"""Open a directory's GPU engines on partitions, for a profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GpuProbe(Probe):
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
-        """Create a probe; partitions are Probe's places."""
+        """Create a probe. partitions: the places of Probe, by name."""
         super().__init__(target, draft, sampler, partitions, limits, num_filled_slots, stack)
         self.num_units = partitions[ALL].num_sms
         self.row_sizes = target.row_sizes

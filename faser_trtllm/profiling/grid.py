@@ -1,4 +1,4 @@
-"""The grid of measured passes, and held-out passes."""
+"""Define the grid of passes that a profile measures, and draw held-out passes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 256, 257, 288, 320)
 VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
-# All row counts of one or two requests: interpolation across a step of the cost would overestimate drafts.
+# All counts up to 9, one request's with 8 drafts: interpolation across a step of the cost would overestimate drafts.
 QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024)
-QUICK_BOTH = (8, 32, 384)  # counts measured with the fewest and the most requests
+QUICK_BOTH = (8, 32, 384)  # counts of QUICK_ROWS that run with the most requests, too
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
-MANY_REQUESTS = 8  # above this only contexts up to the main one are measured
-SAME_TOKENS = (2, 4, 8, 16, 32)  # numbers of requests that also run with equal tokens
+MANY_REQUESTS = 8  # more requests only have contexts up to the main one
+SAME_TOKENS = (2, 4, 8, 16, 32)  # numbers of requests that also run with equal tokens in all requests
 CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
 QUICK_MIX = ((1, 1), (8, 1), (8, 8), (64, 8), (32, 32))  # (rows, requests) at contexts other than the main one
@@ -26,12 +26,12 @@ QUICK_HELD_OUT = {"verify": 6, "draft_step": 4, "draft_rows": 4, "decode": 4}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pass. context_len: cached tokens of each request. same_tokens: all requests run the first one's tokens, so
-    that few experts are read.
+    """One pass to measure. context_len: cached tokens of each request. same_tokens: all requests run the tokens of the
+    first one, so that few experts are read.
 
     kind: verify (logits for all rows), decode (one row per request, repeated), draft_step (one row per request, with
-    sampling), draft_rows (catch-up: logits for the last row of each request), or draft_block (a block drafter's pass,
-    whose draft_step is a further draft of the block).
+    sampling), draft_rows (catch-up: logits for the last row of each request), or draft_block (a pass of a block
+    drafter; its draft_step is one further draft of the block).
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the engines and their caches."""
+    """Limits of the engines and their caches. max_context: tokens in a request's cache before a pass."""
 
     max_rows: int
     max_num_requests: int
@@ -63,7 +63,7 @@ class Limits:
         return max((c for c in self.contexts() if c <= MAIN_CONTEXT), default=self.contexts()[0])
 
     def longest(self, num_requests: int) -> int:
-        """Return the longest context; only a few requests get long caches, which take time to fill."""
+        """Return the longest context; long caches take time to fill, so only a few requests have them."""
         return self.max_context if num_requests <= MANY_REQUESTS else self.main_context()
 
     def fits(self, num_rows: int, num_requests: int) -> bool:
@@ -75,7 +75,7 @@ class Limits:
 
 
 def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:
-    """Yield all row counts with the fewest and the most requests; other contexts at fewer counts."""
+    """Yield all row counts with the fewest and the most requests, and fewer counts at other contexts."""
     main = limits.main_context()
     for num_rows in QUICK_ROWS if quick else VERIFY_ROWS:
         fitting = [r for r in REQUESTS if limits.fits(num_rows, r)]
@@ -89,7 +89,7 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
 
 
 def expert_points(limits: Limits, partition: str) -> Iterator[Point]:
-    """Yield passes that differ from others only in the experts that they read."""
+    """Yield pairs of passes that differ only in the experts that they read."""
     for num_rows in SAME_TOKENS:
         if limits.fits(num_rows, num_rows):
             for same_tokens in (False, True):
@@ -132,17 +132,17 @@ def _other_contexts(limits: Limits, quick: bool) -> list[int]:
 
 
 def _most_requests(limits: Limits, context: int = 0) -> int:
-    """Return the grid's largest number of requests whose caches reach this context."""
+    """Return the largest number of REQUESTS whose caches reach this context."""
     return max(r for r in REQUESTS if r <= limits.max_num_requests and context <= limits.longest(r))
 
 
 def _fewest_and_most(limits: Limits, context: int) -> list[int]:
-    """Return numbers of requests: one is limited by its attention's latency, many by their caches' bytes."""
+    """Return [1, most requests]: the latency of attention limits one request, the bytes of caches many."""
     return sorted({1, _most_requests(limits, context)})
 
 
 def held_out_points(limits: Limits, seed: int, quick: bool = False) -> Iterator[Point]:
-    """Yield held-out points of every kind between the grid's lines, on the partition "all" only."""
+    """Yield random held-out points of every kind, also between those of the grid, on the partition "all" only."""
     rng = np.random.default_rng(seed)
     most = limits.max_num_requests
     seen: set[tuple[str, int, int]] = set()

@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-RIDGE = 1e-3  # per observation-free unit: keeps separable data finite
+RIDGE = 1e-3  # whatever the number of observations; keeps weights finite on separable data
 MAX_STEPS = 50
 
 
 def fit_logistic(features: FloatArray, labels: FloatArray, ridge: float = RIDGE) -> FloatArray:
     """Fit weights [d + 1], the intercept last, to features [n, d] and labels [n] of 0 and 1.
 
-    Maximizes the mean log-likelihood minus ridge / 2 times the squared weights (the intercept is free).
+    Maximizes the mean log-likelihood minus ridge / 2 times the sum of squared weights (without the intercept).
     """
     n = labels.size
     design = np.column_stack([features, np.ones(n)])

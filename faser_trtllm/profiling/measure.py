@@ -16,18 +16,18 @@ from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-RUNS_PER_VISIT = 4  # consecutive runs; the first is dropped, since caches hold other weights
-WARM_RUNS = 16  # runs before passes without drafts, to warm the caches as in service
+RUNS_PER_VISIT = 4  # runs of a segment or exit, whose first is dropped (cold caches); a point runs once less
+WARM_RUNS = 16  # runs before a pass without drafts, to warm the caches as in service
 QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # RUNS_PER_VISIT and WARM_RUNS of a quick profile
-SMALL_ROWS, SMALL_ROUNDS = 9, 3  # small passes are repeated in a quick profile's first round
-FIRST_RUNS = 8  # extra runs of a kind's first point: pages are cold, and a CPU engine chooses its number of threads
+SMALL_ROWS, SMALL_ROUNDS = 9, 3  # passes of so few rows run so often in a quick profile's first round
+FIRST_RUNS = 8  # extra runs before a kind's first point: pages are cold, and a CPU engine chooses its threads
 NUM_NEEDED = 2  # points of a kind that are always measured, for a level and a slope
 Tick = Callable[[int, int], None]  # rounds done, total rounds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples to fit, held-out samples, and the number of rounds. warning: CostTable.warning."""
+    """Samples to fit, held-out samples, and the number of rounds. warning: a sentence, "" if undisturbed."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]
@@ -42,10 +42,10 @@ def measure_points(
     tick: Tick | None = None,
     min_rounds: int = MIN_ROUNDS,
 ) -> Measured:
-    """Return lower quartiles over rounds of the best time per visit; each round visits all points in random order.
+    """Visit all points in rounds, in random order; return each point's lower quartile over rounds of the best time.
 
     Other processes only ever add time, often for longer than a round: shuffling spreads that over all points, and the
-    quartile discards it. The first round determines how many fit the budget, and does not count.
+    quartile discards it. The first round does not count; its time determines how many rounds fit budget_s.
     """
     runners = [(point, probe.runner(point)) for point in points]
     shuffle = random.Random(0).shuffle
@@ -80,11 +80,11 @@ def measure_points(
 def measure_quickly(
     probe: Probe, points: Sequence[Point], budget_s: float, first_round_s: float, tick: Tick | None = None
 ) -> Measured:
-    """Return lower quartiles over all runs. Further rounds go on until the budget is spent.
+    """Return each point's lower quartile over all runs, in one round and as many more as fit budget_s.
 
-    Small passes come first and several times, since they are most of a stream's steps, and decisions about rows depend
-    on a few percent. Points beyond first_round_s are left out, except those that every curve needs, so a large model's
-    costs are extrapolated.
+    Small passes run first and several times, since most steps of a stream are small, and decisions about rows depend on
+    a few percent. After first_round_s only the points that every curve needs run: a large model's costs are
+    extrapolated.
     """
     ordered = sorted(
         points, key=lambda point: (probe.partitions.index(point.partition), point.held_out, point.num_rows)
@@ -126,7 +126,7 @@ def measure_again(
     measure: Callable[[Sequence[Point]], Measured],
     sizes: tuple[int, ...] = (),
 ) -> Measured:
-    """Measure doubtful curves once more, in the same time for fewer points, and keep the samples that fit better."""
+    """Measure the points of doubtful curves once more and keep, per curve, the samples that fit better."""
     before = fit_curves(measured.samples, measured.held_out, sizes)[1]
     doubtful = {key for key, error in before.items() if error.is_doubtful}
     points = [point for point in points if point.curve in doubtful]
@@ -145,7 +145,7 @@ def measure_again(
 
 
 def _needed(ordered: Sequence[Point]) -> set[Point]:
-    """Return each kind's first points, a held-out one, and one request's widest pass; ordered: by rows."""
+    """Return the first NUM_NEEDED points of each kind and partition, one held-out, and one request's widest pass."""
     kinds: dict[tuple[str, str, bool], list[Point]] = {}
     for point in ordered:
         kinds.setdefault((point.kind, point.partition, point.held_out), []).append(point)
@@ -154,7 +154,7 @@ def _needed(ordered: Sequence[Point]) -> set[Point]:
 
 
 def _visit(probe: Probe, point: Point, run: Callable[[], float], num_runs: int, num_warm: int) -> list[float]:
-    """Return the ms of each run. Passes without drafts run back to back, others after a pass of the other engine."""
+    """Return the ms of each run. A pass runs after one of the other engine, except passes without drafts."""
     if point.kind == "decode":
         for _ in range(num_warm):
             run()
@@ -196,7 +196,7 @@ def sample_of(point: Point, ms: float, num_experts: float = 0.0) -> CostSample:
 def measure_segments(
     probe: Probe, row_counts: Sequence[tuple[int, int]], num_rounds: int, context_len: int
 ) -> list[CostSample]:
-    """Measure samples "segment:I" at (num_rows, num_requests); none if the target has one segment."""
+    """Return samples "segment:I" at (num_rows, num_requests); [] if the target has one segment."""
     num_segments = len(probe.target.spec.segments) - 1
     if num_segments < 2:
         return []
@@ -216,7 +216,7 @@ def measure_segments(
 
 
 def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> list[CostSample]:
-    """Measure samples "exit:I" of candidate scores at the boundaries; the work is the same at each."""
+    """Return samples "exit:I" of scoring candidates at the boundaries, where the work is the same at each."""
     num_segments = len(probe.target.spec.segments) - 1
     times: dict[int, list[float]] = {rows: [] for rows in row_counts}
     for number in range(num_rounds + 1 if num_segments > 1 else 0):
@@ -233,9 +233,9 @@ def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> l
 
 
 def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num_runs: int) -> Interference:
-    """Measure how much both streams, each in its own thread, slow each other down.
+    """Measure how much the draft and verify streams, each in its own thread, slow each other down.
 
-    pairs: (draft point, verify point), one partition each. Returns medians over the pairs of the ratios of medians.
+    pairs: (draft point, verify point), always of the same partitions. Returns medians of (ms together / ms alone).
     """
     draft_factors, verify_factors = [], []
     draft_partition, verify_partition = pairs[0][0].partition, pairs[0][1].partition
@@ -265,7 +265,7 @@ def _side_by_side(
     verify: Callable[[], float],
     num_runs: int,
 ) -> tuple[list[float], list[float]]:
-    """Run each stream as long as the other; return times during which both were running."""
+    """Run both streams until verify has run num_runs times; return the times of draft and of verify."""
     done = threading.Event()
     draft_times: list[float] = []
 
@@ -286,7 +286,7 @@ def _side_by_side(
 
 
 def _in_stream(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
-    """Run work in its own thread, so that pinning ends with the thread."""
+    """Run work in its own thread, so that pinning ends with it; RuntimeError if the thread fails."""
     result: list[float] = []
     worker = threading.Thread(target=lambda: result.extend(_pinned(probe, partition, work)))
     worker.start()

@@ -1,4 +1,4 @@
-"""Options of `faser profile`, checked."""
+"""Define and check the options of `faser profile`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from faser_trtllm.errors import InvalidArgumentError
 class ProfileOptions:
     """Options of `faser profile`.
 
-    quick: fewer points and rounds, and no calibration of pruning.
-    overlap: measure both partitions and held-out points in a quick profile, too.
-    time_budget_s: time for interleaved rounds, of which 3 to 25 are run.
-    prompt_file: one prompt per line for the calibration of pruning; default: held-out standard library sources.
+    quick: run fewer points and rounds, and do not calibrate pruning.
+    overlap: measure both partitions, and every point of the grid, in a quick profile, too.
+    time_budget_s: time for rounds; 3 to 25 rounds run.
+    prompt_file: prompts for the calibration, one per line; default: held-out standard library sources.
     calibrate: calibrate pruning if the target has exit layers.
     cores, num_threads: as in ExecutorConfig; a profile is valid only for these.
     """

@@ -22,18 +22,18 @@ from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
 FILLED_ROWS = 64  # rows of a pass that fills caches within a budget
-LEAST_SHARE = 0.01  # least share of a block's time for its further drafts, since noise may make them negative
-DRAFTED = 8  # tokens of a timed draft call, to amortise its overhead
+LEAST_SHARE = 0.01  # least cost of a block's further drafts, as a share of its time: noise may make it negative
+DRAFTED = 8  # tokens that a timed draft call drafts, to amortise its overhead
 
 
 class Probe(Closing):
     """Open engines and their caches. Not thread-safe, except that draft and target may run in two threads on different
     partitions.
 
-    A backend's probe overrides pin() and wait(). A mixture of experts runs different tokens in each slot, since they
-    decide which experts it reads.
+    A backend's probe overrides pin() and wait(). A mixture of experts runs different tokens in each slot, because
+    tokens decide which experts are read.
 
-    num_units: cores or SMs of "all". num_experts: distinct experts read by the target, by point that was run.
+    num_units: cores or SMs of "all". num_experts: distinct experts that the target read, by point.
     """
 
     num_units: int
@@ -57,7 +57,7 @@ class Probe(Closing):
         self._stack = stack or ExitStack()
         self._places = places
         self.partitions = tuple(places)
-        self.target: Any = target  # a backend's engine, which the backend's probe moves
+        self.target: Any = target  # of the backend's type, which has use()
         self.draft: Any = draft
         self.limits = limits
         self._sampler = sampler
@@ -89,13 +89,13 @@ class Probe(Closing):
                 each.use(self._places[partition])
 
     def pin(self, partition: str) -> None:
-        """Prepare the calling thread before it runs an engine on a partition."""
+        """Bind the calling thread to a partition before it runs an engine there."""
 
     def wait(self, engine: Engine) -> None:
-        """Wait for the engine's work; a call that returns results to the host has waited already."""
+        """Wait for the engine's work; not needed after a call that returns results to the host."""
 
     def fill(self, progress: Callable[[int, int], None] | None = None, budget_s: float = math.inf) -> None:
-        """Run prompts through both engines, within a budget, so that attention reads realistic caches."""
+        """Run prompts through both engines for at most budget_s, so that attention reads realistic caches."""
         limits = self.limits
         num_slots = self._num_filled_slots
         deadline_s = time.perf_counter() + budget_s
@@ -116,7 +116,7 @@ class Probe(Closing):
                 progress(slot + 1, num_slots)
 
     def runner(self, point: Point) -> Callable[[], float]:
-        """Return a function that runs a point's pass once and returns its ms (of one draft step for draft_step)."""
+        """Return a function that runs a point's pass once and returns its ms (for draft_step: the ms of one step)."""
         spread = _split_evenly(point.num_rows, point.num_requests)
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
         requests = [self._request(slot, end) for slot, _, end in rows]
@@ -151,7 +151,7 @@ class Probe(Closing):
     def _verify_runner(
         self, point: Point, rows: list[tuple[int, int, int]], requests: list[Request]
     ) -> Callable[[], float]:
-        """Return a runner of the pass with rejection sampling."""
+        """Return a function that runs the target's pass with rejection sampling once and returns its ms."""
         batch, sampler = self._batch(rows, logits=None, same_tokens=point.same_tokens), self._sampler
 
         def work() -> None:
@@ -175,7 +175,7 @@ class Probe(Closing):
                 sampling.draft_probs.rows(slot)[:] = self._uniform
 
     def displace(self, point: Point) -> None:
-        """Run the other engine first, as in service, which leaves other weights in the caches."""
+        """Run the other engine, as it runs in service before this pass, so that caches hold its weights."""
         if self.draft is None or point.kind == "decode":
             return
         context = self.limits.main_context()
@@ -209,7 +209,7 @@ class Probe(Closing):
         self._stack.close()
 
     def _batch(self, rows: list[tuple[int, int, int]], logits: int | None, same_tokens: bool = False) -> RaggedBatch:
-        """Return a batch of (slot, first, end) per request; logits: last rows of each with logits, None for all."""
+        """Return a batch of positions (slot, first, end). logits: last rows of each request with logits, None: all."""
         builder = BatchBuilder(self._table)
         for slot, first, end in rows:
             tokens = self._tokens[0 if same_tokens else slot]
@@ -217,7 +217,7 @@ class Probe(Closing):
         return builder.build()
 
     def _request(self, slot: int, num_tokens: int) -> Request:
-        """Return a request; half of them are greedy and a quarter seeded, which makes draws more expensive."""
+        """Return a slot's request: half of them are greedy, and a quarter are seeded, whose draws cost more."""
         return Request(
             "probe",
             self._tokens[slot][:num_tokens],
@@ -237,7 +237,7 @@ def probe_draft_len(max_draft_len: int) -> int:
 
 
 def context_limits(built_seq_len: int, max_draft_len: int, largest: int) -> tuple[int, int]:
-    """Return the longest measured context, at most `largest`, and the max_seq_len for it."""
+    """Return the longest context to measure, at most `largest`, and the max_seq_len that it needs."""
     margin = max(max_draft_len + 1, DRAFTED) + 1
     max_context = min(largest, built_seq_len - margin)
     return max_context, max_context + margin
@@ -248,7 +248,7 @@ def largest_context(quick: bool) -> int:
 
 
 def probe_sizes(built: BuildConfig, quick: bool, max_rows: int, max_requests: int) -> tuple[Limits, BuildConfig, int]:
-    """Return the limits of the grid, and the limits and number of blocks to open the engines with.
+    """Return the limits of the grid, and the limits and number of KV blocks to open the engines with.
 
     max_rows, max_requests: limits of a pass.
     """

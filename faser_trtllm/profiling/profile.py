@@ -53,9 +53,9 @@ Progress = Callable[[str, int, int], None]  # (what is measured, units done, tot
 
 
 def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
-    """Measure, then write profile.json into the engine directory.
+    """Call measure_engine_dir and write profile.json into the engine directory.
 
-    Raises like measure_engine_dir, and OSError if the directory cannot be written.
+    Raises its errors, and OSError if the directory cannot be written.
     """
     report = measure_engine_dir(options, progress)
     write_json(report.to_json(), options.engine_dir / PROFILE)
@@ -65,7 +65,7 @@ def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None
 def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
     """Measure without writing anything; log a warning if other work disturbed it, or if curves do not fit.
 
-    Raises ConfigError without a draft engine or a GPU that it needs, EngineFileError for an unusable directory.
+    Raises InvalidArgumentError, EngineFileError, and ConfigError if max_draft_len is 0 or a GPU is missing.
     """
     options.validate()
     say = progress or (lambda what, done, total: None)
@@ -98,7 +98,7 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
 
 @dataclass(frozen=True)
 class Passes:
-    """A probe's measurements of a pair; held_out is not fitted."""
+    """A probe's measurements of target and draft. Curves are fitted to samples, not to held_out."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]
@@ -107,7 +107,7 @@ class Passes:
     warning: str = ""
     quick: bool = False
     sizes: tuple[int, ...] = ()  # passes are padded to these
-    routing: Routing | None = None  # of a mixture of experts, with random tokens
+    routing: Routing | None = None  # of a mixture of experts that reads random tokens
 
     def table(self, fingerprint: Fingerprint) -> CostTable:
         return CostTable.fit(
@@ -179,7 +179,7 @@ def grid(
     has_draft: bool = True,
     has_experts: bool = False,
 ) -> list[Point]:
-    """Return the points to measure. Partitions of overlapped modes get the quick grid, or none without a draft."""
+    """Return the points to measure. The partitions "verify" and "draft" get the quick grid, or none without a draft."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
     points += expert_points(limits, ALL) if has_experts else []
     points += decode_points(limits, options.quick)
@@ -209,7 +209,7 @@ def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[Cost
 
 
 def _interference(probe: Probe, options: ProfileOptions, say: Progress) -> list[Interference]:
-    """Measure the draft on its core next to a target on the other cores, and next to a target on all cores."""
+    """Measure the draft on its partition next to a target on "verify", and next to a target on "all"."""
     if "draft" not in probe.partitions or (options.quick and not options.overlap) or probe.draft is None:
         return []
     limits, found = probe.limits, []

@@ -1,4 +1,4 @@
-"""Real prompts from Python text that was held out from the demo pair's training."""
+"""Draw real prompts from Python sources that were held out from the demo pair's training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw_prompts(
 ) -> PromptSet:
     """Draw num_prompts windows of prompt_len tokens, from different held-out files if there are enough.
 
-    root: a folder of Python sources, by default the standard library.
+    root: a folder of Python sources; None: the standard library. InvalidArgumentError if no file is long enough.
     """
     files = library_files(root or Path(sysconfig.get_paths()["stdlib"]))
     rng = random.Random(seed)

@@ -20,7 +20,7 @@ MAX_RANK = 8  # as in ExitModel
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Tested drafts: place among the pending drafts, the draft model's margin, and rank, gap [n, boundaries]."""
+    """n tested drafts. place: index among the pending drafts. rank, gap: [n, boundaries]; the others [n]."""
 
     place: npt.NDArray[np.int32]
     margin: npt.NDArray[np.float64]
@@ -33,8 +33,8 @@ class Observations:
 class RecordingPolicy(StatelessPolicy, StepWatcher):
     """A policy with a fixed draft length that also watches its executor.
 
-    boundaries: indices into EngineSpec.segments to record at.
-    steps: for each step, if prompts ran, and the ms of drafting and verification.
+    boundaries: indices into EngineSpec.segments at which it records.
+    steps: per step with decoding requests, True if prompts ran, too, and the ms of drafting and verification.
     """
 
     num_draft_tokens: int
@@ -58,7 +58,7 @@ class RecordingPolicy(StatelessPolicy, StepWatcher):
         num_drafts: Int32Array,
         boundary: int,
     ) -> PruneRule:
-        """Record the signals and drop nothing."""
+        """Return a rule that records the signals and drops nothing."""
         self._slots = slots.tolist()
         ends = np.cumsum(num_drafts)[:-1]
 

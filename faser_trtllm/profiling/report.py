@@ -17,7 +17,7 @@ from faser_trtllm.profiling.exit_models import ExitQuality
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """Results of a profile. samples were fitted, held_out were not; seconds: duration of the whole profile."""
+    """The results of a profile. Curves are fitted to samples, not to held_out. seconds: time of the whole profile."""
 
     table: CostTable
     samples: tuple[CostSample, ...]
@@ -28,7 +28,7 @@ class ProfileReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cost table's JSON with its data."""
+        """Return the contents of profile.json: the cost table with the samples that it was fitted to."""
         return self.table.to_json() | {
             "samples": [asdict(s) for s in self.samples],
             "held_out": [asdict(s) | {"predicted_ms": predict(self.table, s)} for s in self.held_out],
@@ -40,7 +40,7 @@ class ProfileReport:
 
 
 def refit_errors(path: Path) -> Mapping[str, CurveError]:
-    """Fit the samples of a profile.json and return errors by "kind@partition"; InvalidArgumentError without samples."""
+    """Fit the samples of a profile.json; return errors by "kind@partition". InvalidArgumentError without samples."""
     try:
         data = parse_json(path.read_bytes(), finite=True)
         samples, held_out = (read_samples(data.get(name) or ()) for name in ("samples", "held_out"))
@@ -75,7 +75,7 @@ def _percent(share: float | None) -> str:
 
 
 def predict(table: CostTable, sample: CostSample) -> float | None:
-    """Return the ms that the curve of the sample's kind and partition predicts; None if it was left out."""
+    """Return the ms that the sample's curve predicts; None if the table has no such curve."""
     curve = table.curves.get(sample.curve)
     if curve is None:
         return None
