@@ -29,9 +29,14 @@ def staged_directory(final: Path) -> Iterator[Path]:
                 _sync(Path(directory) / file)
             _sync(Path(directory))
         replaced = final.parent / f"{name}.replaced"
-        if os.path.lexists(final):
-            final.rename(replaced)
-        staging.rename(final)
+        try:
+            if os.path.lexists(final):
+                final.rename(replaced)
+            staging.rename(final)
+        except BaseException:
+            if os.path.lexists(replaced) and not os.path.lexists(final):
+                replaced.rename(final)
+            raise
         _sync(final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:

@@ -12,17 +12,18 @@ _LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 # 1000 counts as 0 and not as -0, as in GGUF's decoder.
 _NUMBERS = np.concatenate([_LEVELS, np.float32(0) - _LEVELS])
 _PAIRS = np.stack([_NUMBERS[np.arange(256) & 15], _NUMBERS[np.arange(256) >> 4]], -1)
-_BIAS = 127
+_BIAS, _NAN_SCALE = 127, 255
 
 
 def mxfp4_values(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Float32Array:
     """Decode blocks [rows, n, 16] and scales [rows, n], both uint8, to fp32 [rows, n * 32], exact in bf16, too.
 
-    Byte j has the numbers 2j (low half) and 2j + 1. Values beyond fp32 are infinite; a scale of 255 is 2**128, not NaN.
+    Byte j has the numbers 2j (low half) and 2j + 1. Values beyond fp32 are infinite, with a scale of 255 NaN.
     """
     numbers = _PAIRS[blocks].reshape(*scales.shape, BLOCK_SIZE)
     with np.errstate(over="ignore"):
         values: Float32Array = np.ldexp(numbers, scales.astype(np.int32)[..., None] - _BIAS)
+    values[scales == _NAN_SCALE] = np.nan
     return values.reshape(len(blocks), -1)
 
 

@@ -42,7 +42,7 @@ class CpuProbe(Probe):
             if len(used) >= 2:
                 core_sets["verify"] = stack.enter_context(CoreSet(used[:-1]))
                 core_sets["draft"] = stack.enter_context(CoreSet(used[-1:]))
-            self.num_units = everything.num_threads
+            self.num_units = self.num_threads = everything.num_threads
             target = stack.enter_context(CpuEngine.open(engines.target_path, everything, **sizes))
             draft = None
             if engines.has_draft:

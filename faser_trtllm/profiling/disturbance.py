@@ -14,15 +14,15 @@ MIN_REPEATS = 3  # a pass with fewer repeats does not count
 
 
 class Disturbance:
-    """Watches the machine from its creation on. num_units: cores whose threads measure."""
+    """Watches the machine from its creation on. num_threads: those that measure, each on its own core."""
 
-    def __init__(self, num_units: int) -> None:
-        self._num_units = num_units
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
         self._began_s, self._waited_s = time.perf_counter(), _waited_s()
 
     def warning(self, repeats_ms: Sequence[Sequence[float]]) -> str:
         """Return a sentence if the times cannot be trusted, else "". repeats_ms: times of the repeats of each pass."""
-        share = (_waited_s() - self._waited_s) / max(1e-9, time.perf_counter() - self._began_s) / self._num_units
+        share = (_waited_s() - self._waited_s) / max(1e-9, time.perf_counter() - self._began_s) / self._num_threads
         return describe(share, spread(repeats_ms))
 
 

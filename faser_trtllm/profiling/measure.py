@@ -51,7 +51,7 @@ def measure_points(
     shuffle = random.Random(0).shuffle
     times: dict[Point, list[float]] = {point: [] for point in points}
 
-    disturbance = Disturbance(probe.num_units)
+    disturbance = Disturbance(probe.num_threads)
 
     def run_round(keep: bool) -> None:
         partition = ""
@@ -92,7 +92,7 @@ def measure_quickly(
     needed = _needed(ordered)
     runners = {point: probe.runner(point) for point in ordered}
     times: dict[Point, list[float]] = {point: [] for point in ordered}
-    disturbance = Disturbance(probe.num_units)
+    disturbance = Disturbance(probe.num_threads)
     small = [point for point in ordered if point.num_rows <= SMALL_ROWS and not point.held_out]
     visits = small * (SMALL_ROUNDS - 1) + ordered
     num_rounds, partition = 0, ""

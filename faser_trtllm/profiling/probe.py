@@ -33,10 +33,12 @@ class Probe(Closing):
     A backend's probe overrides pin() and wait(). A mixture of experts runs different tokens in each slot, because
     tokens decide which experts are read.
 
-    num_units: cores or SMs of "all". num_experts: distinct experts that the target read, by point.
+    num_units: cores or SMs of "all". num_threads: host threads that passes run on. num_experts: distinct experts that
+    the target read, by point.
     """
 
     num_units: int
+    num_threads: int = 1
     row_sizes: tuple[int, ...] = ()  # passes are padded to these
 
     def __init__(

@@ -24,7 +24,7 @@ class Caches:
     """A Probe of which passes are twice as slow until so many have followed each other."""
 
     partitions = ("all",)
-    num_units = 1
+    num_threads = 1
 
     def __init__(self):
         self._num_passes = 0

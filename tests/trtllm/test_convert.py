@@ -143,7 +143,13 @@ def test_fp8_becomes_an_option_of_the_build_and_a_key_of_the_server() -> None:
         ({"guided_decoding_backnd": "xgrammar"}, "did you mean guided_decoding_backend?"),
         ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean free_gpu_memory_fraction?"),
         ({"max_batch_size": 2, "build_config": {"max_batch_size": 3}}, "but max_batch_size says 2; keep one"),
-        ({"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "x"}}, "it must be a number of at least 0"),
+        *[
+            (
+                {"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": value}},
+                "it must be a number of at least 0",
+            )
+            for value in ("x", True)
+        ],
         ({"speculative_config": {**DRAFT, "max_total_draft_tokens": 9}}, "drafts are a chain here"),
         ({"speculative_config": {"decoding_type": "Draft_Target"}}, "max_draft_len is missing"),
         ({"speculative_config": {"max_draft_len": 3}}, "decoding_type is missing"),
@@ -295,8 +301,9 @@ def test_vllms_spelling_is_refused_with_tensorrt_llms() -> None:
     )
 
 
-def test_medusa_heads_draft_a_chain_of_their_number() -> None:
-    section = {"decoding_type": "Medusa", "max_draft_len": 63, "speculative_model": "heads", "num_medusa_heads": 4}
+@pytest.mark.parametrize("tree", [{"max_draft_len": 63}, {}])
+def test_medusa_heads_draft_a_chain_of_their_number(tree: dict[str, Any]) -> None:
+    section = {"decoding_type": "Medusa", "speculative_model": "heads", "num_medusa_heads": 4} | tree
     conversion = convert({"speculative_config": section | {"medusa_choices": [[0], [0, 0], [1]]}})
     assert not conversion.refusals
     assert conversion.serve == {}

@@ -115,7 +115,7 @@ class CpuEngine(HostPruning, Closing):
     @property
     def memory_bytes(self) -> int:
         """Bytes of KV memory and native workspaces, without the mapped weights."""
-        num_bytes: int = self._library.faser_engine_memory_bytes(self._handle)
+        num_bytes: int = self._library.faser_engine_memory_bytes(self._open_handle())
         return num_bytes
 
     def attach(self, target: CpuEngine) -> None:
@@ -164,7 +164,7 @@ class CpuEngine(HostPruning, Closing):
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         rows = np.ascontiguousarray(rows, np.int32)
-        status = self._library.faser_engine_compact_rows(self._handle, native.address_of_buffer(rows), rows.size)
+        status = self._library.faser_engine_compact_rows(self._open_handle(), native.address_of_buffer(rows), rows.size)
         if status:
             native.check(status, f"keeping rows {rows.tolist()}")
 

@@ -92,7 +92,7 @@ class GptOssWeights(Weights):
             piece = slice(start, start + _ROWS_PER_PIECE)
             values = mxfp4_values(blocks[piece], scales[piece])
             if not np.isfinite(values).all():
-                raise CheckpointError(f"tensor {stored}_blocks has values that are infinite; the file is damaged")
+                raise CheckpointError(f"tensor {stored}_blocks is not finite everywhere; the file is damaged")
             matrix[piece] = converted(values, dtype)
         return matrix
 

@@ -92,8 +92,10 @@ def _compressed_tensors(data: Mapping[str, Any], source: str) -> Fp8Config:
         _check(source, f"{at}.num_bits", scheme.get("num_bits"), (8,))
         _check(source, f"{at}.strategy", scheme.get("strategy"), ("tensor", "channel", "block"))
         is_block = scheme["strategy"] == "block"
-        blocks.add(_block(scheme.get("block_structure") if is_block else None, source, f"{at}.block_structure"))
-        if is_block and None in blocks:
+        blocks.add(
+            block := _block(scheme.get("block_structure") if is_block else None, source, f"{at}.block_structure")
+        )
+        if is_block and block is None:
             raise CheckpointError(f"{source}: quantization_config.{at}.block_structure is missing")
     if len(blocks) > 1:
         raise CheckpointError(f"{source}: quantization_config.config_groups mix blocks with other scales; {_REMEDY}")

@@ -213,7 +213,7 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
     max_draft_len = section.get("max_draft_len")
     if is_mtp and max_draft_len is None:
         max_draft_len = section.get("num_nextn_predict_layers") or 1  # TensorRT-LLM's default
-    if max_draft_len is None:
+    if max_draft_len is None and rules["max_draft_len"] is _RULES["max_draft_len"]:
         sentence = f"{key}.max_draft_len is missing, drafting needs the number of tokens to draft; set it"
         yield refusal(f"{key}.max_draft_len", None, sentence)
     for name, value in section.items():

@@ -31,6 +31,8 @@ def with_forced_acceptance(config: Config, environment: Mapping[str, str]) -> Co
 
 def parse_forced(value: object) -> float | None:
     """Return the variable's value as a number, None if it is not one."""
+    if isinstance(value, bool):
+        return None
     try:
         forced = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -142,3 +142,7 @@ def test_limits_and_closing(tmp_path: Path) -> None:
         engine.close()
         with pytest.raises(ValueError, match="closed"):
             engine.forward(None)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="closed"):
+            engine.compact_rows(np.arange(1, dtype=np.int32))
+        with pytest.raises(ValueError, match="closed"):
+            assert engine.memory_bytes

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.engine.cuda.memory import weight_bytes
+from faser_trtllm.engine.cuda.parallel.group import RankGroup
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
 from tests.engine.cuda.host_executor import generate, mixed_requests, repeating_requests
@@ -229,6 +231,19 @@ def test_a_rank_that_cannot_open_says_why(built, others, message: str) -> None:
     with ExitStack() as stack, pytest.raises(ConfigError, match=message):
         open_target(built[2], stack, BesideGpu(others))
     assert rank_pids(os.getpid()) == []
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch 2.13 renamed it
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_parts_are_gathered_with_the_torch_versions_that_we_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
+) -> None:
+    if not is_renamed:
+        monkeypatch.delattr(torch.distributed, "all_gather_single", raising=False)
+    with RankGroup(Shard(0, 1), tmp_path, "gloo", torch.device("cpu")) as group:
+        part, out = torch.arange(6.0).view(2, 3), torch.zeros(2, 3)
+        group.gather(part, out)
+        assert out.equal(part)
 
 
 def test_the_least_memory_decides(built) -> None:

@@ -104,12 +104,15 @@ def test_experts_in_one_tensor_must_fit_the_configuration(tmp_path: Path) -> Non
             pass
 
 
-def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", [254, 255])  # infinite with larger numbers than 0.5, and NaN with any
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path, scale: int) -> None:
     folder = make_moe_checkpoint(tmp_path, "gpt_oss", num_layers=1)
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5] = 255
+    tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5] = scale
+    if scale == 255:
+        tensors["model.layers.0.mlp.experts.down_proj_blocks"][3, 5] = 0x01
     save_file(tensors, folder / "model.safetensors")
-    with opened(folder) as found, pytest.raises(CheckpointError, match="down_proj_blocks has values that are infinite"):
+    with opened(folder) as found, pytest.raises(CheckpointError, match="down_proj_blocks is not finite everywhere"):
         found.checkpoint.weights.bfloat16("model.layers.0.mlp.experts.3.down_proj.weight", (64, 64))
 
 

@@ -60,6 +60,9 @@ def test_a_matrix_of_many_pieces(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found.checkpoint.weights.float32(name, (1088, 16)), exact[name])
 
 
+BLOCK_SCHEME = {"strategy": "block", "block_structure": [128, 128]}
+
+
 def groups(**changes: Any) -> dict[str, Any]:
     return {"config_groups": {"group_0": {"weights": LINEAR | {"strategy": "tensor"} | changes}}}
 
@@ -78,6 +81,11 @@ def groups(**changes: Any) -> dict[str, Any]:
         ("compressed-tensors", groups(num_bits=4), "group_0.weights.num_bits is 4, supported: 8"),
         ("compressed-tensors", groups(strategy="group"), "strategy is 'group', supported: tensor or channel or block"),
         ("compressed-tensors", groups(strategy="block"), "group_0.weights.block_structure is missing"),
+        (
+            "compressed-tensors",
+            {"config_groups": groups()["config_groups"] | {"b": {"weights": LINEAR | BLOCK_SCHEME}}},
+            "config_groups mix blocks with other scales",
+        ),
         (
             "compressed-tensors",
             groups(strategy="block", block_structure="24"),

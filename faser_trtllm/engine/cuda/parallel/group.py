@@ -51,7 +51,8 @@ class RankGroup(Closing):
 
         rows, width = part.shape
         parts = torch.empty((self.shard.size * rows, width), dtype=part.dtype, device=part.device)
-        dist.all_gather_single(parts, part)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+        gather(parts, part)
         out.view(rows, self.shard.size, width).copy_(parts.view(self.shard.size, rows, width).transpose(0, 1))
 
     def maximum(self, tensor: Tensor) -> None:
