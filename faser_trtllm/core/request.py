@@ -32,6 +32,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 
 Top = tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]
 """The most probable tokens at a position and their log probs, best first."""
+NO_TOP: Top = (np.empty(0, np.int32), np.empty(0))  # shared, since a tuple of two empty arrays takes 300 bytes
 
 NUM_CANDIDATES = 8  # the draft's best tokens kept per drafted token (faser_cpu.h)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.request import Top
+from faser_trtllm.core.request import NO_TOP, Top
 from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int32Array, SamplingArray
 from faser_trtllm.ops.probs import RowStatus, edited_logits, has_filters, next_token_probs
 
@@ -61,7 +61,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
         row = np.ascontiguousarray(padded[:vocab_size])
         position, num_top = int(asked.positions[i]), min(int(asked.num_top[i]), vocab_size)
         if next_token_probs(asked.sampling, i, row, position, probs) is not RowStatus.OK:
-            tops.append((np.arange(num_top, dtype=np.int32), np.full(num_top, np.nan)))
+            tops.append((np.arange(num_top, dtype=np.int32), np.full(num_top, np.nan)) if num_top else NO_TOP)
             continue
         ids = np.append(_best(probs, num_top), asked.token_ids[i])
         found = probs[ids].astype(np.float64)
@@ -75,7 +75,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
             with np.errstate(divide="ignore"):
                 logs = np.where(found > 0, np.log(found), scaled[ids] + np.log(np.float64(probs.max())))
         values[i] = logs[-1]
-        tops.append((ids[:-1].astype(np.int32), logs[:-1]))
+        tops.append((ids[:-1].astype(np.int32), logs[:-1].copy()) if num_top else NO_TOP)
     return LogProbs(values, tops)
 
 

@@ -10,8 +10,8 @@ from faser_trtllm.errors import UnavailableError
 
 BYTES_PER_BODY_BYTE = 8  # for the text, its tokens and the objects made from its words
 BYTES_PER_SEQUENCE = 8 << 10
-BYTES_PER_LOG_PROB = 32
-BYTES_PER_TOPS = 512  # a token's most probable tokens, with their arrays
+BYTES_PER_LOG_PROB = 48
+BYTES_PER_TOPS = 640  # a token's most probable tokens, with their arrays
 BYTES_PER_LOGITS_ROW = 128  # in addition to its numbers
 BYTES_PER_PREDICTED_TOKEN = 256  # in the automaton that searches the prediction
 MIN_TRIMMED_BYTES = 16 << 20

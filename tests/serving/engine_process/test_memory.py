@@ -1,14 +1,18 @@
 """All open requests together take a bounded amount of memory, which the engine process gives back."""
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
 from faser_trtllm.serving.engine_process import wire
-from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.serving.engine_process.outbox_world import ints
 from tests.support.backend_frames import texts_array
@@ -143,3 +147,25 @@ def test_guides_are_released_while_no_request_is_open(fake_engine_dir, tmp_path,
         backend.send(FromBackend.PING)
         backend.receive(ToBackend.PONG)
         assert (tmp_path / "released").exists()
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_log_probs_take_at_most_what_is_counted(num_top):
+    n, vocab_size = 500, 64
+    sampling = np.zeros(n, SAMPLING_DTYPE)
+    for name in ("temperature", "top_p", "repetition_penalty"):
+        sampling[name] = 1.0
+    logits = np.random.default_rng(0).normal(size=(n, vocab_size)).astype(np.float32)
+    tokens = np.zeros(n, np.int32)
+    asked = TokenRows(np.arange(n), tokens, tokens, sampling, np.full(n, num_top, np.int32))
+    token_log_probs(logits, vocab_size, asked)  # the first call loads code
+    tracemalloc.start()
+    found = token_log_probs(logits, vocab_size, asked)
+    kept = [found.values.tolist(), found.tops]
+    del found
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(kept[1]) == n
+    params = SamplingParams(max_tokens=n, return_log_probs=True, num_top_log_probs=num_top)
+    counted = sequence_bytes(params, 1, n, vocab_size) - sequence_bytes(SamplingParams(max_tokens=n), 1, n, vocab_size)
+    assert held <= counted

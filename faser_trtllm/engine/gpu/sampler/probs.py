@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.core.request import NO_TOP
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 
 if TYPE_CHECKING:
@@ -37,4 +38,8 @@ def log_probs(logits: Tensor, asked: TokenRows) -> LogProbs:
     probs = torch.where(column(entries["mode"] == native.GREEDY), certain, probs)
     found = torch.where(ids == column(asked.token_ids).long(), probs, -torch.inf).amax(-1)
     best, logs = ids[:, :num_top].int().cpu().numpy(), probs[:, :num_top].contiguous().cpu().numpy()
-    return LogProbs(found.cpu().numpy(), [(best[i, :num], logs[i, :num]) for i, num in enumerate(asked.num_top)])
+    tops = [
+        (best[i, :num].copy(), logs[i, :num].copy()) if num else NO_TOP  # kept after the pass, which `best` is not
+        for i, num in enumerate(asked.num_top.tolist())
+    ]
+    return LogProbs(found.cpu().numpy(), tops)
