@@ -123,14 +123,19 @@ def test_fp8_becomes_an_option_of_the_build_and_a_key_of_the_server() -> None:
         ({"max_beam_width": 4}, "beam search is not supported"),
         ({"enable_lora": True}, "LoRA is not supported"),
         ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not supported"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, the GPUs of a model are counted by faser build"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; the GPUs of a model are counted by faser build"),
         (
             {"quant_config": {"quant_algo": "W4A16_AWQ"}},
-            "quant_config.quant_algo is W4A16_AWQ, only FP8 is converted",
+            "quant_config.quant_algo is W4A16_AWQ; only FP8 is converted",
         ),
         (
             {"pretrained_config": {"quantization": {"kv_cache_quant_algo": "INT8"}}},
-            "pretrained_config.quantization.kv_cache_quant_algo is INT8, only FP8 is converted",
+            "pretrained_config.quantization.kv_cache_quant_algo is INT8; only FP8 is converted",
+        ),
+        ({"mm_encoder_only": True}, "mm_encoder_only is true; multimodal models are not served; leave it out"),
+        (
+            {"scheduler_config": {"waiting_queue_policy": "lifo"}},
+            "is lifo; the queue is first come, first served within",
         ),
         ({"force_dynamic_quantization": True}, "scales of activations in fp8 are static"),
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
@@ -170,7 +175,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: s
 def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
     (sentence,) = conversion.refusals
-    assert f"speculative_config.decoding_type is {kind}, " in sentence
+    assert f"speculative_config.decoding_type is {kind}; " in sentence
     assert "Draft_Target" in sentence
     assert not conversion.serve
 
@@ -280,7 +285,7 @@ def test_shifted_labels_say_which_row_drafts_first(shifted: bool, slots: str) ->
 @pytest.mark.parametrize(
     ("field", "says"),
     [
-        ({"markov_head_type": "rnn"}, "markov_head_type is rnn, only DSpark's vanilla Markov head is supported"),
+        ({"markov_head_type": "rnn"}, "markov_head_type is rnn; only DSpark's vanilla Markov head is supported"),
         ({"target_layer_ids": [-1, 3]}, "it must list layers from 0 on"),
         ({"shift_label": 1}, "shift_label is 1; it must be true or false"),
         ({"speculative_model_subfolder": "draft"}, "name that folder in speculative_model"),
@@ -350,8 +355,11 @@ def test_a_schedule_counts_from_its_keys_on_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        ({1: 3}, "gives batch size 1 the length 3, 1.2 requires max_draft_len (4)"),
-        ({1: 4, 2: 5}, "has the length 5, max_draft_len is 4"),
+        ({1: 3}, "gives batch size 1 the length 3; release 1.2 requires max_draft_len (4)"),
+        (
+            {1: 4, 2: 5},
+            "has the length 5; it must be at most max_draft_len (4); lower the length or raise max_draft_len",
+        ),
         ({0: 4}, "must map batch sizes from 1 on"),
         ({1: -1}, "must map batch sizes from 1 on"),
         ([4], "must map batch sizes from 1 on"),
@@ -479,7 +487,7 @@ def test_settings_go_before_the_files_and_keep_its_sections(tmp_path: Path) -> N
     assert config.scheduler_config.enable_chunked_context
     assert config.scheduler_config.capacity_scheduler_policy.value == "MAX_UTILIZATION"
     path.write_text("max_beam_width: 4\nmax_lora: 3\nenable_lora: true")
-    with pytest.raises(ConfigError, match=r"^max_beam_width is 4, beam search .* \(2 more keys are refused\)$"):
+    with pytest.raises(ConfigError, match=r"^max_beam_width is 4; beam search .* \(2 more keys are refused\)$"):
         read_config(path)
 
 

@@ -105,8 +105,8 @@ def test_every_decoding_type_is_known_by_name(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("PARD", "is PARD, it drafts all places in one pass over mask tokens; only Draft_Target"),
-        ("Domino", "is Domino, a recurrent network (GRU) corrects its logits by earlier drafts; only"),
+        ("PARD", "is PARD; it drafts all places in one pass over mask tokens; only Draft_Target"),
+        ("Domino", "is Domino; a recurrent network (GRU) corrects its logits by earlier drafts; only"),
         ("DFlush", "is DFlush, which is unknown; did you mean DFlash?"),
     ],
 )

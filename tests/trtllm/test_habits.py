@@ -41,14 +41,14 @@ SERVE = {
     "--num_postprocess_workers 4": "the engine process detokenizes",
 }
 SERVE_REFUSED = {
-    "--max_beam_width 4": "--max_beam_width is 4, beam search is not supported",
-    "--tp_size 2": "--tp_size is 2, the GPUs of a model are counted by faser build --backend cuda --tp_size",
-    "--pp_size 2": "--pp_size is 2, one device",
-    "--ep_size 2": "--ep_size is 2, one device",
+    "--max_beam_width 4": "--max_beam_width is 4; beam search is not supported",
+    "--tp_size 2": "--tp_size is 2; the GPUs of a model are counted by faser build --backend cuda --tp_size",
+    "--pp_size 2": "--pp_size is 2; one device",
+    "--ep_size 2": "--ep_size is 2; one device",
     "--kv_cache_dtype nvfp4": "the KV cache has the engine's type or fp8",
     "--reasoning_parser qwen3": "reasoning is not separated",
     "--tool_parser qwen3": "the output is not parsed",
-    "--chat_template x.jinja": "faser openai serves that API",
+    "--chat_template x.jinja": "only faser openai applies it; leave it out, or start faser openai with it",
     "--server_role CONTEXT": "prompt and generation run in one process",
     "--custom_tokenizer deepseek_v32": "only tokenizer.json is read",
     "--kv-connector lmcache": "KV caches are not shared between servers",
@@ -93,7 +93,7 @@ BUILD_REFUSED = {
     "--logits_dtype float16": "logits are float32",
     "--auto_parallel 2": "the GPUs of a model are counted by",
     "--gpt_atention_plugin auto": "did you mean --gpt_attention_plugin?",
-    "--max_encoder_input_len 512": "--max_encoder_input_len is 512, encoder-decoder models are not served",
+    "--max_encoder_input_len 512": "is 512; encoder-decoder models are not served; leave it out",
 }
 
 

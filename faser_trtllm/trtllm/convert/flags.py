@@ -19,8 +19,7 @@ from faser_trtllm.trtllm.convert.kv_cache import KV_CACHE
 from faser_trtllm.trtllm.convert.rules import BUILD, LLM_API, judge_plugin
 from faser_trtllm.trtllm.convert.verdict import Rule, Verdict, ignored, only, refused
 
-_MULTIMODAL = refused("multimodal models are not served")
-_OPENAI = "faser openai serves that API"
+_MULTIMODAL = refused("multimodal models are not served; leave it out")
 _PARSERS = refused("the output is not parsed; leave it out")
 _DISAGGREGATED = refused("prompt and generation run in one process; leave it out")
 _LOG = ignored("messages of level warning and above are written")
@@ -59,9 +58,11 @@ SERVE_FLAGS: Mapping[str, Rule] = {
     "--telemetry": ignored("nothing is sent anywhere"),
     "--no-telemetry": ignored("nothing is sent anywhere"),
     "--generation-config": ignored("a request's own fields count, then generation_config.json of the checkpoint"),
-    "--served_model_name": refused(f"Triton's models have the names of their directories, and {_OPENAI}"),
-    "--chat_template": refused(_OPENAI),
-    "--allow_request_chat_template": refused(_OPENAI),
+    "--served_model_name": refused(
+        "Triton's models have the names of their directories; leave it out, or start faser openai with it"
+    ),
+    "--chat_template": refused("only faser openai applies it; leave it out, or start faser openai with it"),
+    "--allow_request_chat_template": refused("a request cannot set the chat template; leave it out"),
     "--tool_parser": _PARSERS,
     "--metadata_server_config_file": _DISAGGREGATED,
     "--server_role": _DISAGGREGATED,

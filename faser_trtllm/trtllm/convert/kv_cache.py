@@ -60,7 +60,7 @@ KV_CACHE: Rules = {
         ),
         "max_num_turns": ignored("blocks are reused by every request"),
     },
-    "cross_kv_cache_fraction": refused("encoder-decoder models are not served"),
+    "cross_kv_cache_fraction": refused("encoder-decoder models are not served; leave it out"),
     **dict.fromkeys(
         (
             *("event_buffer_max_size", "attention_dp_events_gather_period_ms"),

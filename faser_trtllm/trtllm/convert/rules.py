@@ -59,7 +59,7 @@ def _quantization(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
         if value is None or "quant_algo" not in str(name):
             yield Verdict(path, value, Outcome.IGNORED, "it does not ask for quantization")
         elif value != "FP8":
-            yield refusal(path, value, f"{path} is {show(value)}, {_ONLY_FP8}")
+            yield refusal(path, value, f"{path} is {show(value)}; {_ONLY_FP8}")
         elif name == "quant_algo":
             note = "for the TensorRT backends; cuda engines take quantization: fp8 in faser.yaml"
             yield Verdict(path, value, Outcome.BECAME, note, build={"quantization": "FP8"})
@@ -146,7 +146,9 @@ SCHEDULER: Rules = {
     ),
     "context_chunking_policy": _context_chunking,
     "dynamic_batch_config": ignored("the batch changes in every step anyway"),
-    "waiting_queue_policy": only("fcfs", otherwise="the queue is first come, first served within a priority"),
+    "waiting_queue_policy": only(
+        "fcfs", otherwise="the queue is first come, first served within a priority; leave it at fcfs"
+    ),
     "enable_prefix_aware_scheduling": ignored("the order is by priority, then by arrival"),
     "use_python_scheduler": ignored("scheduling is our own, or that of scheduler: trtllm"),
 }
@@ -182,7 +184,7 @@ BUILD: Rules = {
     "weight_sparsity": only(False, otherwise="sparse weights are not used; leave it out"),
     "weight_streaming": only(False, otherwise="weights stay on the device; leave it out"),
     "plugin_config": Section(_plugins),
-    "use_mrope": only(False, otherwise="multimodal models are not served"),
+    "use_mrope": only(False, otherwise="multimodal models are not served; leave it out"),
     "dry_run": ignored("faser build has --dry_run"),
     "visualize_network": ignored("faser check explains an engine"),
     "monitor_memory": ignored("faser build checks memory and disk beforehand"),
@@ -253,7 +255,7 @@ LLM_API: Rules = {
     "cache_transceiver_config": refused("prompt and generation run in one process; leave it out"),
     "kv_connector_config": refused("KV caches are not shared between servers; leave it out"),
     "sparse_attention_config": refused("attention is dense; leave it out"),
-    "mm_encoder_only": only(False, otherwise="multimodal models are not served"),
+    "mm_encoder_only": only(False, otherwise="multimodal models are not served; leave it out"),
     "disable_mm_encoder": _NO_ENCODER,
     "multimodal_config": ignored("multimodal input is not served"),
     "encode_only": only(False, otherwise="models generate here; leave it out"),

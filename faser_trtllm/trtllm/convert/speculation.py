@@ -118,10 +118,10 @@ _HEAD = ignored("the checkpoint says what drafter it is; cpu and cuda engines ta
 _EAGLE_RULES: dict[str, Rule] = {
     "decoding_type": _HEAD,
     "eagle3_layers_to_capture": _layers_left,
-    "eagle3_model_arch": only("llama3", otherwise="a head's layer is one of the Llama family here"),
+    "eagle3_model_arch": only("llama3", otherwise="a head's layer is one of the Llama family here; use such a head"),
     "eagle3_one_model": ignored("head and target share KV blocks, and each has an engine"),
     "num_eagle_layers": ignored("each draft is a step of the head"),
-    "spec_dec_variant": only(3, otherwise="only EAGLE-3 heads are supported"),
+    "spec_dec_variant": only(3, otherwise="only EAGLE-3 heads are supported; use one of them"),
     "sa_config": _beside_suffix,
     "greedy_sampling": ignored("greedy and sampled requests speculate, with the target's exact distribution"),
     "posterior_threshold": refused("acceptance by a threshold changes the text's distribution; leave it out"),
@@ -153,7 +153,9 @@ _BLOCK_RULES: dict[str, Rule] = {
     "target_layer_ids": _layers_left,
     "shift_label": _slots,
     **dict.fromkeys(("mask_token_id", "block_size", "markov_rank"), _OF_CHECKPOINT),
-    "markov_head_type": only("vanilla", otherwise="only DSpark's vanilla Markov head is supported"),
+    "markov_head_type": only(
+        "vanilla", otherwise="only DSpark's vanilla Markov head is supported; use a drafter with it"
+    ),
     **dict.fromkeys(
         (
             *("enable_confidence_head", "confidence_threshold", "enable_confidence_scheduling"),
@@ -214,7 +216,7 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
     if is_mtp and max_draft_len is None:
         max_draft_len = section.get("num_nextn_predict_layers") or 1  # TensorRT-LLM's default
     if max_draft_len is None and rules["max_draft_len"] is _RULES["max_draft_len"]:
-        sentence = f"{key}.max_draft_len is missing, drafting needs the number of tokens to draft; set it"
+        sentence = f"{key}.max_draft_len is missing; drafting needs the number of tokens to draft; set it"
         yield refusal(f"{key}.max_draft_len", None, sentence)
     for name, value in section.items():
         path = join(key, name)
@@ -225,7 +227,7 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
             yield refusal(
                 path,
                 value,
-                f"{path} is {show(value)}, drafts are a chain here, so it must be max_draft_len ({max_draft_len})",
+                f"{path} is {show(value)}; drafts are a chain here, so it must be max_draft_len ({max_draft_len})",
             )
         elif name == "num_nextn_predict_layers" and is_mtp and value != max_draft_len:
             yield refusal(
@@ -264,7 +266,7 @@ def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
         close = nearest(kind, _NAMES)
         hint = f"did you mean {close}?" if close else OURS
         return refusal(path, kind, f"{path} is {show(kind)}, which is unknown; {hint}")
-    return refusal(path, kind, f"{path} is {show(kind)}, {reason}; {OURS}") if reason else None
+    return refusal(path, kind, f"{path} is {show(kind)}; {reason}; {OURS}") if reason else None
 
 
 def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Iterable[Verdict]:
@@ -309,18 +311,22 @@ def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
         return f"{path} is {show(schedule)}; it must map batch sizes from 1 on to draft lengths from 0 on"
     if max(schedule.values()) > max_draft_len:
         return (
-            f"{path} has the length {max(schedule.values())}, max_draft_len is {max_draft_len}; raise that or lower it"
+            f"{path} has the length {max(schedule.values())}; it must be at most max_draft_len ({max_draft_len}); "
+            "lower the length or raise max_draft_len"
         )
     if 1 not in schedule:
         fixed = {1: 0}
         for size, length in sorted(schedule.items()):
             fixed |= {max(fixed): length, size + 1: 0}
         return (
-            f"{path} is {show(dict(schedule))}, it has no batch size 1, which 1.2 requires; if its keys are "
+            f"{path} is {show(dict(schedule))}; it must have batch size 1, which release 1.2 requires; if its keys are "
             f"upper bounds, as in releases after 1.2, write {fixed}"
         )
     if schedule[1] != max_draft_len:
-        return f"{path} gives batch size 1 the length {schedule[1]}, 1.2 requires max_draft_len ({max_draft_len}) there"
+        return (
+            f"{path} gives batch size 1 the length {schedule[1]}; release 1.2 requires max_draft_len ({max_draft_len}) "
+            "there; set it to that"
+        )
     return ""
 
 
@@ -345,4 +351,4 @@ def judge_decoding_mode(key: str, value: Any) -> Verdict:
     name = str(value).lower().removeprefix("speculativedecodingmode.")
     if name in ("none", "1", "draft_tokens_external", "2"):
         return Verdict(key, value, Outcome.IGNORED, "faser build takes the draft checkpoint instead")
-    return refusal(key, value, f"{key} is {show(value)}, only draft_tokens_external is supported; {OURS}")
+    return refusal(key, value, f"{key} is {show(value)}; only draft_tokens_external is supported; {OURS}")

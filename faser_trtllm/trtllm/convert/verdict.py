@@ -113,23 +113,26 @@ def ignored(reason: str) -> Rule:
 
 
 def refused(reason: str) -> Rule:
-    """Return a rule that refuses any value except an empty list, mapping or string."""
+    """Return a rule that refuses any value except an empty list, mapping or string. reason: it ends with the fix."""
 
     def judge(key: str, value: Any) -> Verdict:
         if isinstance(value, (str, list, dict)) and not value:
             return Verdict(key, value, Outcome.IGNORED, "it is empty")
-        return refusal(key, value, f"{key} is {show(value)}, {reason}")
+        return refusal(key, value, f"{key} is {show(value)}; {reason}")
 
     return judge
 
 
 def only(*allowed: Any, otherwise: str) -> Rule:
-    """Return a rule that ignores these values, which describe our behaviour, and refuses others; case is ignored."""
+    """Return a rule that ignores these values, which describe our behaviour, and refuses others; case is ignored.
+
+    otherwise: why others are refused; it ends with the fix.
+    """
 
     def judge(key: str, value: Any) -> Verdict:
         if any(_same(value, choice) for choice in allowed):
             return Verdict(key, value, Outcome.IGNORED, "that is the behaviour here")
-        return refusal(key, value, f"{key} is {show(value)}, {otherwise}")
+        return refusal(key, value, f"{key} is {show(value)}; {otherwise}")
 
     return judge
 
@@ -140,7 +143,7 @@ def refusal(key: str, value: Any, sentence: str) -> Verdict:
 
 def unknown(key: str, value: Any, meant: str) -> Verdict:
     """Refuse an unknown key. meant: a suggestion, or ""."""
-    hint = f"; did you mean {meant}?" if meant else ", leave it out"
+    hint = f"; did you mean {meant}?" if meant else "; leave it out"
     return refusal(key, value, f"{key} is not a key of TensorRT-LLM{hint}")
 
 
