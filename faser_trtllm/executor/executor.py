@@ -149,8 +149,8 @@ class Executor(Closing):
             held = self._num_of_client[key] if key else 0
             if held and held >= self._max_queue_size - len(self._live):
                 raise UnavailableError(
-                    f"the client has {held} requests in the queue of {self._max_queue_size}, which keeps as much room "
-                    "for others; wait for their ends (max_queue_size)"
+                    f"the client has {held} unfinished requests, but may have only half of what others leave of "
+                    f"max_queue_size ({self._max_queue_size}); try again when some of them have ended"
                 )
             if request_id in self._live:
                 raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")

@@ -41,8 +41,9 @@ class RequestMemory:
             left = max(0, (self.limit - self._num_bytes + own) // 2 - own)
             if num_bytes > left:
                 raise UnavailableError(
-                    f"the request takes up to {num_bytes} more bytes of memory, its client may take {left} more of "
-                    f"max_queue_bytes {self.limit}, half of what others leave; try again later, or ask for less"
+                    f"the request takes up to {num_bytes} more bytes of memory, but its client may take only {left} "
+                    f"more, since each client gets half of what others leave of max_queue_bytes ({self.limit}); try "
+                    "again later, or ask for less"
                 )
             self._taken[handle] = client, self._taken.get(handle, (client, 0))[1] + num_bytes
             self._of_clients[client] = own + num_bytes

@@ -318,5 +318,5 @@ VLLM_HISTOGRAM_FAMILIES = tuple(
 )
 """The same metrics under the names that vLLM's dashboards and benchmarks look for."""
 
-SUCCESSES = ("faser_request_success_total", "Successful requests, by finish_reason")
+SUCCESSES = ("faser_request_success_total", "Successful requests, by finished_reason")
 FAILURES = ("faser_request_failures_total", "Requests that were refused or failed, by Triton's status code")

@@ -253,7 +253,10 @@ def _client_key(scope: Scope) -> str:
     """Return the key of the client that the proxy names, or ""; raise RequestError."""
     value: bytes = dict(scope["headers"]).get(CLIENT_HEADER.encode(), b"")
     if not re.fullmatch(rb"[ -~]*", value):
-        raise RequestError(f"the header {CLIENT_HEADER} has other characters than visible ASCII ones; leave them out")
+        raise RequestError(
+            f"the header {CLIENT_HEADER} is {value.decode('latin-1')!r:.80}; it must hold only printable ASCII "
+            "characters (space to ~); leave out the others"
+        )
     return value.decode()
 
 

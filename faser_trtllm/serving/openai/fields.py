@@ -125,9 +125,12 @@ def shown(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return a phrase for the JSON type of a value."""
-    kinds = {str: "a string", bool: "true or false", int: "a number", float: "a number", list: "an array"}
-    return "null" if value is None else kinds.get(type(value), "an object")
+    """Return a phrase for the kind of a JSON value: its type, or true, false or null."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"an array of length {len(value)}"
+    return {str: "a string", int: "a number", float: "a number"}.get(type(value), "an object")
 
 
 def _refuse_constant(name: str) -> float:

@@ -48,8 +48,8 @@ class Reply:
             self._num_logprobs += num_tokens * (1 + self._request.logprobs)
             if self._num_logprobs > MAX_LOGPROBS:
                 raise RequestError(
-                    f"of this answer are more than {MAX_LOGPROBS}, including alternatives; send fewer prompts, "
-                    "lower logprobs, or stream",
+                    f"asks for more than {MAX_LOGPROBS} log probabilities in this answer, counting alternatives; send "
+                    "fewer prompts, lower logprobs, or stream the answer",
                     "logprobs",
                 )
         self._choices[index].add(delta)

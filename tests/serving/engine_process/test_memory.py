@@ -30,8 +30,8 @@ def test_a_request_takes_half_of_what_others_leave():
     memory.take(1, 20)
     memory.take(1, 30)
     expected = (
-        "the request takes up to 26 more bytes of memory, its client may take 25 more of max_queue_bytes 100, half of "
-        "what others leave; try again later, or ask for less"
+        "the request takes up to 26 more bytes of memory, but its client may take only 25 more, since each client "
+        r"gets half of what others leave of max_queue_bytes \(100\); try again later, or ask for less"
     )
     with pytest.raises(UnavailableError, match=expected):
         memory.take(2, 26)
@@ -91,7 +91,7 @@ def test_requests_that_hold_too_much_together_are_unavailable_and_others_are_ser
     refused = backend.answers(5)
     for (error,) in refused.values():
         assert error.code == UNAVAILABLE
-        assert f" more of max_queue_bytes {LIMIT}, half of what others leave; try again later" in error.message
+        assert f"half of what others leave of max_queue_bytes ({LIMIT}); try again later" in error.message
     backend.ask(0, 100, text_input=b"abc", max_tokens=ints(3))
     assert backend.answers(1)[100][0]["text_output"][2][4:] == b"abcabc"
     running = set(range(8)) - set(refused)

@@ -266,7 +266,7 @@ def test_another_server_s_metrics_are_refused(metrics_server):
         (["--interval", "0"], "interval is 0, allowed is 0.1 to 3600"),
         (["--interval", "nan"], "interval is nan"),
         (["--url", "http://[", "--once"], "url is"),
-        (["--url", "file:///etc/hosts", "--once"], "url is 'file:///etc/hosts'; it must be"),
+        (["--url", "file:///etc/hosts", "--once"], "url is 'file:///etc/hosts'; it must start with http://"),
     ],
 )
 def test_bad_flags_are_one_sentence(arguments, message):

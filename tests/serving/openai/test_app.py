@@ -232,7 +232,10 @@ def test_who_the_proxy_says_that_sent_it_reaches_the_model():
     assert model.client_keys == ["tenant 7", "tenant 7", ""]
     refused = ask(model, ASK, [JSON, (b"x-faser-client", b"\xff")])
     assert refused.status == 400
-    assert "x-faser-client has other characters" in json.loads(refused.body)["error"]["message"]
+    assert (
+        "x-faser-client is 'ÿ'; it must hold only printable ASCII characters"
+        in json.loads(refused.body)["error"]["message"]
+    )
 
 
 def test_web_pages_are_let_in_by_name_only():

@@ -104,6 +104,7 @@ BAD_COMPLETIONS = [
     ({"prompt": [1, True]}, "and not empty"),
     ({"prompt": [-1]}, "token id -1"),
     ({"prompt": [10**5000]}, "a number of more than 70 digits"),
+    ({"model": True}, "model is true; it must be a string"),
     ({"prompt": ["a"] * 65}, "65 entries, allowed are at most 64"),
     ({"prompt": "\ud800"}, "surrogate pair at character 0"),
     ({"prompt": ["a"] * 64, "n": 3}, "192 sequences, allowed are at most 128"),
@@ -129,7 +130,7 @@ BAD_COMPLETIONS = [
     ({"logit_bias": {"1": 101}}, "logit_bias[1] is 101, allowed is -100 to 100"),
     ({"logit_bias": {"-1": 1}}, 'logit_bias has the key "-1"; it must be a token id'),
     ({"logit_bias": {"a": 1}}, 'logit_bias has the key "a"'),
-    ({"logit_bias": [1]}, "logit_bias is an array; it must be an object"),
+    ({"logit_bias": [1]}, "logit_bias is an array of length 1; it must be an object"),
     ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias has 4097 entries, allowed are at most 4096"),
     ({"stop": ["x"] * 65}, "stop has 65 entries, allowed are at most 64"),
     ({"stop": ["x" * 1025]}, "1025 characters"),
@@ -219,7 +220,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'type "image_url"'),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content is null"),
     ({"messages": [1]}, "messages[0] is a number"),
-    ({"structured_outputs": {"choice": []}}, "choice is an array; it must be a list of at least one"),
+    ({"structured_outputs": {"choice": []}}, "choice is an array of length 0; it must be a list of at least one"),
     ({"guided_choice": ["a", ""]}, "guided_choice holds an empty text"),
     ({"guided_choice": ["a", 1]}, "guided_choice is a number; it must be a string"),
     ({"response_format": "json"}, "response_format is a string; it must be an object with a type"),
@@ -561,7 +562,8 @@ def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(s
     reply = Reply(completion(served, prompt=["aaa"] * 2, echo=True, logprobs=2), "faser", tokenizer)
     reply.add(0, delta)
     with pytest.raises(
-        RequestError, match="logprobs of this answer are more than 12, including alternatives; send fewer"
+        RequestError,
+        match="logprobs asks for more than 12 log probabilities in this answer, counting alternatives; send",
     ):
         reply.add(1, delta)
 

@@ -123,7 +123,9 @@ def test_tools_are_those_of_a_chat(tokenizer):
     ("fields", "param", "message"),
     [
         ({"input": None}, "input", "input is null; it must be a text or a list of at least one item"),
-        ({"input": []}, "input", "input is an array; it must be a text or a list"),
+        ({"input": []}, "input", "input is an array of length 0; it must be a text or a list"),
+        ({"input": [user([{"type": "input_text", "text": "a"}] * 1025)]}, "input",
+         "input[0].content is an array of length 1025; it must be a list of at most 1024 parts"),
         ({"input": [3]}, "input", "input[0].type is null, allowed are message"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", 'input[0].type is "item_reference", allowed'),
         ({"input": [user("a"), {"role": "boss", "content": "a"}]}, "input", 'input[1].role is "boss", allowed are'),
