@@ -242,9 +242,11 @@ def test_what_cannot_be_interpreted_is_named(
     target, draft = pair
     generate = ("generate", "--prompt", "x", "--engine_dir")
     rtx, cpu = engine_dirs["tensorrt_rtx"], engine_dirs["cpu"]
-    assert "checkpoint_dir is missing" in refused(*generate, rtx, "--interpret")
+    assert "checkpoint_dir is missing; --interpret needs" in refused(*generate, rtx, "--interpret")
     assert "draft_checkpoint_dir is missing" in refused(*generate, rtx, "--interpret", "--checkpoint_dir", target)
-    assert "add --interpret or leave checkpoint_dir out" in refused(*generate, rtx, "--checkpoint_dir", target)
+    for flag in ("checkpoint_dir", "draft_checkpoint_dir"):
+        sentence = f"{flag} is {target}, which only --interpret reads; add --interpret or leave {flag} out"
+        assert sentence in refused(*generate, rtx, f"--{flag}", target)
     assert "can be interpreted" in refused(*generate, cpu, "--interpret", "--checkpoint_dir", target)
     other = refused(*generate, rtx, "--interpret", "--checkpoint_dir", draft, "--speculation", "off")
     assert "exit_layers has 2" in other or "is not the one that" in other
@@ -261,7 +263,7 @@ def test_no_directory_is_named(command: tuple[str, ...], tmp_path: Path) -> None
 def test_bytes_that_are_no_utf_8_are_named(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:
     generate = ("generate", "--engine_dir", engine_dirs["cpu"])
     bad = b"ab\xff\xfe".decode(errors="surrogateescape")  # as a process gets them from its command line
-    says = r"is 'ab\udcff\udcfe', where character 3 is no UTF-8; "
+    says = r"is 'ab\udcff\udcfe', whose character 3 is not valid UTF-8; "
     assert refused(*generate, "--prompt", bad).startswith(f"faser: prompt {says}")
     assert refused(*generate, "--prompt", "x", "--stop_words", bad).startswith(f"faser: stop_words {says}")
     assert refused(*generate, "--prompt", "x", "--guided_regex", bad).startswith(f"faser: guided_regex {says}")

@@ -148,11 +148,17 @@ def _opener(interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: 
     from faser_trtllm.engine.opening import open_engines
 
     if not interpret:
-        if checkpoint_dir is not None or draft_checkpoint_dir is not None:
-            raise InvalidArgumentError("checkpoint_dir needs --interpret; add --interpret or leave checkpoint_dir out")
+        for name, value in (("checkpoint_dir", checkpoint_dir), ("draft_checkpoint_dir", draft_checkpoint_dir)):
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"{name} is {value}, which only --interpret reads; add --interpret or leave {name} out"
+                )
         return open_engines
     if checkpoint_dir is None:
-        raise InvalidArgumentError("checkpoint_dir is missing, --interpret needs what the target was built from")
+        raise InvalidArgumentError(
+            "checkpoint_dir is missing; --interpret needs the checkpoint that the target was built from; add "
+            "--checkpoint_dir"
+        )
     print(
         "faser: interpreting the TensorRT networks on the CPU, which is slow and only good for checking them",
         file=sys.stderr,
@@ -170,8 +176,8 @@ def _check_text(name: str, texts: Iterable[str]) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(
-                f"{name} is {text!r:.60}, where character {error.start + 1} is no UTF-8; give it in UTF-8, or in "
-                "--prompt_file as JSON"
+                f"{name} is {text!r:.60}, whose character {error.start + 1} is not valid UTF-8; give it in UTF-8, or "
+                "in --prompt_file as JSON"
             ) from None
 
 

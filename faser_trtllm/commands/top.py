@@ -43,7 +43,9 @@ def top(
     if "://" not in url:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
-        raise InvalidArgumentError(f"url is {url!r}; it must be as http://127.0.0.1:8002/metrics")
+        raise InvalidArgumentError(
+            f"url is {url!r}; it must start with http:// or https://; give one like http://127.0.0.1:8002/metrics"
+        )
     if url.rstrip("/").count("/") == 2:
         url = url.rstrip("/") + "/metrics"
     if once:
