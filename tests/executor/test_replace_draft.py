@@ -104,9 +104,11 @@ def test_what_cannot_take_its_place_is_refused_and_the_old_one_goes_on(tmp_path,
         "the target in .* is not the one that runs": build(
             tmp_path / "e1", other_target, make_head(tmp_path / "h1", other_target, layers=(1, 2))
         ),
-        "is a model, the one that runs is eagle3; only one of its kind": build(tmp_path / "e2", target, target),
-        "is missing, the one that runs is eagle3": build(tmp_path / "e3", target, None),
-        "reads layers .* of another target": build(
+        "is a model; it must be of the running draft's kind .eagle3.; build one": build(
+            tmp_path / "e2", target, target
+        ),
+        "is missing; it must be of the running draft's kind .eagle3.": build(tmp_path / "e3", target, None),
+        "it must read layers of this target .it reads .0, 2.., the same as a head that it replaces": build(
             tmp_path / "e4", target, make_head(tmp_path / "h4", target, layers=(0, 2))
         ),
     }

@@ -134,8 +134,9 @@ class CpuEngine(HostPruning, Closing):
             )
         if status:
             raise EngineFileError(
-                f"the draft head of {self._file.path.parent.parent} reads layers {layers.tolist()} of another target; "
-                "rebuild it with faser build"
+                f"the draft head of {self._file.path.parent.parent} does not fit this target: it must read layers of "
+                f"this target (it reads {layers.tolist()}), the same as a head that it replaces, and have the target's "
+                "hidden_size and vocab_size; rebuild it for this target with faser build"
             )
 
     def exchange(self, other: CpuEngine) -> None:
@@ -329,8 +330,8 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
                 f"{spec.max_num_tokens} rows, lower {fewer}kv_cache_config.max_tokens or max_num_tokens"
             )
         raise EngineFileError(
-            f"{path.name} describes a model the CPU engine cannot run: head_dim {sizes['head_dim']} must be "
-            f"even and at most 256, hidden_size {sizes['hidden_size']} even, output_ids rising; rebuild it with faser "
-            "build"
+            f"{path.name} describes a model that the CPU engine cannot run, since one of these does not hold: head_dim "
+            f"({sizes['head_dim']}) is even and at most 256, hidden_size ({sizes['hidden_size']}) is even, output_ids "
+            "are ascending, and all else is as faser build writes it; rebuild it with faser build"
         )
     return handle

@@ -46,8 +46,8 @@ def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, pa
         raise ConfigError(f"the target in {path} is not the one that runs; build the draft for the running target")
     if not engines.has_draft or engines.draft_head != request.engines.draft_head:
         raise ConfigError(
-            f"the draft in {path} is {engines.draft_head or ('a model' if engines.has_draft else 'missing')}, the one "
-            f"that runs is {request.engines.draft_head or 'a model'}; only one of its kind can take its place"
+            f"the draft in {path} is {engines.draft_head or ('a model' if engines.has_draft else 'missing')}; it must "
+            f"be of the running draft's kind ({request.engines.draft_head or 'a model'}); build one of that kind"
         )
     with ExitStack() as stack:
         other = _open(engines.draft_path, request, stack)

@@ -70,7 +70,7 @@ def _capture(role: str, engine: GpuEngine, partitions: tuple[GpuPartition, ...])
     if num_left_out:
         sizes = ", ".join(map(str, sorted(engine.sizes_without_graph)))
         log.warning(
-            "%s: no memory was left for %d CUDA graphs; launched kernel by kernel are %s",
+            "%s: no memory was left for %d CUDA graphs; %s run without one, kernel by kernel",
             role,
             num_left_out,
             f"passes of {sizes} rows" if sizes else "draft steps",

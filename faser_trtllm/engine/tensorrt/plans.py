@@ -105,8 +105,8 @@ class Plans:
         wanted = {spec.name for spec in (*plan.info.inputs, *plan.info.outputs)}
         if found != wanted:
             raise EngineFileError(
-                f"{label} has other inputs and outputs than the table says ({', '.join(sorted(found ^ wanted))}); "
-                "rebuild it with faser build"
+                f"{label} has other inputs and outputs than its engine file lists "
+                f"({', '.join(sorted(found ^ wanted))}); rebuild it with faser build"
             )
         return engine
 

@@ -219,7 +219,7 @@ def test_what_a_drafter_cannot_run_is_refused(pair, tmp_path):
     with ExitStack() as stack:
         cores = stack.enter_context(CoreSet(num_threads=1))
         lonely, target = (open_engine(path, cores, stack) for path in (pair.path, other))
-        with pytest.raises(EngineFileError, match="of another target; rebuild"):
+        with pytest.raises(EngineFileError, match=r"does not fit this target: .*; rebuild it for this target"):
             lonely.attach(target)
         with pytest.raises(ConfigError, match=r"max_num_tokens is 2; it must be at least the .* block_size"):
             open_engine(pair.path, cores, stack, max_num_tokens=2)

@@ -260,7 +260,7 @@ def test_a_head_without_its_target_or_with_another_runs_nothing(pair, tmp_path):
         )
         with pytest.raises(InvalidArgumentError):
             lonely.forward(pair.target.batch([(0, [5, 6], 0, 2)]))
-        with pytest.raises(EngineFileError, match="of another target; rebuild"):
+        with pytest.raises(EngineFileError, match=r"does not fit this target: .*; rebuild it for this target"):
             lonely.attach(target)
 
 

@@ -217,7 +217,7 @@ def test_damaged_and_foreign_plans_are_refused(make: Callable[..., StandIn]) -> 
     content[plan.offset] ^= 1
     stand_in.path.write_bytes(content)
     stand_in.trt.extra_tensor = "surprise"
-    with pytest.raises(EngineFileError, match=r"other inputs and outputs than the table says \(surprise\)"):
+    with pytest.raises(EngineFileError, match=r"other inputs and outputs than its engine file lists \(surprise\)"):
         open_engine(stand_in)
     stand_in.trt.extra_tensor = ""
     stand_in.trt.interpret = lambda plan: None
