@@ -100,8 +100,8 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         )
     if data.get("quantization_config"):
         raise CheckpointError(
-            f"{source}: quantization_config is set, but only bf16, fp16 and fp32 weights are read "
-            "here; use the unquantized checkpoint"
+            f"{source}: quantization_config is set; the weights of this checkpoint must be bf16, fp16 or fp32; use the "
+            "unquantized checkpoint"
         )
     hidden_act = data.get("hidden_act", "silu")
     if hidden_act != "silu":

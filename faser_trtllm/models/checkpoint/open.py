@@ -42,8 +42,9 @@ def open_checkpoint(path: Path, stack: ExitStack, tokenizer_dir: Path | None = N
     check_shapes(checkpoint.weights, expected_shapes(checkpoint.config))
     if tokenizer_dir is not None and checkpoint.tokenizer.vocab_size > checkpoint.config.vocab_size:
         raise CheckpointError(
-            f"tokenizer_dir is {tokenizer_dir}, whose tokenizer has {checkpoint.tokenizer.vocab_size} tokens; "
-            f"the model {path} knows {checkpoint.config.vocab_size}"
+            f"tokenizer_dir is {tokenizer_dir}, whose tokenizer has {checkpoint.tokenizer.vocab_size} tokens; it must "
+            f"have at most vocab_size ({checkpoint.config.vocab_size}) of the model {path}; name the model's own "
+            "tokenizer"
         )
     return checkpoint
 
@@ -84,7 +85,7 @@ def _weights(plain: CheckpointWeights, config: ModelConfig, quantized: Quantizat
     if quantized is not None and isinstance(quantized, Mxfp4Config) != is_gpt_oss:
         raise CheckpointError(
             f"config.json: a {config.architecture} with this quantization_config is not supported: mxfp4 is supported "
-            "for GptOssForCausalLM only, and nothing else for it; take the unquantised checkpoint"
+            "only for GptOssForCausalLM, and GptOssForCausalLM only in mxfp4; take the unquantized checkpoint"
         )
     if is_gpt_oss and config.experts is not None:
         return GptOssWeights(plain, config.experts.num_experts)

@@ -12,7 +12,7 @@ METHODS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8", "mxfp4")
 _BITS = {"awq": (4,), "gptq": (4, 8)}
 _MODELOPT_BLOCKS = {"FP8": None, "FP8_PER_CHANNEL_PER_TOKEN": None, "FP8_PB_WO": (128, 128)}
 _MAX_BLOCK = 1 << 20
-_REMEDY = "take another checkpoint or the unquantised one"
+_REMEDY = "take another checkpoint or the unquantized one"
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,8 @@ def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
     source = file.path.name
     if config.rope.rope_type != "default":
         raise CheckpointError(
-            f"{source}: it has {ROPE_FREQS} and rope scaling {config.rope.rope_type!r}, one is supported"
+            f"{source}: it has both the tensor {ROPE_FREQS} and rope scaling {config.rope.rope_type!r}, but only "
+            "one of them is supported at a time; use a file with one of them"
         )
     if tensor.type.name != "F32" or tensor.shape != (config.head_dim // 2,):
         raise CheckpointError(

@@ -155,7 +155,7 @@ class _Header:
                 raise self._damaged(f"the tensor {name!r} occurs twice")
             num_dims = self._integer("<I")
             if not 1 <= num_dims <= _MAX_DIMS:
-                raise self._damaged(f"tensor {name!r} has {num_dims} dimensions, there are 1 to {_MAX_DIMS}")
+                raise self._damaged(f"tensor {name!r} has {num_dims} dimensions; it must have 1 to {_MAX_DIMS}")
             dims = [self._integer("<Q") for _ in range(num_dims)]
             kind, offset = self._integer("<I"), self._integer("<Q")
             found = next((known for known in TensorType if known == kind), None)
@@ -193,7 +193,7 @@ class _Header:
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _SCALARS:
-            raise self._damaged(f"the value of {key!r} is of type {kind}, there are 0 to 12")
+            raise self._damaged(f"the value of {key!r} is of type {kind}; the type must be from 0 to 12")
         value = np.frombuffer(self._take(np.dtype(_SCALARS[kind]).itemsize), _SCALARS[kind])[0]
         if kind == _BOOL:
             return bool(value)

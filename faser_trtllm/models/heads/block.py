@@ -355,7 +355,8 @@ def _check_tensors(weights: BlockWeights, config: BlockConfig) -> None:
         if ours in shapes or ours.startswith("confidence_head.") or ours.endswith("rotary_emb.inv_freq"):
             continue
         raise CheckpointError(
-            f"tensor {name:.80} of the block drafter is not one that config.json speaks of, so it cannot be run"
+            f"tensor {name:.80} of the block drafter is not part of the model that its config.json describes; use a "
+            "checkpoint whose config.json describes all its tensors"
         )
     found, wanted = weights.shape("fc.weight"), shapes["fc.weight"]
     if found != wanted:

@@ -221,8 +221,8 @@ def _feeds_normed(data: dict[str, Any], wanted: str) -> bool:
     if not _flag(data, "norm_output"):
         if wanted:
             raise CheckpointError(
-                f"{_SOURCE}: norm_output is not set, so there is nothing for --eagle3_norm_output {wanted} to say; "
-                "leave it out"
+                f"{_SOURCE}: norm_output is not set, and --eagle3_norm_output ({wanted}) has a meaning only for heads "
+                "that set it; leave the option out"
             )
         return False
     if not wanted and data.get("speculators_model_type") != "eagle3":
@@ -335,7 +335,8 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
     for name, stored in weights.names.items():
         if name not in shapes and name != "d2t" and name != "t2d" and not name.endswith("rotary_emb.inv_freq"):
             raise CheckpointError(
-                f"tensor {stored} of the EAGLE-3 head is not one that config.json speaks of, so the head cannot be run"
+                f"tensor {stored} of the EAGLE-3 head is not part of the model that its config.json describes; use a "
+                "checkpoint whose config.json describes all its tensors"
             )
     weights.target_ids(config.draft_vocab_size, model.vocab_size)
 

@@ -19,10 +19,10 @@ UNSUPPORTED = {
     "LiLiCorr": "a transformer over a lattice of candidates picks its drafts",
     "Domino": "a recurrent network (GRU) corrects its logits by earlier drafts",
     "P-EAGLE": "it drafts all places in one pass, from mask rows with a learnt hidden row",
-    "PARD-2": "it drafts from mask tokens and rows of the target, which weights in a file of their own project",
+    "PARD-2": "it drafts from mask tokens and from rows of the target that weights in a separate file project",
     "PARD": "it drafts all places in one pass over mask tokens",
     "Laguna DFlash": "its attention has gates, and each layer's target row has a norm",
-    "MiMo-V2 DFlash": "its mask token has an embedding in a file of its own, and its attention sinks",
+    "MiMo-V2 DFlash": "its mask token has an embedding in a separate file, and its attention has sinks",
     "DeepSeek-V4 DSpark": "its layers (mtp.*) are part of a target that is not supported",
     "EAGLE-1 or EAGLE-2": "it reads one row of the target, as HASS's heads do, where EAGLE-3's read several",
 }

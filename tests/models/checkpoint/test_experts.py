@@ -77,7 +77,7 @@ def test_mxfp4_numbers_are_those_of_transformers() -> None:
 def test_quantisations_of_other_families_are_named(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
     folder = make_moe_checkpoint(tmp_path, family, num_layers=1)
     change(folder, {"quantization_config": settings})
-    sentence = "with this quantization_config is not supported: mxfp4 is supported for GptOssForCausalLM"
+    sentence = "with this quantization_config is not supported: mxfp4 is supported only for GptOssForCausalLM"
     with pytest.raises(CheckpointError, match=sentence), opened(folder):
         pass
 

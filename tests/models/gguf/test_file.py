@@ -127,7 +127,7 @@ ARRAY_HEAD = KEY + struct.pack("<I", ARRAY)
         (gguf_bytes({}, {"a": ((1, 256), 10, bytes(84))}), r"tensor a is of type Q2_K \(10\), supported:"),
         (gguf_bytes({}, {"a": ((2, 0), TYPE_F32, b"")}), r"tensor 'a' has dimensions \[0, 2\], none may be 0"),
         (gguf_bytes({}, {"a": ((2, 48), 8, bytes(96))}), "the first must be a multiple of 32 for Q8_0"),
-        (gguf_bytes({}, {"a": ((1,) * 5, TYPE_F32, bytes(4))}), "tensor 'a' has 5 dimensions, there are 1 to 4"),
+        (gguf_bytes({}, {"a": ((1,) * 5, TYPE_F32, bytes(4))}), "tensor 'a' has 5 dimensions; it must have 1 to 4"),
         (gguf_bytes({}, {"a": ((1 << 62, 1 << 62), TYPE_F32, bytes(4))}), "bytes, the file is truncated"),
         (gguf_bytes({}, {"a": ((2, 4), TYPE_F32, bytes(64))} | {"b": ONE["a"]}), "'b' starts at 64, the one before it"),
     ],

@@ -232,10 +232,22 @@ ONE = np.ones((4, 4), np.float32)
             {"spare": {"markov_head.markov_w2.weight": ONE}},
             r"markov_head.markov_w2.weight has shape \[4, 4\]",
         ),
-        ("dspark_plain", {"spare": {"markov_head.markov_w1.weight": ONE}}, "is not one that config.json speaks of"),
-        ("dflash", {"spare": {"layers.0.self_attn.qkv_proj.weight": ONE}}, "qkv_proj.weight .* is not one that"),
-        ("speculators_dflash", {"spare": {"d2t": np.zeros(8, np.int64)}}, "d2t .* is not one that"),
-        ("dflash", {"spare": {"layers.2.mlp.up_proj.weight": ONE}}, "layers.2.mlp.up_proj.weight .* is not one that"),
+        (
+            "dspark_plain",
+            {"spare": {"markov_head.markov_w1.weight": ONE}},
+            "is not part of the model that its config.json describes",
+        ),
+        (
+            "dflash",
+            {"spare": {"layers.0.self_attn.qkv_proj.weight": ONE}},
+            "qkv_proj.weight .* is not part of the model",
+        ),
+        ("speculators_dflash", {"spare": {"d2t": np.zeros(8, np.int64)}}, "d2t .* is not part of the model"),
+        (
+            "dflash",
+            {"spare": {"layers.2.mlp.up_proj.weight": ONE}},
+            "layers.2.mlp.up_proj.weight .* is not part of the model",
+        ),
         ("dspark", {"spare": {"logit_head.markov_head.markov_w1.weight": ONE}}, "are the same one"),
     ],
 )

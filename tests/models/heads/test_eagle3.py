@@ -102,7 +102,9 @@ def test_what_norm_output_means_is_said_by_the_layout_or_asked_for(tmp_path, tar
     for options in ({}, {"norm_output": False}):
         plain = make_head(tmp_path / "plain", target, **options)
         assert not read(plain, target)[0].feeds_normed
-        with pytest.raises(CheckpointError, match=r"norm_output is not set, .* leave it out"):
+        with pytest.raises(
+            CheckpointError, match=r"norm_output is not set, and --eagle3_norm_output \(fed\) .* leave the option out"
+        ):
             read(plain, target, norm_output="fed")
 
 
