@@ -69,9 +69,9 @@ def build_engines(
         vocabulary = sources[-1].vocabulary
         if vocabulary is not None and not find_backend(options.backend).has_vocabulary_maps:
             raise InvalidArgumentError(
-                f"the draft has another tokenizer than the target, which only "
-                f"{names_with(lambda b: b.has_vocabulary_maps)} engines translate, not those of {options.backend}; use "
-                "--backend cpu or a draft with the target's tokenizer"
+                f"the draft's tokenizer differs from the target's; only {names_with(lambda b: b.has_vocabulary_maps)} "
+                f"engines translate between two tokenizers, not those of {options.backend}; use --backend cpu or a "
+                "draft with the target's tokenizer"
             )
         for source in sources:
             sentence = source.rounding(options.dtype)

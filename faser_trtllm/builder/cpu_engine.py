@@ -85,8 +85,8 @@ class CpuBackend:
             )
         if scheme.is_mxfp4 and config.experts is None:
             raise InvalidArgumentError(
-                f"quantization of the {source.role} is mxfp4, which is of experts only, and a {config.architecture} "
-                "has none; use int4"
+                f"quantization of the {source.role} is mxfp4, which quantizes only experts, and a "
+                f"{config.architecture} has none; use int4"
             )
         inputs = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
         if not scheme.is_mxfp4:
@@ -243,7 +243,7 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
             for first in range(0, len(weight), _QUANTIZED_ROWS)
         ]
     except ValueError as error:
-        raise CheckpointError(f"{name} of the checkpoint cannot be quantised: {error}") from error
+        raise CheckpointError(f"{name} of the checkpoint cannot be quantized: {error}") from error
     values, scales = (np.concatenate([getattr(part, field) for part in parts]) for field in ("values", "scales"))
     return dataclasses.replace(parts[0], values=values, scales=scales)
 

@@ -120,7 +120,7 @@ def _check_experts(source: Source, dtype: str) -> None:
         )
     if experts.num_experts > MAX_EXPERTS:
         raise InvalidArgumentError(
-            f"{of} of which a layer has {experts.num_experts}, and its CUDA kernels take at most {MAX_EXPERTS}; use "
+            f"{of} with {experts.num_experts} experts in a layer; the CUDA kernels support at most {MAX_EXPERTS}; use "
             "--backend cpu"
         )
     sizes = {"hidden_size": config.hidden_size, "an expert's intermediate_size": experts.intermediate_size}

@@ -167,7 +167,10 @@ class CudaFile(Closing):
                 for name, shape in tensor_shapes(faser["model"]).items():
                     entry, kind = file.entries[name], type_of(name, faser["dtype"])
                     if entry.shape != shape or entry.dtype != TYPE_NAMES[kind]:
-                        raise EngineFileError(f"{label}: tensor {name} is not as its sizes say; rebuild it")
+                        raise EngineFileError(
+                            f"{label}: tensor {name} is {entry.dtype} of shape {list(entry.shape)}; its header "
+                            f"requires {TYPE_NAMES[kind]} of {list(shape)}; rebuild it with faser build"
+                        )
                 if "num_outputs" in faser["model"]:
                     _check_ids(file.array("output_ids", "i8"), faser["model"]["vocab_size"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -110,8 +110,9 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.compute_capabilities and not backend.builds_for_other_gpus:
         raise InvalidArgumentError(
-            f"compute_capability is {','.join(options.compute_capabilities)}, only the "
-            f"{names_with(lambda b: b.builds_for_other_gpus)} backend builds for GPUs that are not there; leave it out"
+            f"compute_capability is {','.join(options.compute_capabilities)}, but only the "
+            f"{names_with(lambda b: b.builds_for_other_gpus)} backend can build for a GPU that this machine does not "
+            "have; leave it out"
         )
     schemes, in_fp8 = schemes_of(options), fp8_roles(options)
     _check_fp8(options, in_fp8)
@@ -145,7 +146,7 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.quantize_lm_head and any(scheme.is_mxfp4 for scheme in schemes.values()):
         raise InvalidArgumentError(
-            "quantize_lm_head is set with quantization mxfp4, which is of experts only; leave it out"
+            "quantize_lm_head is set with quantization mxfp4, which quantizes only experts; leave it out"
         )
     if options.quantize_lm_head and not schemes:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
@@ -178,7 +179,7 @@ def _check_fp8(options: BuildOptions, roles: frozenset[str]) -> None:
         fix = "use int8 or W8A8"
         if backend.has_fp8:
             fix = (
-                "leave it out and set quantization to fp8 in faser.yaml, since they are quantised when they are opened"
+                "leave it out and set quantization to fp8 in faser.yaml, since they are quantized when they are opened"
             )
         raise InvalidArgumentError(
             f"quantization is {FP8}, only {names_with(lambda b: b.builds_fp8)} engines are built in it, not "

@@ -28,7 +28,7 @@ def quantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callable
     def run(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         _check_types(layer, scale.dtype, x.dtype)
         if not x.ndim:
-            raise ValueError(f"{layer.name}: a scalar cannot be quantised")
+            raise ValueError(f"{layer.name}: a scalar cannot be quantized")
         return (x.float() / scale.float()).clamp(-LARGEST, LARGEST).to(dtype)  # torch before 2.13 may not saturate
 
     return run

@@ -153,7 +153,7 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"backend": "cuda", "dtype": "float32"}, "dtype is float32, the cuda backend builds bfloat16 or float16"),
         ({"backend": "cuda"}, "head_dim is 16 in the target checkpoint, the CUDA kernels have 64, 80, 96, 128, 256"),
         ({"dtype": "float16"}, "dtype is float16, the cpu backend builds bfloat16"),
-        ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, only the tensorrt_rtx backend"),
+        ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, but only the tensorrt_rtx backend"),
         (
             {"backend": "tensorrt_rtx", "quantization": "int8"},
             "int8, only cpu engines hold integer weights, not those of",
@@ -187,9 +187,9 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"quantize_lm_head": True}, "quantize_lm_head is set without a quantization"),
         (
             {"quantization": "mxfp4"},
-            "target is mxfp4, which is of experts only, and a LlamaForCausalLM has none; use int4",
+            "target is mxfp4, which quantizes only experts, and a LlamaForCausalLM has none; use int4",
         ),
-        ({"quantization": "mxfp4", "quantize_lm_head": True}, "mxfp4, which is of experts only; leave it out"),
+        ({"quantization": "mxfp4", "quantize_lm_head": True}, "mxfp4, which quantizes only experts; leave it out"),
         ({"max_batch_size": 0}, "max_batch_size is 0; it must be at least 1"),
         ({"max_num_tokens": 31}, "max_num_tokens is 31; it must be at least max_batch_size (32)"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24; it must be a multiple of 16"),

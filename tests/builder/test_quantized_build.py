@@ -136,6 +136,6 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     data[-4096:] = b"\xff\x7f" * 2048
     path.write_bytes(data)
     options = BuildOptions(directory, None, tmp_path / "engines", quantization="int8", quantize_lm_head=True)
-    with pytest.raises(CheckpointError, match=r"of the checkpoint cannot be quantised: a weight is not finite"):
+    with pytest.raises(CheckpointError, match=r"of the checkpoint cannot be quantized: a weight is not finite"):
         build_engines(options)
     assert not (tmp_path / "engines").exists()

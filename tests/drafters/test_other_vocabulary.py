@@ -172,7 +172,7 @@ def test_too_few_common_tokens_are_refused_with_their_number(checkpoints: dict[s
 
 
 def test_backends_without_maps_refuse(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    message = "only cpu or cuda engines translate, not those of tensorrt_rtx; use --backend cpu or a draft with the"
+    message = "only cpu or cuda engines translate between two tokenizers, not those of tensorrt_rtx; use --backend cpu"
     with pytest.raises(InvalidArgumentError, match=message):
         build_engines(options(checkpoints, tmp_path / "e", backend="tensorrt_rtx"))
 

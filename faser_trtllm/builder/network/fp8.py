@@ -46,7 +46,7 @@ class CheckpointLayers:
         try:
             return quantize(parts), scale
         except ValueError as error:
-            raise CheckpointError(f"{' and '.join(names)} cannot be quantised: {error}") from error
+            raise CheckpointError(f"{' and '.join(names)} cannot be quantized: {error}") from error
 
 
 class BlankLayers:

@@ -209,5 +209,5 @@ class BlockDecoder:
 
 def context_kv(layer: LayerWeights, q_size: int) -> tuple[Tensor, Tensor | None]:
     """Return the rows of a layer's qkv weight, and of its bias, that produce keys and values."""
-    assert not isinstance(layer.qkv, ScaledRows), "block drafters are not quantised"
+    assert not isinstance(layer.qkv, ScaledRows), "block drafters are not quantized"
     return layer.qkv[q_size:], None if layer.qkv_bias is None else layer.qkv_bias[q_size:]

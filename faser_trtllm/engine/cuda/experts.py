@@ -57,8 +57,8 @@ class ExpertsDecoder(TorchDecoder):
         ops, num_used, routes = self._ops, self._num_used, self._first_routes(hidden.shape[0])
         assert layer.post_norm is not None, "a mixture's norm is apart"
         assert layer.router is not None, "a mixture has a router"
-        assert not isinstance(layer.gate_up, ScaledRows), "experts are not quantised"
-        assert not isinstance(layer.down, ScaledRows), "experts are not quantised"
+        assert not isinstance(layer.gate_up, ScaledRows), "experts are not quantized"
+        assert not isinstance(layer.down, ScaledRows), "experts are not quantized"
         normed = ops.rms_norm(hidden, layer.post_norm, self._eps)
         ops.route_rows(normed, layer.router, num_used, self._choice, layer is self.weights.layers[0], routes)
         gate_up = ops.grouped_linear(torch.index_select(normed, 0, routes.rows), layer.gate_up, routes.ends)

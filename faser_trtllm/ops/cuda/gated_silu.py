@@ -52,7 +52,7 @@ def launch_scaled(
     """Write the bf16 result of launch() in e4m3, like quantize_rows(); inner is at most MAX_SCALED_COLUMNS."""
     num_rows, inner = out.values.shape
     if inner > MAX_SCALED_COLUMNS:
-        raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantised by one block")
+        raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantized by one block")
     arguments = _arguments(gate_up, hidden, bias, eps, "out.values", out.values, "bf16")
     expect("out.values", out.values, "e4m3", (num_rows, inner))
     expect("out.scales", out.scales, "fp32", (num_rows, 1))

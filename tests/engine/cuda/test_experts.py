@@ -239,7 +239,7 @@ REFUSED = {
         {},
         "an expert's intermediate_size is 36, of which grouped products need a multiple",
     ),
-    "experts": ({"num_experts": 520}, {}, "of which a layer has 520, and its CUDA kernels take at most 512"),
+    "experts": ({"num_experts": 520}, {}, "with 520 experts in a layer; the CUDA kernels support at most 512"),
     "ranks": ({}, {"tp_size": 2}, "tp_size is 2, but the target is a mixture of experts, which one GPU holds whole"),
 }
 

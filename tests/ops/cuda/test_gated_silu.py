@@ -60,7 +60,7 @@ def test_in_e4m3_it_is_what_would_be_quantised(num_rows, inner, hidden_size, has
 
 def test_rows_that_one_block_does_not_hold_are_refused() -> None:
     case = Case(1, 8 * 4096 + 8, 8, "bf16", False, 0)
-    with pytest.raises(InvalidArgumentError, match="out has rows of 32776; at most 32768 are quantised by one block"):
+    with pytest.raises(InvalidArgumentError, match="out has rows of 32776; at most 32768 are quantized by one block"):
         run_scaled(case, None)
 
 
