@@ -251,10 +251,13 @@ class CostTable:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ConfigError(
-                f"the cost table lacks or garbles {where} ({first['msg'].lower()}); run `faser profile` again"
+                f"the cost table is incomplete or invalid at {where} ({first['msg'].lower()}); run `faser "
+                "profile` again"
             ) from error
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error
+            raise ConfigError(
+                f"the cost table is incomplete or invalid ({error!r}); run `faser profile` again"
+            ) from error
 
     @staticmethod
     def read(path: Path) -> CostTable:

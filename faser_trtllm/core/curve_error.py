@@ -103,7 +103,7 @@ def describe(errors: Mapping[str, CurveError]) -> str:
         how = f"is off by {100 * error.worst:.0f} %" if error.worst > MAX_ERROR else "costs more than such passes do"
         kind = key.partition("@")[0]
         found.append(
-            f"{key} {how}" + (f" and is left out for {STAND_INS.get(kind, 'others')}" if error.left_out else "")
+            f"{key} {how}" + (f" and is replaced by {STAND_INS.get(kind, 'others')}" if error.left_out else "")
         )
     if not found:
         return ""

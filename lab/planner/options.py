@@ -91,7 +91,10 @@ def _parse_load(text: str, seed: int) -> Load:
         except ValueError:
             mean_rate = 0.0
         if not 0.0 < mean_rate < 1e4:
-            raise InvalidArgumentError(f"load is {text!r}, after the colon must be requests per second, as in {name}:5")
+            raise InvalidArgumentError(
+                f"load is {text!r}; the part after the colon must be the requests per second, above 0 and below 10000; "
+                f"write it like {name}:5"
+            )
         lengths = TRACES[name]
 
         def generate() -> Iterator[Arrival]:
@@ -143,8 +146,8 @@ def parse_exit_signal(text: str) -> ExitSignal:
         recall = false = -1.0
     if not 0.0 < false < recall < 1.0:
         raise InvalidArgumentError(
-            f"exit_signal is {text!r}; it must be two shares between 0 and 1: of the drafts that will be rejected, and "
-            "of the others, fewer, those that an early exit doubts; as in 0.4,0.03"
+            f"exit_signal is {text!r}; it must be two numbers between 0 and 1: the share of drafts to be rejected "
+            "that an early exit doubts, and a smaller share of the other drafts that it doubts; write it like 0.4,0.03"
         )
     return ExitSignal(recall=recall, false=false)
 

@@ -47,5 +47,5 @@ def parse_systems(text: str | None) -> tuple[str, ...]:
     labels = list(SYSTEMS) if text is None else [label.strip() for label in text.split(";")]
     for label in labels:
         if label not in SYSTEMS:
-            raise InvalidArgumentError(f"system is {label!r}, there are {'; '.join(SYSTEMS)}")
+            raise InvalidArgumentError(f"system is {label!r}; it must be one of: {'; '.join(SYSTEMS)}")
     return tuple(dict.fromkeys([OFF, *labels]))

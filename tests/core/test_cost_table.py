@@ -210,7 +210,7 @@ def test_a_curve_that_nothing_stands_for_may_be_left_out(tmp_path):
     data["errors"] = {"verify@all": {"in_sample": 0.5, "left_out": True}}
     (tmp_path / "profile.json").write_text(json.dumps(data))
     (warning,) = CostTable.load(tmp_path / "profile.json", HERE).warnings
-    assert "verify@all is off by 50 % and is left out for others" in warning
+    assert "verify@all is off by 50 % and is replaced by others" in warning
 
 
 def test_interpolating_one_number_is_numpys():

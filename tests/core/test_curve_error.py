@@ -85,7 +85,7 @@ def test_a_curve_that_does_not_fit_is_left_out_where_another_stands_for_it():
     assert table.draft_rows_ms(8, 4, 260) == table.draft_step_ms(8, 260)
     (warning,) = table.warnings
     assert "draft_rows@all is off by" in warning
-    assert "left out for draft_step" in warning
+    assert "and is replaced by draft_step" in warning
     assert table.doubtful_kinds == ("draft_rows",)
 
 
@@ -138,5 +138,5 @@ def test_errors_and_warnings_outlive_a_file(tmp_path):
 
 def test_a_file_without_errors_is_refused():
     """Version 0.1.0 wrote such files."""
-    with pytest.raises(ConfigError, match=r"lacks or garbles errors .*; run `faser profile` again"):
+    with pytest.raises(ConfigError, match=r"is incomplete or invalid at errors .*; run `faser profile` again"):
         CostTable.from_json(recorded())

@@ -79,13 +79,13 @@ def test_a_file_cannot_claim_to_be_a_published_curve(tmp_path):
     [
         (lambda: parse_loads("", 0), "load is ''"),
         (lambda: parse_loads("0", 0), "load is 0 requests"),
-        (lambda: parse_loads("azure:x", 0), "as in azure:5"),
+        (lambda: parse_loads("azure:x", 0), "write it like azure:5"),
         (lambda: parse_loads("nothing.csv", 0), "no CSV file"),
         (lambda: parse_requests("1024"), "requests is '1024'"),
         (lambda: parse_requests("99999,1"), "at most 8192,2048"),
-        (lambda: parse_exit_signal("0.8"), "exit_signal is '0.8'"),
-        (lambda: parse_exit_signal("0.1,0.2"), "the others, fewer"),
-        (lambda: parse_systems("prize"), "system is 'prize'"),
+        (lambda: parse_exit_signal("0.8"), "exit_signal is '0.8'; it must be two numbers between 0 and 1: "),
+        (lambda: parse_exit_signal("0.1,0.2"), "a smaller share of the other drafts"),
+        (lambda: parse_systems("prize"), "system is 'prize'; it must be one of: off; "),
         (lambda: parse_acceptance("nothing.json"), "acceptance file nothing.json"),
         (
             lambda: parse_acceptance("eagle2"),
