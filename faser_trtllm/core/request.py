@@ -188,9 +188,9 @@ class Request:
         self._capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
         self._keep_candidates, self._keep_runners_up = keep_candidates, keep_runners_up
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
-        self.output_log_probs: list[float] = []
+        self.output_log_probs = array("d")  # 8 bytes each; a list takes 32
         self.output_tops: list[Top] = []
-        self.context_log_probs: list[float] = []
+        self.context_log_probs = array("d")
         self.context_tops: list[Top] = []
         self.output_logits: list[npt.NDArray[np.float32]] = []
         self.counts, times_s = new_counts()

@@ -27,10 +27,10 @@ def apply_results(
             outputs.append(RequestOutput(request, token_ids[begin:end], reason))
     for index, kept in result.kept_rows.items():
         request, num_kept = rows.requests[index], num_output[index]
-        request.output_log_probs += kept.log_probs[:num_kept]
+        request.output_log_probs.extend(kept.log_probs[:num_kept])
         request.output_tops += kept.tops[:num_kept]
         request.output_logits += kept.logits[:num_kept]
-        request.context_log_probs += kept.context_log_probs
+        request.context_log_probs.extend(kept.context_log_probs)
         request.context_tops += kept.context_tops
     return outputs, committed.due
 

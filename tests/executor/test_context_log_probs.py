@@ -69,7 +69,7 @@ def test_they_are_those_of_the_target_alone(setup, data):
         assert kept(found) == kept(alone.requests["0"])
         assert len(found.output_log_probs) == params.return_log_probs * len(result.tokens[str(index)])
         if not params.return_context_log_probs:
-            assert found.context_log_probs == found.context_tops == []
+            assert list(found.context_log_probs) == found.context_tops == []
             continue
         expected = expected_context(plain.target.table, prompt)
         picked = expected[np.arange(len(prompt) - 1), prompt[1:]]

@@ -206,5 +206,5 @@ def test_log_probs_are_of_the_masked_distribution():
     params = SamplingParams(max_tokens=20, guide=line, return_log_probs=True)
     for policy in ("off", "fixed:3"):
         request = run(Setup(policy=policy), [([2, 1], params)]).requests["0"]
-        assert request.output_log_probs[:2] == [0.0, 0.0], "there was no choice"
+        assert list(request.output_log_probs[:2]) == [0.0, 0.0], "there was no choice"
         assert request.output_log_probs[2] < 0

@@ -81,7 +81,7 @@ class TextStream:
         else:
             self._stopping = StoppingTokens(prepared.stop_words, request.min_tokens)
         self._pieces: list[str] = []
-        self._token_ids: list[int] = []
+        self._token_ids = array("i")
         self._num_steps_held = prepared.stream_interval
         self._num_output_tokens = 0
         self._num_sent_tokens = 0
@@ -118,7 +118,7 @@ class TextStream:
         self._reason = FinishReason.CANCELLED if isinstance(error, CancelledError) else FinishReason.ERROR
         self._error = error
         if drop or not self.prepared.request.stream:
-            self._pieces, self._token_ids, self.num_bytes = [], [], 0
+            self._pieces, self._token_ids, self.num_bytes = [], array("i"), 0
         self._num_output_tokens = self._num_sent_tokens + len(self._token_ids)
         self.is_due = self.is_done = True
 
@@ -133,7 +133,7 @@ class TextStream:
         text, token_ids = "".join(self._pieces), tuple(self._token_ids)
         is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
         kept = self._take_kept_rows()
-        self._pieces, self._token_ids, self.num_bytes = [], [], 0
+        self._pieces, self._token_ids, self.num_bytes = [], array("i"), 0
         self.is_due, self._num_steps_held = False, 0
         if self._reason is None:
             statistics = self._statistics() if request.return_statistics else None
@@ -175,7 +175,7 @@ class TextStream:
             self._acceptance.add(stats, max(0, end - num_before), self.output_end)
         if text:
             self._pieces.append(text)
-        self._token_ids += token_ids
+        self._token_ids.extend(token_ids)
         self._num_output_tokens += len(token_ids)
         self._num_steps_held += 1
         self.num_bytes += 4 * len(text) + 36 * len(token_ids)  # Python's sizes: 4 bytes per character, 36 per int

@@ -78,7 +78,7 @@ def cancel(backend, handle):
 BODY = b"ab " * ((LIMIT // 4 - (32 << 10)) // BYTES_PER_BODY_BYTE // 3)
 FOURTHS = {
     "bodies": {"text_input": BODY, "max_tokens": ints(ENDLESS)},
-    "log probs": {"text_input": b"a", "return_log_probs": YES, "num_top_log_probs": ints(20), "max_tokens": ints(400)},
+    "log probs": {"text_input": b"a", "return_log_probs": YES, "num_top_log_probs": ints(20), "max_tokens": ints(300)},
     "logits": {"text_input": b"a", "return_generation_logits": YES, "max_tokens": ints(160)},
 }
 """Requests that may take almost a fourth of the limit."""
