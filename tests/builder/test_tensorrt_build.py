@@ -126,7 +126,10 @@ def test_a_dry_run_makes_the_networks_and_writes_nothing(options: BuildOptions) 
         ({"dtype": "int8"}, "dtype is int8, the tensorrt_rtx backend builds bfloat16 or float16 or float32"),
         ({"tokens_per_block": 32}, "tokens_per_block is 32, tensorrt_rtx keeps each request's KV in one block of"),
         ({"compute_capabilities": ("8.7",)}, "compute_capability has 8.7, tensorrt_rtx .* builds for 7.5, 8.0, 8.6,"),
-        ({"backend": "tensorrt", "compute_capabilities": ("9.0",)}, "compute_capability is 9.0, only the tensorrt_rtx"),
+        (
+            {"backend": "tensorrt", "compute_capabilities": ("9.0",)},
+            "compute_capability is 9.0, but only the tensorrt_rtx",
+        ),
     ],
 )
 def test_bad_options_are_named(options: BuildOptions, changes: dict[str, Any], message: str) -> None:

@@ -66,6 +66,7 @@ class GuideQueue:
         self._levels = [FairQueue[_Job](MAX_WAITING_GUIDES) for _ in (*QUICK_BUDGETS_S, None)]
         self._numbers = itertools.count()
         self._has_threads = False
+        self._ends_late = False  # a thread runs _end_late()
 
     def submit(
         self,
@@ -101,7 +102,9 @@ class GuideQueue:
             deadline_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1e3
             job.requests[request_id] = on_guide
             self._waiting[request_id] = _Waiting(job, on_error, timeout_ms, deadline_s)
-            self._changed.notify_all()
+            if timeout_ms is not None and not self._ends_late:
+                self._ends_late = True
+                threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
         if lost is not None:
             self._finish(lost, _too_many())
 
@@ -130,7 +133,6 @@ class GuideQueue:
             self._has_threads = True
             for name, levels in (("quick", self._levels[:-1]), ("slow", self._levels[-1:])):
                 threading.Thread(target=self._run, args=(levels,), name=f"faser-guides-{name}", daemon=True).start()
-            threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
         lost = self._levels[job.level].put(job.client_key, job.number, job)
         self._changed.notify_all()
         return lost
@@ -151,12 +153,13 @@ class GuideQueue:
                 self._finish(lost, _too_many())
 
     def _end_late(self) -> None:
-        """End requests whose time is over; one thread does it for all."""
+        """End requests whose time is over, one thread for all, until none waits with a timeout."""
         while True:
             with self._changed:
-                while not self._waiting:
-                    self._changed.wait()
                 now_s = time.monotonic()
+                self._ends_late = any(waiting.timeout_ms is not None for waiting in self._waiting.values())
+                if not self._ends_late:
+                    return
                 late = [(key, waiting) for key, waiting in self._waiting.items() if waiting.deadline_s <= now_s]
                 for request_id, _ in late:
                     self._pop(request_id)

@@ -181,18 +181,27 @@ def test_a_deadline_ends_the_wait_for_a_guide_that_others_wanted_first(case):
     case.submit("first", "a+")
     assert case.compiler.started.wait(WAIT_S)
     case.generator.cancel("first")
-    time.sleep(0.05)  # no request waits, so deadlines rest
     case.submit("r", "a+", timeout_ms=20.0)
     assert "timed out in the queue" in str(case.last("r").error)
 
 
-def test_requests_that_wait_with_a_timeout_have_no_threads_of_their_own(case):
-    case.submit("first", "a+")
-    assert case.compiler.started.wait(WAIT_S)
-    before = threading.active_count()
+def test_one_thread_ends_all_late_requests_while_there_are_some(case):
+    def wait_for(wanted):
+        """Wait for this number, since an earlier test's thread may not have ended yet."""
+        deadline_s = time.monotonic() + WAIT_S
+        while (found := [t.name for t in threading.enumerate()].count("faser-guides-timeouts")) != wanted:
+            assert time.monotonic() < deadline_s, found
+            time.sleep(0.005)
+
+    wait_for(0)
     for number in range(100):
         case.submit(f"r{number}", "a+", timeout_ms=60_000.0)
-    assert threading.active_count() == before
+    assert [t.name for t in threading.enumerate()].count("faser-guides-timeouts") == 1
+    for number in range(100):
+        case.generator.cancel(f"r{number}")
+    wait_for(0)
+    case.submit("late", "a+", timeout_ms=20.0)
+    assert "timed out in the queue" in str(case.last("late").error)
 
 
 def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
