@@ -126,7 +126,10 @@ def test_opening_refuses_what_cannot_be(tmp_path: Path) -> None:
 
 def test_unrunnable_head_dim_is_refused(tmp_path: Path) -> None:
     path = TinyModel(TinyConfig(head_dim=258)).write(tmp_path / "rank0.engine")
-    with CoreSet(num_threads=1) as core_set, pytest.raises(EngineFileError, match="head_dim 258"):
+    with (
+        CoreSet(num_threads=1) as core_set,
+        pytest.raises(EngineFileError, match=r"head_dim \(258\) is even and at most 256"),
+    ):
         CpuEngine.open(path, core_set, **SIZES)
 
 
