@@ -100,11 +100,11 @@ class GuideQueue:
             elif len(job.requests) >= MAX_WAITING_GUIDES:
                 raise _too_many()
             deadline_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1e3
+            if timeout_ms is not None and not self._ends_late:
+                threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
+                self._ends_late = True
             job.requests[request_id] = on_guide
             self._waiting[request_id] = _Waiting(job, on_error, timeout_ms, deadline_s)
-            if timeout_ms is not None and not self._ends_late:
-                self._ends_late = True
-                threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
         if lost is not None:
             self._finish(lost, _too_many())
 
