@@ -1,8 +1,12 @@
 """All open requests together take a bounded amount of memory, which the engine process gives back."""
 
+import ctypes
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from faser_trtllm.errors import UnavailableError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
 from faser_trtllm.serving.engine_process import wire
-from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, MAX_HEAPS, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.serving.engine_process.outbox_world import ints
 from tests.support.backend_frames import texts_array
@@ -130,6 +134,58 @@ def test_memory_is_given_back_after_a_burst(fake_engine_dir, num_others):
         backend.send(FromBackend.PING)
         backend.receive(ToBackend.PONG)
         assert resident_bytes(backend.process) <= 1.1 * before + (32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_left", "num_trims"),
+    [(1 << 20, 0, 1), ((1 << 20) - 1, 0, 0), (15 << 20, 1, 0), (17 << 20, 1, 1)],
+)
+def test_memory_is_given_back_after_smaller_peaks_while_no_request_is_open(monkeypatch, num_bytes, num_left, num_trims):
+    calls = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=calls.append))
+    memory = RequestMemory(1 << 30)
+    memory.take(0, num_bytes)
+    for handle in range(1, 1 + num_left):
+        memory.take(handle, 1)
+    memory.release(0)
+    memory.trim()
+    memory.trim()
+    assert calls == [0] * num_trims
+
+
+COUNT_HEAPS = """
+import ctypes, sys, tempfile, threading
+from faser_trtllm.serving.engine_process.memory import limit_heaps
+
+if sys.argv[1] == "limit":
+    limit_heaps()
+all_run = threading.Barrier(8)
+
+def allocate():
+    all_run.wait()
+    held = [bytearray(5000) for _ in range(200)]
+    all_run.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(file.read().count(b"<heap "))
+"""
+
+
+@pytest.mark.parametrize(("limited", "is_bounded"), [("limit", True), ("no", False)])
+def test_threads_share_two_heaps(limited, is_bounded):
+    command = [sys.executable, "-c", COUNT_HEAPS, limited]
+    num_heaps = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert (num_heaps <= MAX_HEAPS) == is_bounded
 
 
 def test_guides_are_released_while_no_request_is_open(fake_engine_dir, tmp_path, monkeypatch):
