@@ -27,6 +27,7 @@ from lab.reference.cuda.append_kv import append_kv_reference
 from lab.reference.cuda.compact_rows import compact_rows_reference
 from lab.reference.cuda.copy_kv import copy_kv_reference
 from lab.reference.cuda.early_exit import early_exit_reference
+from lab.reference.cuda.experts.clamped_swiglu import clamped_swiglu_reference
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference
@@ -69,14 +70,32 @@ class ReferenceOps(Ops):
         return self.gated_silu(gate_up, hidden, bias, eps)
 
     def route_rows(
-        self, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+        self,
+        x: Tensor,
+        router: Tensor,
+        bias: Tensor | None,
+        num_used: Tensor,
+        choice: Choice,
+        is_first: bool,
+        routes: Routes,
     ) -> None:
-        route_rows_reference(x, router, num_used, choice, is_first, routes)
+        route_rows_reference(x, router, bias, num_used, choice, is_first, routes)
+
+    def clamped_swiglu(self, gate_up: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+        out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+        clamped_swiglu_reference(gate_up, bias, ends, out)
+        return out
 
     def combine_rows(
-        self, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+        self,
+        outputs: Tensor,
+        routes: Routes,
+        bias: Tensor | None,
+        shared: Tensor | None,
+        num_used: Tensor,
+        hidden: Tensor,
     ) -> None:
-        combine_rows_reference(outputs, routes, shared, num_used, hidden)
+        combine_rows_reference(outputs, routes, bias, shared, num_used, hidden)
 
     def append_kv(
         self,
@@ -99,8 +118,9 @@ class ReferenceOps(Ops):
         max_query_rows: int,
         max_kv_len: int,
         is_causal: bool = True,
+        sinks: Tensor | None = None,
     ) -> None:
-        out.copy_(verify_attention_reference(q, kv, window=window, is_causal=is_causal))
+        out.copy_(verify_attention_reference(q, kv, window=window, is_causal=is_causal, sinks=sinks))
 
     def early_exit(
         self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor

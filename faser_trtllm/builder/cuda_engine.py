@@ -17,12 +17,11 @@ from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.shard import check_tp_size
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.experts import SILU
 from faser_trtllm.models.fused import Part, stacked
 from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, MedusaHeads
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
-from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
+from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS, SINKS_HEAD_DIM
 
 GROUPED_MULTIPLE = 8
 """Sizes of an expert must be multiples of this, so that rows of grouped products start at multiples of 16 bytes."""
@@ -45,10 +44,10 @@ class CudaBackend:
                     f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, the CUDA kernels have "
                     f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
                 )
-            if source.config.has_sinks:
+            if source.config.has_sinks and source.config.head_dim != SINKS_HEAD_DIM:
                 raise InvalidArgumentError(
-                    f"the {source.role} checkpoint is a {source.config.architecture}, whose attention has sinks, which "
-                    "the CUDA kernels do not have; use --backend cpu"
+                    f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, whose attention has sinks; "
+                    f"the CUDA kernels have sinks for {SINKS_HEAD_DIM} only; use --backend cpu"
                 )
             _check_experts(source, self._dtype)
         entries: dict[str, Any] = {"engine_file_version": VERSION}
@@ -113,11 +112,6 @@ def _check_experts(source: Source, dtype: str) -> None:
         )
     if dtype != "bfloat16":
         raise InvalidArgumentError(f"dtype is {dtype}, but {of}, whose grouped products are in bfloat16; use bfloat16")
-    if experts.has_bias or experts.activation != SILU:
-        raise InvalidArgumentError(
-            f"{of} with {'biases' if experts.has_bias else f'the activation {experts.activation}'}, which its CUDA "
-            "kernels do not have; use --backend cpu"
-        )
     if experts.num_experts > MAX_EXPERTS:
         raise InvalidArgumentError(
             f"{of} with {experts.num_experts} experts in a layer; the CUDA kernels support at most {MAX_EXPERTS}; use "

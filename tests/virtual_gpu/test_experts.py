@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from operator import and_, eq
 from pathlib import Path
@@ -60,6 +61,30 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
 
 
+def test_speculation_changes_no_token_of_gpt_oss(hopper: VirtualGpuProcess, tmp_path: Path) -> None:
+    engines = build_moe_pair(tmp_path, "gpt_oss", exit_layers=(1,), vocab_size=300, head_dim=64, seed=1)
+    alone = hopper.run(generate_cuda, engines, "off", REQUESTS)
+    found = hopper.run(generate_cuda, engines, "erratic", REQUESTS, seed=3)
+    assert found.tokens == alone.tokens
+    assert found.stats["num_accepted_tokens"] > 0
+    assert {"verify_attention_sinks_bf16_h64_m16", "clamped_swiglu"} <= found.counters.kernels("whole").keys()
+
+
+def test_products_of_experts_are_ours_on_other_gpus(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    """Torch's would wait for the host there."""
+    alone, found = (gpu.run(generate_cuda, engines, policy, REQUESTS) for policy in ("off", "erratic"))
+    assert found.tokens == alone.tokens
+    assert "grouped_matmul_m16" in found.counters.kernels("whole")
+
+
+def test_a_deterministic_mixture_has_products_of_ours_alone(hopper: VirtualGpuProcess, engines: EngineDir) -> None:
+    alone, found = (
+        hopper.run(generate_cuda, engines, policy, REQUESTS, deterministic=True) for policy in ("off", "erratic")
+    )
+    assert found.tokens == alone.tokens
+    assert {"grouped_matmul_m16", "matmul_bf16_m16"} <= found.counters.kernels("whole").keys()
+
+
 def test_texts_are_nearly_those_of_the_cpu_engine(engines: EngineDir, alone: list[list[int]]) -> None:
     """Greedy. The CPU engine keeps the residual in fp32, so texts may part where two tokens or two experts nearly
     tie: most of the tokens come before."""
@@ -92,5 +117,15 @@ def test_a_layer_s_launches(hopper: VirtualGpuProcess, tmp_path: Path) -> None:
     kernels = ("append_kv_normed_bf16", "verify_attention_bf16_h64_m16", "gated_silu_bf16", "combine_rows")
     routes = ("route_rows_logits", "route_rows_choose", "route_rows_sort")
     products = {"aten.mm.default": 1, "aten.addmm_.default": 1, "aten._grouped_mm.default": 2}
+    rest = {"aten.rms_norm": 1, "aten.index_select.default": 1}
+    assert layer == {f"kernel {name}": 1 for name in (*kernels, *routes)} | products | rest
+
+
+def test_a_layer_s_launches_of_gpt_oss(hopper: VirtualGpuProcess, tmp_path: Path) -> None:
+    """One more than without biases, for that of attention's output: kernels add the others."""
+    layer, _ = of_layer(hopper, tmp_path, build=functools.partial(build_moe_pair, family="gpt_oss"))
+    kernels = ("append_kv_normed_bf16", "verify_attention_sinks_bf16_h64_m16", "clamped_swiglu", "combine_rows")
+    routes = ("route_rows_logits", "route_rows_choose", "route_rows_sort")
+    products = {"aten.mm.default": 1, "aten.addmm_.default": 1, "aten.add_.Tensor": 1, "aten._grouped_mm.default": 2}
     rest = {"aten.rms_norm": 1, "aten.index_select.default": 1}
     assert layer == {f"kernel {name}": 1 for name in (*kernels, *routes)} | products | rest

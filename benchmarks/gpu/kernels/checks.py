@@ -23,6 +23,8 @@ FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "gated_silu": layers.gated_silu_cases,
     "matmul": layers.matmul_cases,
     "route_rows": layers.route_cases,
+    "grouped_matmul": layers.grouped_matmul_cases,
+    "clamped_swiglu": layers.swiglu_cases,
     "combine_rows": layers.combine_cases,
     "sample": drafting.sample_cases,
     "take_step": drafting.take_step_cases,

@@ -13,10 +13,12 @@ from benchmarks.gpu.kernels.attention import BATCHES, DRAFT_HIDDEN, TARGET_HIDDE
 from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.kernels.op_case import Functions, Source, op_case
 from faser_trtllm.ops.cuda import gated_silu, quantize_rows
-from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
+from faser_trtllm.ops.cuda.experts import clamped_swiglu, combine_rows, grouped_matmul, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.products import matmul
+from lab.reference.cuda.experts.clamped_swiglu import clamped_swiglu_reference
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
+from lab.reference.cuda.experts.grouped_matmul import grouped_matmul_reference
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference
 from lab.reference.cuda.products.matmul import matmul_reference
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 TARGET_INNER, DRAFT_INNER = 14336, 4096
 EPS = 1e-5
 L2_TIME = 0.56  # of a byte from the L2 cache, in that of one from memory
+GPT_OSS = (32, 4, 2880)  # experts, experts per row and size of an expert of gpt-oss-20b
 MIXTURE = (128, 8, 2048)  # experts, experts per row and hidden size of Qwen3-30B-A3B
 
 
@@ -148,12 +151,59 @@ def route_cases(bench: Bench) -> Iterator[KernelCase]:
             routes = Routes.of(n, num_experts, choice, torch.device(source.device))
             # Small integers, whose products have one sum in any order: the choice of experts is exact.
             x, router = ((source.integers(7, rows, width) - 3).bfloat16() for rows in (n, num_experts))
-            return (x, router, source.host(np.full(1, n, np.int32)), choice, True, routes)
+            return (x, router, None, source.host(np.full(1, n, np.int32)), choice, True, routes)
 
         num_bytes = 2.0 * width * (num_rows + num_experts) + 4.0 * num_rows * (2 * num_experts + 6 * top_k)
         shape = f"{num_rows} rows of {width}, {top_k} of {num_experts} experts"
         functions = (route_rows.launch, route_rows_reference)
         yield op_case(bench, "route_rows", shape, "route_rows", functions, make, 1, num_bytes)
+
+
+def swiglu_cases(bench: Bench) -> Iterator[KernelCase]:
+    num_experts, top_k, inner = (8, 2, 64) if bench.is_dry else GPT_OSS
+    for num_rows in (3,) if bench.is_dry else (1, 32, 160, 640):
+
+        def make(source: Source, n: int = num_rows * top_k) -> tuple[Any, ...]:
+            ends = np.arange(1, num_experts + 1) * n // num_experts
+            rows = (source.noise(n, 2 * inner), source.noise(num_experts, 2 * inner))
+            return (*rows, source.host(ends.astype(np.int32)), source.noise(n, inner))
+
+        shape = f"{num_rows} rows of {inner}, {top_k} of {num_experts} experts"
+        functions = (clamped_swiglu.launch, clamped_swiglu_reference)
+        num_biases = min(num_experts, num_rows * top_k)
+        num_bytes = 2.0 * inner * (3 * num_rows * top_k + 2 * num_biases)
+        yield op_case(bench, "clamped_swiglu", shape, "clamped_swiglu", functions, make, 1, num_bytes)
+
+
+def grouped_matmul_cases(bench: Bench) -> Iterator[KernelCase]:
+    """Yield the first product of the experts of Qwen3-30B-A3B, with rows spread evenly over all experts."""
+    import torch
+
+    num_experts, top_k, width = (8, 2, 64) if bench.is_dry else MIXTURE
+    num_outs = 64 if bench.is_dry else 1536
+    for num_rows in (3,) if bench.is_dry else (1, 32, 160, 640):
+
+        def make(source: Source, n: int = num_rows * top_k) -> tuple[Any, ...]:
+            ends = np.arange(1, num_experts + 1) * n // num_experts
+            matrices = (source.noise(n, width), source.noise(num_experts, num_outs, width))
+            return (*matrices, source.host(ends.astype(np.int32)), source.noise(n, num_outs))
+
+        def by_torch(x: Tensor, weights: Tensor, ends: Tensor, out: Tensor) -> Tensor:
+            return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+
+        num_pairs = num_rows * top_k
+        case = op_case(
+            bench,
+            "grouped_matmul",
+            f"{num_pairs} rows of {width}, {num_experts} x {num_outs} outputs",
+            "grouped_matmul",
+            (grouped_matmul.launch, grouped_matmul_reference),
+            make,
+            1,
+            2.0 * (num_pairs * (width + num_outs) + min(num_experts, num_pairs) * num_outs * width),
+            peer=by_torch,
+        )
+        yield dataclasses.replace(case, num_flops=2.0 * num_pairs * num_outs * width)
 
 
 def combine_cases(bench: Bench) -> Iterator[KernelCase]:
@@ -169,7 +219,7 @@ def combine_cases(bench: Bench) -> Iterator[KernelCase]:
             weights = source.noise(n, top_k).float()
             routes = dataclasses.replace(routes, places=places, weights=weights)
             used = source.host(np.full(1, n, np.int32))
-            return (source.noise(n * top_k, width), routes, None, used, source.noise(n, width))
+            return (source.noise(n * top_k, width), routes, None, None, used, source.noise(n, width))
 
         shape = f"{num_rows} rows of {width}, {top_k} experts each"
         functions = (combine_rows.launch, combine_rows_reference)

@@ -159,7 +159,15 @@ class TorchDecoder:
         rope = Rope(self._cos, self._sin, batch.positions[:rows])
         ops.append_kv(qkv, rope, kv, q, norm, batch.first_branch)
         max_query_rows, max_kv_len = bounds.max_query_rows, bounds.max_kv_len
-        ops.verify_attention(q, kv, attended, window=window, max_query_rows=max_query_rows, max_kv_len=max_kv_len)
+        ops.verify_attention(
+            q,
+            kv,
+            attended,
+            window=window,
+            max_query_rows=max_query_rows,
+            max_kv_len=max_kv_len,
+            sinks=layer.sinks,
+        )
         scaled = self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
         return self._add_mlp(layer, hidden, scaled)
 

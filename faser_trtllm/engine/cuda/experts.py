@@ -23,8 +23,6 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUPED_MAJORS = (9, 10)
-"""Major compute capabilities on which torch's grouped products do not wait for the host."""
 # gated_silu divides by the root mean square of a row. Rows are already normed here, so it gets a row of this many ones.
 _UNSCALED = 8
 
@@ -60,13 +58,18 @@ class ExpertsDecoder(TorchDecoder):
         assert not isinstance(layer.gate_up, ScaledRows), "experts are not quantized"
         assert not isinstance(layer.down, ScaledRows), "experts are not quantized"
         normed = ops.rms_norm(hidden, layer.post_norm, self._eps)
-        ops.route_rows(normed, layer.router, num_used, self._choice, layer is self.weights.layers[0], routes)
+        is_first = layer is self.weights.layers[0]
+        ops.route_rows(normed, layer.router, layer.router_bias, num_used, self._choice, is_first, routes)
         gate_up = ops.grouped_linear(torch.index_select(normed, 0, routes.rows), layer.gate_up, routes.ends)
-        outputs = ops.grouped_linear(self._silu(gate_up), layer.down, routes.ends)
+        if layer.gate_up_bias is None:
+            inner = self._silu(gate_up)
+        else:
+            inner = ops.clamped_swiglu(gate_up, layer.gate_up_bias, routes.ends)
+        outputs = ops.grouped_linear(inner, layer.down, routes.ends)
         shared: Tensor | None = None
         if layer.shared_gate_up is not None and layer.shared_down is not None:
             shared = ops.linear(self._silu(ops.linear(normed, layer.shared_gate_up)), layer.shared_down)
-        ops.combine_rows(outputs, routes, shared, num_used, hidden)
+        ops.combine_rows(outputs, routes, layer.down_bias, shared, num_used, hidden)
         return None
 
     def _silu(self, gate_up: Tensor) -> Tensor:
@@ -85,21 +88,10 @@ def choice_of(experts: Mapping[str, Any]) -> Choice:
     return Choice(experts["num_experts"], experts["top_k"], over_all)
 
 
-def check_mixture(path: str, compute_capability: str, quantization: Quantization, deterministic: bool = False) -> None:
-    """Raise ConfigError unless GPUs of this compute capability run this directory's mixture with these settings."""
-    if deterministic:
-        raise ConfigError(
-            f"deterministic is true, but the target of {path} is a mixture of experts, whose grouped products depend "
-            "on the rows of their pass; set it to false or build with --backend cpu"
-        )
+def check_mixture(path: str, quantization: Quantization) -> None:
+    """Raise ConfigError unless the cuda backend runs this directory's mixture with this quantization."""
     if quantization is not Quantization.NONE:
         raise ConfigError(
             f"quantization is {quantization.value}, but {path} has a mixture of experts, whose grouped products are in "
             "bfloat16; set quantization to none"
-        )
-    if int(compute_capability.split(".")[0]) not in GROUPED_MAJORS:
-        raise ConfigError(
-            f"{path} has a mixture of experts, and this GPU has compute capability {compute_capability}: torch's "
-            f"grouped products wait for the host on all but {' and '.join(f'{major}.x' for major in GROUPED_MAJORS)}; "
-            "use such a GPU or build with --backend cpu"
         )

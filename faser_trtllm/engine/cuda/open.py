@@ -172,7 +172,7 @@ def _open(
         ops = gpu.make_ops(runtime, file.model["head_dim"], deterministic)
         gpu.check_quantization(runtime, request.quantization)
         if "experts" in file.model:
-            check_mixture(str(engines.path), gpu.compute_capability, request.quantization, deterministic)
+            check_mixture(str(engines.path), request.quantization)
         weights = load_weights(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
     limits = GpuLimits.of(

@@ -36,7 +36,8 @@ def folded_norms(sizes: Mapping[str, Any]) -> Mapping[str, str]:
 class LayerWeights:
     """Matrices [out, in]; None for tensors that the model lacks. qkv and gate_up are fused along out and contain the
     norm before them (folded_norms), except in block drafters. A mixture has gate_up and down [num_experts, out, in], a
-    separate post_norm, and a router [num_experts, in] with the shared expert's gate as a further row."""
+    separate post_norm, and a router [num_experts, in] with the shared expert's gate as a further row; its gate_up_bias
+    and down_bias are [num_experts, out]. sinks: fp32 [num_heads]."""
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
@@ -51,6 +52,8 @@ class LayerWeights:
     input_norm: Tensor | None = None
     post_norm: Tensor | None = None
     router: Tensor | None = None
+    router_bias: Tensor | None = None
+    sinks: Tensor | None = None
     shared_gate_up: Tensor | None = None
     shared_down: Tensor | None = None
     attention_conv_base: Tensor | None = None
@@ -143,7 +146,7 @@ class DeviceWeights:
                 check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
             else:
-                layer[part] = tensor
+                layer[part] = tensor.float() if part == "sinks" else tensor
         # Computed on the host as the CPU engine's tables are: a GPU's cos and sin differ in the last bits.
         num_positions = sizes["max_seq_len"] + (0 if block is None else block["block_size"] - 1)
         positions = torch.arange(num_positions, dtype=torch.float32)
@@ -185,6 +188,8 @@ def _stack_experts(layer: Mapping[str, Any], experts: Mapping[str, Any] | None) 
     for name in ("gate_up", "down"):
         matrices = named.pop(f"expert_{name}")
         named[name] = matrices.view(experts["num_experts"], -1, matrices.shape[1])
+        if experts["has_bias"]:
+            named[f"{name}_bias"] = named.pop(f"expert_{name}_bias").view(experts["num_experts"], -1)
     if experts["shared_size"]:
         named["router"] = torch.cat((named["router"], named.pop("shared_gate")))
     return named

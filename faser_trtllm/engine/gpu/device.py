@@ -108,14 +108,20 @@ class CudaGpu(Closing):
         return free_bytes()
 
     def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
-        from faser_trtllm.engine.gpu.ops import STEMS, Ops
+        from faser_trtllm.engine.gpu.ops import GROUPED_MM_MAJORS, STEMS, Ops
         from faser_trtllm.ops.cuda.compiler import compile_stem
         from faser_trtllm.ops.cuda.driver import Module, StreamLauncher, device_arch
 
         arch = device_arch(self._ordinal)
+        has_grouped_mm = int(self.compute_capability.split(".")[0]) in GROUPED_MM_MAJORS
+        unused = {
+            "verify_attention": head_dim is None,
+            "matmul": not deterministic,
+            "grouped_matmul": has_grouped_mm and not deterministic,
+        }
         launchers: dict[str, StreamLauncher] = {}
         for stem in STEMS:
-            if (stem == "verify_attention" and head_dim is None) or (stem == "matmul" and not deterministic):
+            if unused.get(stem):
                 continue
             defines = {"FASER_HEAD_DIM": head_dim} if stem == "verify_attention" and head_dim is not None else None
             launchers[stem] = self._stack.enter_context(Module(compile_stem(stem, arch, defines=defines).path))

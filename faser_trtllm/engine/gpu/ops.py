@@ -22,7 +22,7 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.driver import Launcher, OnStream, StreamLauncher
-from faser_trtllm.ops.cuda.experts import combine_rows, route_rows
+from faser_trtllm.ops.cuda.experts import clamped_swiglu, combine_rows, grouped_matmul, route_rows
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.products import matmul
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 STEMS = (
     "accept",
     "append_kv",
+    "clamped_swiglu",
     "combine_rows",
     "compact_rows",
     "copy_kv",
     "early_exit",
     "gated_silu",
+    "grouped_matmul",
     "matmul",
     "prune_rows",
     "quantize_rows",
@@ -49,6 +51,9 @@ STEMS = (
     "take_step",
     "verify_attention",
 )
+
+GROUPED_MM_MAJORS = (9, 10)
+"""Major compute capabilities on which torch's grouped products do not wait for the host."""
 
 P = ParamSpec("P")
 
@@ -76,10 +81,11 @@ class _AttentionLaunch:
 class Ops:
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted.
 
-    launchers: by stem (STEMS), cubins on a GPU and an emulator in tests, for the ops that the engine uses. stream:
-    returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition gets
-    more splits than it needs. torch allocates workspaces, so a captured graph owns its own. deterministic: a row's bits
-    do not depend on the other rows of its pass, except in products in e4m3 or of experts.
+    launchers: by stem (STEMS), cubins on a GPU and an emulator in tests, for the ops that the engine uses; products of
+    experts are torch's without "grouped_matmul". stream: returns the current stream as a number. num_sms: SMs of the
+    device, for splitting long contexts; a partition gets more splits than it needs. torch allocates workspaces, so a
+    captured graph owns its own. deterministic: a row's bits do not depend on the other rows of its pass, except in
+    products in e4m3.
     """
 
     def __init__(
@@ -220,31 +226,67 @@ class Ops:
         return rows
 
     def route_rows(
-        self, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+        self,
+        x: Tensor,
+        router: Tensor,
+        bias: Tensor | None,
+        num_used: Tensor,
+        choice: Choice,
+        is_first: bool,
+        routes: Routes,
     ) -> None:
-        tensors = (x, router, num_used, *(getattr(routes, name) for name in routes.__slots__))
+        tensors = (x, router, bias, num_used, *(getattr(routes, name) for name in routes.__slots__))
         self._cache.launch(
-            ("route_rows", x.shape, router.shape, choice, is_first),
+            ("route_rows", x.shape, router.shape, bias is None, choice, is_first),
             tensors,
             self._launchers["route_rows"],
-            lambda to: route_rows.launch(to, x, router, num_used, choice, is_first, routes),
+            lambda to: route_rows.launch(to, x, router, bias, num_used, choice, is_first, routes),
         )
+
+    def clamped_swiglu(self, gate_up: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+        """Return ops/cuda/experts/clamped_swiglu.py's result [num_pairs, inner], new."""
+        import torch
+
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+        self._cache.launch(
+            ("clamped_swiglu", gate_up.shape, bias.shape),
+            (gate_up, bias, ends, out),
+            self._launchers["clamped_swiglu"],
+            lambda to: clamped_swiglu.launch(to, gate_up, bias, ends, out),
+        )
+        return out
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         """Return x [n, in] times its group's matrix of weights [num_groups, out, in], new [n, out]. Group g ends at row
         ends[g], int32. Rows after the last group are not written."""
         import torch
 
+        if launcher := self._launchers.get("grouped_matmul"):
+            out = torch.empty((x.shape[0], weights.shape[1]), dtype=x.dtype, device=x.device)
+            self._cache.launch(
+                ("grouped_matmul", x.shape, weights.shape),
+                (x, weights, ends, out),
+                launcher,
+                lambda to: grouped_matmul.launch(to, x, weights, ends, out),
+            )
+            return out
         return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
 
     def combine_rows(
-        self, outputs: Tensor, routes: Routes, shared: Tensor | None, num_used: Tensor, hidden: Tensor
+        self,
+        outputs: Tensor,
+        routes: Routes,
+        bias: Tensor | None,
+        shared: Tensor | None,
+        num_used: Tensor,
+        hidden: Tensor,
     ) -> None:
+        sizes = (outputs.shape, hidden.shape, routes.logits.shape, routes.ends.shape)
         self._cache.launch(
-            ("combine_rows", outputs.shape, hidden.shape, routes.logits.shape, shared is None),
-            (outputs, routes.weights, routes.places, shared, routes.logits, num_used, hidden),
+            ("combine_rows", *sizes, bias is None, shared is None),
+            (outputs, routes.weights, routes.places, routes.experts, bias, shared, routes.logits, num_used, hidden),
             self._launchers["combine_rows"],
-            lambda to: combine_rows.launch(to, outputs, routes, shared, num_used, hidden),
+            lambda to: combine_rows.launch(to, outputs, routes, bias, shared, num_used, hidden),
         )
 
     def append_kv(
@@ -281,21 +323,22 @@ class Ops:
         max_query_rows: int,
         max_kv_len: int,
         is_causal: bool = True,
+        sinks: Tensor | None = None,
     ) -> None:
         """See ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
         import torch
 
         cache = kv.k_cache
         sizes = (q.dtype, cache.dtype, q.shape, cache.shape, kv.block_table.shape)
-        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len, is_causal)
+        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len, is_causal, sinks is None)
         how = self._attention.get(key)
         if how is None:
-            shape = verify_attention.shape_of(q, kv, window, is_causal)
+            shape = verify_attention.shape_of(q, kv, window, is_causal, sinks)
             how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len, self.is_deterministic)
         workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
         self._cache.launch(
             key,
-            (q, *kv, out, workspace),
+            (q, *kv, out, workspace, sinks),
             self._launchers["verify_attention"],
             lambda to: verify_attention.launch(
                 to,
@@ -309,6 +352,7 @@ class Ops:
                 num_sms=self._num_sms,
                 workspace=workspace,
                 in_place=how.in_place,
+                sinks=sinks,
             ),
         )
 

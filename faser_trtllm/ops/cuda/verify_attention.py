@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BUT_FIRST = -1
 """A value of `window`: rows see all positions except the first, which only its own row sees."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
+SINKS_HEAD_DIM = 64  # kernels with sinks have this head size, and q in bf16
 TILE_ROWS = (16, 64)
 SPLIT_TOKENS = 512  # positions per chunk of a long context; fixed, so that a row's sums do not depend on its batch
 MIN_SPLIT_TOKENS = 64  # chunks of any launch are a power of two, at least this
@@ -43,6 +44,7 @@ class AttentionShape(PagedShape):
 
     window: int = 0  # number of positions that a row sees, up to its own; 0: all; or BUT_FIRST
     is_causal: bool = True  # rows see no position after their own
+    has_sinks: bool = False  # the softmax has a further score per head, whose share is dropped
 
     @property
     def window_argument(self) -> int:
@@ -118,12 +120,16 @@ def _slot_bytes(shape: AttentionShape) -> int:
 
 def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
     """Return the entry point for a shape's types and head size."""
-    return f"verify_attention_{shape.types}_h{shape.head_dim}_m{tile_rows}"
+    return f"verify_attention_{_sinks(shape)}{shape.types}_h{shape.head_dim}_m{tile_rows}"
 
 
 def combine_name(shape: AttentionShape) -> str:
     """Return the entry point that combines chunks."""
-    return f"verify_attention_combine_{shape.dtype}"
+    return f"verify_attention_combine_{_sinks(shape)}{shape.dtype}"
+
+
+def _sinks(shape: AttentionShape) -> str:
+    return "sinks_" if shape.has_sinks else ""
 
 
 def block_threads(shape: AttentionShape, tile_rows: int) -> int:
@@ -194,6 +200,7 @@ def launch(
     workspace: Tensor | None = None,
     in_place: bool = False,
     combine: bool = True,
+    sinks: Tensor | None = None,
 ) -> None:
     """Compute verify_attention_reference() into `out` [num_rows, num_heads, head_dim] of q's type, asynchronously.
 
@@ -204,7 +211,7 @@ def launch(
     of its request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes
     and types of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
-    shape = shape_of(q, kv, window, is_causal)
+    shape = shape_of(q, kv, window, is_causal, sinks)
     expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
     scale = default_scale(shape.head_dim) if scale is None else scale
     for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
@@ -228,12 +235,15 @@ def launch(
         return
     pointers = [pointer_to(tensor) for tensor in (q, *kv)]
     sizes = scalars(shape, split_tokens, max_slots, in_place, scale, k_scale, v_scale)
-    outputs = pointer_to(out), pointer_to(workspace if needed else None)
+    outputs = [pointer_to(out), pointer_to(workspace if needed else None)]
+    if sinks is not None:
+        outputs.append(pointer_to(sinks))
     arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *outputs]
     blocks = grid(shape, tile_rows, max_slots, num_sms)
     module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments)
     if combine and workspace is not None and needed and not in_place:
-        launch_combine(module, shape, out, workspace, kv.cu_q_lens, kv.kv_lens, out, split_tokens, max_slots, v_scale)
+        rows = (kv.cu_q_lens, kv.kv_lens, out)
+        launch_combine(module, shape, out, workspace, *rows, split_tokens, max_slots, v_scale, sinks)
 
 
 def check_split_tokens(name: str, split_tokens: int) -> None:
@@ -252,12 +262,15 @@ def launch_combine(
     split_tokens: int,
     max_slots: int,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Launch the second kernel: combine the workspace's partial results into rows of `out`, and copy the other rows
     from `whole`, unless that is `out`."""
     pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
     sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots, v_scale))
     arguments: list[Argument] = [*pointers, *sizes, pointer_to(out)]
+    if sinks is not None:
+        arguments.append(pointer_to(sinks))
     module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments)
 
 
@@ -270,17 +283,19 @@ def verify_attention_reference(
     is_causal: bool = True,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return attention of every row over its request's positions, of q's shape and type, computed in fp32.
 
-    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores; None: 1 / sqrt(head_dim). Positions
+    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores; None: 1 / sqrt(head_dim). sinks: fp32
+    [num_heads], a further score of each head's softmax, whose share is dropped, as in gpt-oss. Positions
     in a block that does not exist are zeros; positions past the table are not seen; a row that sees nothing or is
     outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be finite,
     since kernels multiply masked positions by zero.
     """
     import torch
 
-    shape = shape_of(q, kv, window, is_causal, any_shape=True)
+    shape = shape_of(q, kv, window, is_causal, sinks, any_shape=True)
     scale = default_scale(shape.head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     offsets = kv.cu_q_lens.clamp(0, shape.num_rows).tolist()
@@ -299,7 +314,10 @@ def verify_attention_reference(
         elif window == BUT_FIRST:
             seen[:, 0] &= limits == 0
         scores = torch.einsum("rhd,phd->hrp", q[rows.start : rows.stop].float(), keys) * scale
-        weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(rows), 1)), -1)
+        weights = scores.softmax(-1)[..., :end]
         weights = torch.where(seen.any(-1)[None, :, None], weights, torch.zeros_like(weights))
         out[rows.start : rows.stop] = torch.einsum("hrp,phd->rhd", weights, values)
     return out.to(q.dtype)
@@ -331,6 +349,7 @@ def shape_of(
     kv: PagedKv,
     window: int = 0,
     is_causal: bool = True,
+    sinks: Tensor | None = None,
     any_shape: bool = False,
 ) -> AttentionShape:
     """Return the sizes of the tensors; raise InvalidArgumentError, naming the tensor, if one does not fit the rest."""
@@ -354,5 +373,12 @@ def shape_of(
     dtype = type_name("q", q, *(() if any_shape else ("bf16", "fp16")))
     expect("q", q, dtype, (num_rows, num_heads, head_dim))
     kv_dtype = check_kv(kv, dtype, head_dim)
-    kv_sizes = (num_kv_heads, head_dim, num_blocks, tokens_per_block, kv.block_table.shape[-1])
-    return AttentionShape(num_rows, kv.kv_lens.shape[0], num_heads, *kv_sizes, dtype, kv_dtype, window, is_causal)
+    if sinks is not None:
+        expect("sinks", sinks, "fp32", (num_heads,))
+        if not any_shape and (dtype, head_dim) != ("bf16", SINKS_HEAD_DIM):
+            raise InvalidArgumentError(
+                f"q is {dtype} with a head_dim of {head_dim}; the kernels with sinks need bf16 and {SINKS_HEAD_DIM}"
+            )
+    sizes = (num_heads, num_kv_heads, head_dim, num_blocks, tokens_per_block, kv.block_table.shape[-1])
+    options = (window, is_causal, sinks is not None)
+    return AttentionShape(num_rows, kv.kv_lens.shape[0], *sizes, dtype, kv_dtype, *options)

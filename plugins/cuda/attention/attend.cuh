@@ -144,7 +144,7 @@ __device__ bool attend(const AttentionArguments& args, const Work& mine, int ste
     }
   }
 
-  const float scale = args.scale * 1.4426950408889634f;
+  const float scale = args.scale * kLog2E;
   float out[kHeadDim / 8][4], top[2], sum[2];
   // Begins the rows' sums.
   auto clear = [&](int i) {

@@ -7,6 +7,8 @@
 
 namespace faser {
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 // Of a row and head over some positions: the largest score as a power of two (-inf: none is visible), and the sum of
 // exponentials relative to that. The sums of V are relative to it as well.
 struct alignas(8) Partial {
@@ -33,8 +35,10 @@ __device__ inline Partial* partials_of(const AttentionArguments& args, int head_
   return reinterpret_cast<Partial*>(args.workspace + static_cast<int64_t>(args.max_slots) * args.num_heads * head_dim);
 }
 
-__device__ inline float normalisation(const AttentionArguments& args, Partial whole) {
-  return whole.sum == 0.0f ? 0.0f : args.v_scale / whole.sum;
+__device__ inline float normalisation(const AttentionArguments& args, Partial whole, int head) {
+  if (whole.sum == 0.0f) return 0.0f;
+  if (args.sinks == nullptr) return args.v_scale / whole.sum;
+  return args.v_scale / (whole.sum + exp2_approx(args.sinks[head] * kLog2E - whole.top));
 }
 
 // What becomes of a chunk's result of a row: nothing if the row has no such chunk. It is merged with what is in the
@@ -61,7 +65,7 @@ struct ResultWriter {
         merge(merge),
         out(static_cast<T*>(args.out) + (static_cast<int64_t>(plan.row) * args.num_heads + plan.head) * kHeadDim),
         sums(args.workspace + plan.in_slots(args) * kHeadDim),
-        normalise(normalisation(args, merge.both)) {}
+        normalise(normalisation(args, merge.both, plan.head)) {}
 
   __device__ void pair(int column, float low, float high) const {
     if (plan.is_merged) {

@@ -22,6 +22,7 @@ constexpr int kMaxSplitRows = 256;
 // split_tokens: positions of a chunk, a power of two, at least 64. max_slots: of the workspace, num_rows at least, or
 // 0: every context is a single chunk. The workspace holds float sums [max_slots, num_heads, head_dim] and after them
 // Partial [max_slots, num_heads]. in_place: the last block of a tile merges its chunks. window: the kernels' argument.
+// sinks: [num_heads], a further score of each head's softmax, whose share is dropped; or null.
 struct AttentionArguments {
   const void* q;
   const void* k_cache;
@@ -34,6 +35,7 @@ struct AttentionArguments {
   float scale, v_scale;
   void* out;
   float* workspace;
+  const float* sinks;
 
   __device__ int group() const { return num_heads / num_kv_heads; }
   __device__ bool is_causal() const { return window >= -1; }

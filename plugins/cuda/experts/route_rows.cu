@@ -22,8 +22,8 @@ __device__ inline int32_t num_used_rows(const int32_t* num_used, int32_t num_row
   return clamp(*num_used, 0, num_rows);
 }
 
-__device__ inline void router_logits(const bf16* x, const bf16* router, int32_t num_used, int32_t num_outputs,
-                                     int32_t width, float* logits) {
+__device__ inline void router_logits(const bf16* x, const bf16* router, const bf16* bias, int32_t num_used,
+                                     int32_t num_outputs, int32_t width, float* logits) {
   const int32_t lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int32_t output = static_cast<int32_t>(blockIdx.x) * kWarps + warp;
   const int32_t first = static_cast<int32_t>(blockIdx.y) * kRowTile;
@@ -42,7 +42,7 @@ __device__ inline void router_logits(const bf16* x, const bf16* router, int32_t 
   }
 #pragma unroll
   for (int r = 0; r < kRowTile; r++) {
-    const float sum = warp_sum(sums[r]);
+    const float sum = warp_sum(sums[r]) + (bias == nullptr ? 0.0f : to_float(bias[output]));
     if (lane == 0 && first + r < num_used) logits[static_cast<int64_t>(first + r) * num_outputs + output] = sum;
   }
 }
@@ -138,17 +138,18 @@ __device__ inline void sort_pairs(const int32_t* counts, const int32_t* experts,
 }  // namespace faser
 
 // Grid (ceil(num_outputs / 8), ceil(num_rows / 8)), blocks of 256 threads. Inputs: x [num_rows, width], router
-// [num_outputs, width], num_used [1]: rows before the dummies. Writes logits [num_rows, num_outputs], and sets counts
-// [num_experts] and, if is_first, num_distinct [1] to 0. width is a multiple of 8, addresses of 16.
+// [num_outputs, width], bias [num_outputs] or null, num_used [1]: rows before the dummies. Writes logits [num_rows,
+// num_outputs], and sets counts [num_experts] and, if is_first, num_distinct [1] to 0. width is a multiple of 8,
+// addresses of x and router of 16.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
-    route_rows_logits(const faser::bf16* x, const faser::bf16* router, const int32_t* num_used, int32_t num_rows,
-                      int32_t num_experts, int32_t num_outputs, int32_t width, int32_t is_first, float* logits,
-                      int32_t* counts, int32_t* num_distinct) {
+    route_rows_logits(const faser::bf16* x, const faser::bf16* router, const faser::bf16* bias, const int32_t* num_used,
+                      int32_t num_rows, int32_t num_experts, int32_t num_outputs, int32_t width, int32_t is_first,
+                      float* logits, int32_t* counts, int32_t* num_distinct) {
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     for (int32_t e = threadIdx.x; e < num_experts; e += faser::kThreads) counts[e] = 0;
     if (threadIdx.x == 0 && is_first) *num_distinct = 0;
   }
-  faser::router_logits(x, router, faser::num_used_rows(num_used, num_rows), num_outputs, width, logits);
+  faser::router_logits(x, router, bias, faser::num_used_rows(num_used, num_rows), num_outputs, width, logits);
 }
 
 // Grid (ceil(num_rows / 8)), blocks of 256 threads; num_experts is at most 512 and at most num_outputs. Input: logits

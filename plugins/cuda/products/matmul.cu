@@ -1,14 +1,6 @@
 // Products of rows with a matrix whose bits do not depend on the number of rows: out = x times weight^T, plus an addend
 // and a bias.
 //
-// A library chooses a kernel by the number of rows, and so the order of a sum. Here an output is always summed alike:
-// its inputs are cut into four slices (matmul_slice), each is summed in ascending order by mma of 16 inputs at a time,
-// and the slices' sums are added in order. Tiles differ in which warp does what and in nothing else: outputs are always
-// the 16 sides of mma and rows the 8, so all tiles give the same bits, and the host chooses one by speed alone.
-//
-// m16 and m64 are for few rows, where the weights have to be read as fast as memory allows: a warp has a slice, with
-// copies of its own, and waits for no other warp. In m128 eight warps share copies, and the slices follow each other.
-//
 // Bound: (num_outs * width + num_rows * (width + num_outs)) * 2 bytes over the memory's bandwidth, or for many rows
 // 2 * num_rows * num_outs * width operations of the tensor cores. Speed: not measured.
 //
@@ -16,184 +8,7 @@
 // limits of *_m64: registers <= 168, spill_bytes <= 0, shared_bytes <= 49152
 // limits: registers <= 255, spill_bytes <= 0, shared_bytes <= 49152
 #include "common.cuh"
-
-namespace faser {
-
-constexpr int kSlices = 4, kSliceUnit = 64;
-
-// Inputs of a slice. It follows from the width alone.
-__device__ inline int matmul_slice(int width) { return ceil_div(width, kSlices * kSliceUnit) * kSliceUnit; }
-
-// A block's kTileRows x kTileOuts outputs. kSliceWarps: slices that are summed at a time, each by one warp; or 1: all
-// warps have a part of the tile and sum slice after slice. kStep: inputs per copy.
-template <int kRows, int kOuts, int kRowParts, int kOutParts, int kSlicesAtATime, int kInputs, int kCopies>
-struct MatmulTile {
-  static constexpr int kTileRows = kRows, kTileOuts = kOuts, kRowWarps = kRowParts, kOutWarps = kOutParts;
-  static constexpr int kSliceWarps = kSlicesAtATime, kStep = kInputs, kStages = kCopies;
-  static constexpr int kSharers = kRowWarps * kOutWarps * kWarpSize;  // threads that share copies
-  static constexpr int kNumThreads = kSharers * kSliceWarps;
-  static constexpr int kWarpRows = kTileRows / kRowWarps, kWarpOuts = kTileOuts / kOutWarps;
-  static constexpr int kChunks = kStep / 8, kRowsPerCopy = kSharers / kChunks;
-  static constexpr int kStageValues = (kTileRows + kTileOuts) * kStep;
-  static constexpr int kPassRows = kTileRows < 64 ? kTileRows : 64;  // rows whose sums are in shared memory at a time
-  static constexpr int kSumStride = kTileOuts + 4;                   // eight outputs of four rows in different banks
-  static constexpr int kCopyBytes = kSliceWarps * kStages * kStageValues * 2;
-  static constexpr int kSumBytes = kSliceWarps * kPassRows * kSumStride * 4;
-  static constexpr int kPoolBytes = kCopyBytes < kSumBytes ? kSumBytes : kCopyBytes;
-  static_assert(kSliceWarps == 1 || (kSliceWarps == kSlices && kSharers == kWarpSize));
-  static_assert(kWarpRows % 16 == 0 && kWarpOuts % 16 == 0 && kPassRows % kWarpRows == 0);
-  static_assert(kTileRows % kRowsPerCopy == 0 && kTileOuts % kRowsPerCopy == 0 && kSliceUnit % kStep == 0);
-  static_assert(kPoolBytes <= 48 * 1024);
-
-  // The offset of the eight values `chunk` of row `row`, such that eight rows are in different banks.
-  __device__ static int place(int row, int chunk) {
-    return row * kStep + 8 * (chunk ^ (row / (8 / kChunks) % kChunks));
-  }
-};
-
-// The part of a [num_rows, width] matrix that is copied to shared memory, from first_row on, by all sharers.
-template <typename T, typename Tile>
-struct MatmulReader {
-  const T* matrix;
-  const int first_row, num_rows, width;
-
-  template <int kNumRows>
-  __device__ void copy(int first, int end, T* stage) const {
-    const int thread = static_cast<int>(threadIdx.x) % Tile::kSharers;
-    const int row = thread / Tile::kChunks, chunk = thread % Tile::kChunks, column = first + 8 * chunk;
-    const T* source = matrix + static_cast<int64_t>(first_row + row) * width + column;
-#pragma unroll
-    for (int i = 0; i < kNumRows; i += Tile::kRowsPerCopy) {
-      const bool valid = column < end && first_row + row + i < num_rows;
-      cp_async_16(stage + Tile::place(row + i, chunk), valid ? source + static_cast<int64_t>(i) * width : matrix,
-                  valid);
-    }
-  }
-};
-
-template <typename T, typename Out, typename Tile>
-__device__ void multiply(const T* x, const T* weight, const Out* addend, const T* bias, int num_rows, int num_outs,
-                         int width, Out* out) {
-  constexpr int kRowTiles = Tile::kWarpRows / 8, kOutTiles = Tile::kWarpOuts / 16;
-  constexpr bool kIsSliceByWarp = Tile::kSliceWarps > 1;
-  __shared__ __align__(16) char pool[Tile::kPoolBytes];
-
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int row_warp = warp % Tile::kRowWarps, out_warp = warp / Tile::kRowWarps % Tile::kOutWarps;
-  const int first_row = blockIdx.x * Tile::kTileRows, first_out = blockIdx.y * Tile::kTileOuts;
-  const int slice_size = matmul_slice(width), own_slice = kIsSliceByWarp ? warp : 0;
-  const int begin = own_slice * slice_size < width ? own_slice * slice_size : width;
-  const int end = kIsSliceByWarp && begin + slice_size < width ? begin + slice_size : width;
-  const int num_steps = ceil_div(end - begin, Tile::kStep);
-
-  const MatmulReader<T, Tile> outs{weight, first_out, num_outs, width}, rows{x, first_row, num_rows, width};
-  T* const stages = reinterpret_cast<T*>(pool) + own_slice * Tile::kStages * Tile::kStageValues;
-  // Step t goes to stage t mod kStages. After the last step empty groups are committed, so that the number of groups in
-  // flight is constant, and no copy is in flight once the last step has arrived.
-  auto fetch = [&](int step, int stage) {
-    if (step < num_steps) {
-      T* const to = stages + stage * Tile::kStageValues;
-      outs.template copy<Tile::kTileOuts>(begin + step * Tile::kStep, end, to);
-      rows.template copy<Tile::kTileRows>(begin + step * Tile::kStep, end, to + Tile::kTileOuts * Tile::kStep);
-    }
-    cp_async_commit();
-  };
-#pragma unroll
-  for (int step = 0; step < Tile::kStages - 1; step++) fetch(step, step);
-
-  float sum[kOutTiles][kRowTiles][4] = {}, total[kOutTiles][kRowTiles][4] = {};
-  int stage = 0;
-#pragma unroll 1
-  for (int step = 0; step < num_steps; step++) {
-    cp_async_wait<Tile::kStages - 2>();
-    if constexpr (kIsSliceByWarp) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
-    fetch(step + Tile::kStages - 1, stage == 0 ? Tile::kStages - 1 : stage - 1);
-    const T* const weights = stages + stage * Tile::kStageValues;
-    const T* const values = weights + Tile::kTileOuts * Tile::kStep;
-    const int first = begin + step * Tile::kStep;
-#pragma unroll
-    for (int k = 0; k < Tile::kStep / 16; k++) {
-      if (first + 16 * k >= end) break;  // as many mma in every tile
-      uint32_t a[kOutTiles][4], b[kRowTiles / 2][4];
-#pragma unroll
-      for (int o = 0; o < kOutTiles; o++) {
-        const int row = out_warp * Tile::kWarpOuts + 16 * o + lane % 16;
-        ldmatrix_x4(a[o], weights + Tile::place(row, 2 * k + lane / 16));
-      }
-#pragma unroll
-      for (int r = 0; r < kRowTiles / 2; r++) {
-        const int row = row_warp * Tile::kWarpRows + 16 * r + lane / 16 * 8 + lane % 8;
-        ldmatrix_x4(b[r], values + Tile::place(row, 2 * k + lane / 8 % 2));
-      }
-#pragma unroll
-      for (int o = 0; o < kOutTiles; o++) {
-#pragma unroll
-        for (int r = 0; r < kRowTiles; r++)
-          mma_m16n8k16<T>(sum[o][r], a[o], b[r / 2][r % 2 * 2], b[r / 2][r % 2 * 2 + 1]);
-      }
-    }
-    if (!kIsSliceByWarp && ((first + Tile::kStep) % slice_size == 0 || step == num_steps - 1)) {
-#pragma unroll
-      for (int o = 0; o < kOutTiles; o++) {
-#pragma unroll
-        for (int r = 0; r < kRowTiles; r++) {
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            total[o][r][i] += sum[o][r][i];
-            sum[o][r][i] = 0.0f;
-          }
-        }
-      }
-    }
-    stage = stage == Tile::kStages - 1 ? 0 : stage + 1;
-  }
-
-  // Sums go through the memory of the copies, so that neighbouring threads write neighbouring outputs.
-  float* const sums = reinterpret_cast<float*>(pool);
-  const int num_slices = kIsSliceByWarp ? ceil_div(width, slice_size) : 1;
-  for (int pass = 0; pass < Tile::kTileRows; pass += Tile::kPassRows) {
-    __syncthreads();  // nobody reads the memory any more
-    const int row_in_pass = row_warp * Tile::kWarpRows - pass;
-    if (row_in_pass >= 0 && row_in_pass < Tile::kPassRows) {
-#pragma unroll
-      for (int o = 0; o < kOutTiles; o++) {
-#pragma unroll
-        for (int r = 0; r < kRowTiles; r++) {
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            const int row = own_slice * Tile::kPassRows + row_in_pass + 8 * r + 2 * (lane % 4) + i % 2;
-            const int column = out_warp * Tile::kWarpOuts + 16 * o + lane / 4 + 8 * (i / 2);
-            sums[row * Tile::kSumStride + column] = kIsSliceByWarp ? sum[o][r][i] : total[o][r][i];
-          }
-        }
-      }
-    }
-    __syncthreads();
-    for (int index = threadIdx.x; index < Tile::kPassRows * Tile::kTileOuts; index += Tile::kNumThreads) {
-      const int in_pass = index / Tile::kTileOuts, column = index % Tile::kTileOuts;
-      const int row = first_row + pass + in_pass, output = first_out + column;
-      if (row >= num_rows || output >= num_outs) continue;
-      float value = 0.0f;
-      for (int slice = 0; slice < num_slices; slice++) {
-        value += sums[(slice * Tile::kPassRows + in_pass) * Tile::kSumStride + column];
-      }
-      const int64_t place = static_cast<int64_t>(row) * num_outs + output;
-      if (addend != nullptr) value += to_float(addend[place]);
-      if (bias != nullptr) value += to_float(bias[output]);
-      out[place] = from_float<Out>(value);
-    }
-  }
-}
-
-using MatmulTile16 = MatmulTile<16, 16, 1, 1, kSlices, 64, 3>;
-using MatmulTile64 = MatmulTile<64, 32, 1, 1, kSlices, 32, 2>;
-using MatmulTile128 = MatmulTile<128, 128, 4, 2, 1, 32, 3>;
-
-}  // namespace faser
+#include "products/multiply.cuh"
 
 // Grid (ceil(num_rows / tile rows), ceil(num_outs / tile outputs)): blocks that read the same weights run together.
 // Inputs: x [num_rows, width], weight [num_outs, width], width a multiple of 8, addresses of 16; addend [num_rows,
@@ -202,7 +17,9 @@ using MatmulTile128 = MatmulTile<128, 128, 4, 2, 1, 32, 3>;
   extern "C" __global__ void __launch_bounds__(faser::MatmulTile##TILE_ROWS::kNumThreads)                           \
       matmul_##NAME##_m##TILE_ROWS(const T* x, const T* weight, const OUT* addend, const T* bias, int32_t num_rows, \
                                    int32_t num_outs, int32_t width, OUT* out) {                                     \
-    faser::multiply<T, OUT, faser::MatmulTile##TILE_ROWS>(x, weight, addend, bias, num_rows, num_outs, width, out); \
+    using Tile = faser::MatmulTile##TILE_ROWS;                                                                      \
+    const int first_row = blockIdx.x * Tile::kTileRows;                                                             \
+    faser::multiply<T, OUT, Tile>(x, weight, addend, bias, first_row, num_rows, num_outs, width, out);              \
   }
 
 #define FASER_MATMUL_OF_TYPES(NAME, T, OUT) \

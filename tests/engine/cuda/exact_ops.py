@@ -117,7 +117,10 @@ class ExactOps(ReferenceOps):
         as_numbers(k_cache)[blocks, :, offset] = as_numbers(stored(keys, k_cache))
         as_numbers(v_cache)[blocks, :, offset] = as_numbers(stored(values, v_cache))
 
-    def verify_attention(self, q, kv, out, *, window, max_query_rows, max_kv_len, is_causal=True):
+    def clamped_swiglu(self, gate_up, bias, ends):
+        return super().clamped_swiglu(gate_up.double(), bias, ends).to(gate_up.dtype)
+
+    def verify_attention(self, q, kv, out, *, window, max_query_rows, max_kv_len, is_causal=True, sinks=None):
         k_cache, v_cache, block_table, cu_q_lens, kv_lens = kv
         num_rows, num_heads, head_dim = q.shape
         num_kv_heads, scale = k_cache.shape[1], 1 / math.sqrt(head_dim)
@@ -143,8 +146,12 @@ class ExactOps(ReferenceOps):
                 elif window:
                     seen &= places > limits - window
                 scores = np.where(seen[:, None], scores, -np.inf)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
+            top = scores.max(-1, keepdims=True)
+            weights = np.exp(scores - top)
+            total = weights.sum(-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sinks.double().numpy().reshape(num_kv_heads, 1, group, 1) - top)
+            weights /= total
             sums = weights.reshape(num_kv_heads, count * group, kv_len) @ values
             sums = sums.reshape(num_kv_heads, count, group, head_dim).swapaxes(0, 1).reshape(count, num_heads, head_dim)
             out[begin:end] = torch.from_numpy(sums)

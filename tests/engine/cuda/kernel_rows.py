@@ -13,6 +13,7 @@ from tests.engine.cuda.host_executor import HostGpu
 from tests.ops.cuda.emulation import emulated
 
 ROW_OPS = ("linear", "add_linear", "logits", "append_kv", "gated_silu", "verify_attention")
+ROW_OPS += ("route_rows", "grouped_linear", "clamped_swiglu", "combine_rows")
 
 
 class KernelRowsGpu(HostGpu):
@@ -30,19 +31,21 @@ class KernelRowsGpu(HostGpu):
 
 
 class KernelRows(ReferenceOps):
-    """Products by matmul if deterministic, else by torch."""
+    """Products by matmul and grouped_matmul if deterministic, else by torch."""
 
     def __init__(self, deterministic):
         super().__init__()
         self.is_deterministic = deterministic
-        kernels = Ops(launchers(), lambda: 0, num_sms=4, deterministic=deterministic)
+        found = {stem: held for stem, held in launchers().items() if deterministic or "matmul" not in stem}
+        kernels = Ops(found, lambda: 0, num_sms=4, deterministic=deterministic)
         for name in ROW_OPS:
             setattr(self, name, getattr(kernels, name))
 
 
 @functools.cache
 def launchers():
-    found = {stem: emulated(stem) for stem in ("append_kv", "gated_silu", "matmul")}
+    stems = ("append_kv", "gated_silu", "matmul", "route_rows", "grouped_matmul", "clamped_swiglu", "combine_rows")
+    found = {stem: emulated(stem) for stem in stems}
     return found | {"verify_attention": emulated("verify_attention", {"FASER_HEAD_DIM": 64})}
 
 
@@ -60,6 +63,12 @@ class RowCountProducts(TorchFunctionMode):
             found = self._product(*args)
             out = kwargs.get("out")
             return found.to(kwargs.get("out_dtype", args[0].dtype)) if out is None else out.copy_(found)
+        if func is torch.nn.functional.grouped_mm:
+            x, weights = args
+            found, begin = torch.zeros(len(x), weights.shape[-1]), 0
+            for weight, end in zip(weights, kwargs["offs"].tolist(), strict=True):
+                found[begin:end], begin = self._product(x[begin:end], weight), end
+            return found.to(x.dtype)
         if func is torch.Tensor.addmm_:
             hidden, *operands = args
             return hidden.copy_(hidden.float() + self._product(*operands))

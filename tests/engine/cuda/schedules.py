@@ -25,7 +25,7 @@ from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.static import OffPolicy
 from lab.clock import ManualClock
-from tests.engine.cuda.harness import build_pair
+from tests.engine.cuda.harness import build_moe_pair, build_pair
 from tests.engine.cuda.kernel_rows import KernelRowsGpu
 from tests.support.doubtful import doubtful_drafts
 from tests.support.executor_harness import Collector, ErraticPolicy
@@ -189,13 +189,22 @@ def build(directory: Path, dtype: str = "bfloat16", max_seq_len: int = MAX_SEQ_L
     return build_pair(directory, dtype, exit_layers=(1,), **sizes)
 
 
+def build_mixture(directory: Path, family: str):
+    sizes = {"num_layers": 2, "hidden_size": 32, "expert_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
+    sizes |= {"vocab_size": 64, "max_position_embeddings": MAX_SEQ_LEN}
+    return build_moe_pair(directory, family, exit_layers=(1,), max_seq_len=MAX_SEQ_LEN, **sizes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--family", help="of a mixture of experts; default: a dense model")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        schedules, begun = Schedules(build(Path(directory)), options.seed), time.monotonic()
+        path = Path(directory)
+        engines = build_mixture(path, options.family) if options.family else build(path)
+        schedules, begun = Schedules(engines, options.seed), time.monotonic()
         for done in range(0, options.count, 100):
             schedules.run(min(100, options.count - done))
             print(f"{done + min(100, options.count - done)} schedules, {time.monotonic() - begun:.0f} s", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import pytest
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import Quantization
-from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.opening import OpenRequest, check_request
 from faser_trtllm.errors import ConfigError
-from tests.engine.cuda.harness import build_moe_pair, build_pair
-from tests.engine.cuda.host_executor import HostGpu
+from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.kernel_rows import RowCountProducts
-from tests.engine.cuda.schedules import Schedules, Setting, build, make_requests, opened, run
+from tests.engine.cuda.schedules import Schedules, Setting, build, build_mixture, make_requests, opened, run
 from tests.support.effort import ONLY_ALL, pick
 
 TOGETHER = Setting(policy_seed=3, max_batch_size=3, max_num_tokens=24, num_blocks=18, drafters=("suffix",))
@@ -46,6 +43,14 @@ def test_random_schedules_change_no_bit_in_fp16(tmp_path: Path) -> None:
     Schedules(build(tmp_path, "float16"), seed=2).run(pick(3, 25))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", pick(["gpt_oss"], ["gpt_oss", "qwen3_moe"]))
+def test_random_schedules_change_no_bit_of_a_mixture(tmp_path: Path, family: str) -> None:
+    schedules = Schedules(build_mixture(tmp_path, family), seed=5)
+    schedules.run(pick(6, 40), 3)
+    assert schedules.totals["num_accepted_tokens"] > 0
+
+
 @ONLY_ALL
 @pytest.mark.slow
 def test_contexts_that_are_split_change_no_bit(tmp_path: Path) -> None:
@@ -55,9 +60,14 @@ def test_contexts_that_are_split_change_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_library_that_counts_rows_changes_texts_unless_it_is_not_called(engines: EngineDir) -> None:
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_a_library_that_counts_rows_changes_texts_unless_it_is_not_called(
+    engines: EngineDir, tmp_path: Path, is_mixture: bool
+) -> None:
     """Its sums depend on the number of rows. Without the option the same requests have other logits together with
     others, and texts part; with it no product of the target is the library's."""
+    if is_mixture:
+        engines = build_mixture(tmp_path, "qwen3_moe")
     requests = make_requests(random.Random(0), 7, engines.vocab_size)
     texts = {}
     for deterministic in (False, True):
@@ -83,9 +93,3 @@ def test_what_cannot_be_deterministic_is_refused(engines: EngineDir, tmp_path: P
         ConfigError, match=r"^deterministic is true, .* is split over 2 GPUs, .* build with --tp_size 1$"
     ):
         check_request(replace(request, engines=split))
-    mixture = build_moe_pair(tmp_path)
-    with (
-        ExitStack() as stack,
-        pytest.raises(ConfigError, match=r"^deterministic is true, but the target of .* mixture"),
-    ):
-        open_cuda_engines(replace(request, engines=mixture), HostGpu(), stack)

@@ -24,7 +24,7 @@ from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
 from tests.ops.cuda.exit_cases import EPS, inputs
-from tests.ops.cuda.experts.cases import combine_case, random_case
+from tests.ops.cuda.experts.cases import combine_case, grouped_case, random_case, swiglu_case, whole_case
 from tests.ops.cuda.paged_cases import paged_case
 from tests.ops.cuda.products.case import Case as MatmulCase
 from tests.ops.cuda.prune_cases import boundary_batch
@@ -101,10 +101,22 @@ def route(module: EmulatedModule) -> Results:
     """More rows than a block sorts at a time."""
     for num_rows in (5, 300):
         yield from tensors_of(random_case(num_rows, num_rows - 2, 40, 3, 264).run(module))
+    yield from tensors_of(whole_case(5, 3, 8, 2, has_bias=True).run(module))
+
+
+def clamp(module: EmulatedModule) -> Results:
+    yield swiglu_case([2, 0, 3], 1, 2056).run(module)
+
+
+def multiply_groups(module: EmulatedModule) -> Results:
+    """More groups than a warp has lanes, and more copies than are in flight."""
+    for tile_rows, width in ((16, 1032), (64, 520), (128, 136)):
+        yield grouped_case([2, 0, 18, *[0] * 31, 3], 1, 24, width).run(module, tile_rows)
 
 
 def combine(module: EmulatedModule) -> Results:
     yield combine_case(4, 3, 2, 1032, has_shared=True).run(module)
+    yield combine_case(4, 3, 2, 1032, has_bias=True).run(module)
 
 
 def prune(module: EmulatedModule) -> Results:
@@ -170,16 +182,21 @@ def attend(module: EmulatedModule) -> Results:
                 options["in_place"] = in_place
                 attention.launch(module, *case.arguments(), out, num_sms=1, **options)
                 yield out
+                out = torch.zeros_like(case.q)
+                attention.launch(module, *case.arguments(), out, num_sms=1, sinks=torch.tensor([0.5, 2.0]), **options)
+                yield out
 
 
 CASES: dict[str, Callable[[EmulatedModule], Results]] = {
     "accept": accept,
     "append_kv": append,
+    "clamped_swiglu": clamp,
     "combine_rows": combine,
     "compact_rows": compact,
     "copy_kv": copy,
     "early_exit": score,
     "gated_silu": activate,
+    "grouped_matmul": multiply_groups,
     "matmul": multiply,
     "prune_rows": prune,
     "quantize_rows": quantize,

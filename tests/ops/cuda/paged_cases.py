@@ -86,7 +86,9 @@ NEVER = 1 << 20  # positions of a chunk that no case here is longer than
 
 def run(module, case: PagedCase, tile_rows: int, split_tokens: int = NEVER, **options) -> torch.Tensor:
     """launch() into memory full of NaNs; max_slots: enough for all, unless given."""
-    shape = op.shape_of(*case.arguments(), options.get("window", 0), options.get("is_causal", True))
+    shape = op.shape_of(
+        *case.arguments(), options.get("window", 0), options.get("is_causal", True), options.get("sinks")
+    )
     out = torch.full_like(case.q, float("nan"))
     options.setdefault("max_slots", op.choose_max_slots(shape, int(case.kv_lens.max()), split_tokens))
     options.setdefault("num_sms", 2)

@@ -33,7 +33,7 @@ MASKS = [(0, True), (0, True), (1, True), (33, True), (1000, True), (op.BUT_FIRS
 MASKS += [(0, False), (0, False), (1, False), (9, False), (33, False)]
 
 
-def dense(case: PagedCase, window: int = 0, is_causal: bool = True) -> torch.Tensor:
+def dense(case: PagedCase, window: int = 0, is_causal: bool = True, sinks: torch.Tensor | None = None) -> torch.Tensor:
     """Every row alone, in fp64, over positions looked up one by one."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     tokens_per_block, group = case.k_cache.shape[2], case.q.shape[1] // case.k_cache.shape[1]
@@ -55,7 +55,9 @@ def dense(case: PagedCase, window: int = 0, is_causal: bool = True) -> torch.Ten
                 keys = torch.stack([case.k_cache[index].double() for index in at])
                 values = torch.stack([case.v_cache[index].double() for index in at])
                 scores = keys @ case.q[row, head].double() / math.sqrt(case.q.shape[2])
-                out[row, head] = scores.softmax(0) @ values
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[head : head + 1].double()))
+                out[row, head] = scores.softmax(0)[: len(at)] @ values
     return out
 
 
@@ -70,8 +72,8 @@ def split_batch(batch: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 @settings(max_examples=examples(15))
-@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from(MASKS))
-def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, mask):
+@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from(MASKS), st.booleans())
+def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, mask, has_sinks):
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(
         generator,
@@ -82,8 +84,16 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, mask):
         num_rows_of_nobody=2,
     )
     window, is_causal = mask
-    found = op.verify_attention_reference(*case.arguments(), window=window, is_causal=is_causal)
-    torch.testing.assert_close(found.double(), dense(case, window, is_causal), atol=1e-5, rtol=1e-5)
+    sinks = sinks_of(case, seed) if has_sinks else None
+    found = op.verify_attention_reference(*case.arguments(), window=window, is_causal=is_causal, sinks=sinks)
+    torch.testing.assert_close(found.double(), dense(case, window, is_causal, sinks), atol=1e-5, rtol=1e-5)
+
+
+def sinks_of(case: PagedCase, seed: int) -> torch.Tensor:
+    """A score per head, some far from all others."""
+    sinks = 3 * torch.randn(case.q.shape[1], generator=torch.Generator().manual_seed(seed))
+    sinks[seed % len(sinks)] = (-math.inf, -1000.0, 1000.0, 0.0)[seed % 4]
+    return sinks
 
 
 @pytest.mark.parametrize("head_dim", pick((64, 80), op.HEAD_DIMS))  # a compile each
@@ -118,6 +128,7 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     mask=st.sampled_from(MASKS),
     order=st.integers(0, 9),
     spread=st.sampled_from([0.0, 1.0, 30.0]),
+    has_sinks=st.booleans(),
 )
 def test_any_batch_on_the_cpu(
     batch,
@@ -134,6 +145,7 @@ def test_any_batch_on_the_cpu(
     mask,
     order,
     spread,
+    has_sinks,
 ):
     case = paged_case(
         torch.Generator().manual_seed(seed),
@@ -147,6 +159,8 @@ def test_any_batch_on_the_cpu(
         spread=spread,
     )
     options = dict(zip(("window", "is_causal"), mask, strict=True))
+    if has_sinks and dtype == "bf16":
+        options["sinks"] = sinks_of(case, seed)
     wanted = op.verify_attention_reference(*case.arguments(), **options)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
     slots = {} if more_slots is None else {"max_slots": case.q.shape[0] + more_slots}
@@ -199,6 +213,8 @@ BREAKAGES = {
     "a chunk is done twice": ("mine.item / num_tiles : 0", "mine.item / num_tiles / 2 : 0"),
     "a slot is another row's": ("(row - mine.first_row) *", "(mine.num_rows - 1) *"),
     "a merge forgets what was before": ("both.sum = of(a.sum, b.sum)", "both.sum = b.sum"),
+    "sinks are another head's": ("args.sinks[head]", "args.sinks[0]"),
+    "sinks are relative to the largest score": ("exp2_approx(args.sinks[head] * kLog2E - whole.top)", "1.0f"),
 }
 
 
@@ -214,17 +230,20 @@ def test_broken_kernels_are_found(breakage, tmp_path):
     assert files
     for path in files:
         path.write_text(path.read_text().replace(right, wrong))
-    some_kernels = r"^  FASER_VERIFY_ATTENTION\((fp16|\w+_e4m3),.*\n"
+    some_kernels = r"^  FASER_VERIFY_ATTENTION_OF_TYPES\((fp16|\w+_e4m3),.*\n"
     broken, num_left_out = re.subn(some_kernels, "\n", kernel.read_text(), flags=re.MULTILINE)
-    assert num_left_out == 6, "what is not run here need not be compiled"
+    assert num_left_out == 3, "what is not run here need not be compiled"
     kernel.write_text(broken)
     case = paged_case(torch.Generator().manual_seed(4), *split_batch(BATCHES[1]))
     long = paged_case(torch.Generator().manual_seed(5), [3, 2, 0, 5], [40, 700, 7, 5])
+    sinks = torch.tensor([0.5, 3.0, -1.0, 2.0])
     modules = [emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order, sources) for order in (0, 1, 5)]
     found, wanted = [], []
     for module in modules:
         found += [run(module, case, 64), run(module, long, 64, 64, num_sms=1), run(module, long, 16, 64, num_sms=1)]
         wanted += [op.verify_attention_reference(*each.arguments()) for each in (case, long, long)]
+        found.append(run(module, case, 64, sinks=sinks))
+        wanted.append(op.verify_attention_reference(*case.arguments(), sinks=sinks))
     with pytest.raises(AssertionError, match="not close"):
         assert_close(torch.cat(found), torch.cat(wanted), "bf16", 2.0)
 
@@ -356,6 +375,7 @@ def _shape(**changes) -> op.AttentionShape:
 
 def test_wrong_arguments_are_named():
     case = paged_case(torch.Generator().manual_seed(0), [2], [20])
+    in_fp16 = {name: getattr(case, name).half() for name in ("q", "k_cache", "v_cache")}
     wrong = [
         ("head_dim is 32", {"q": case.q[..., :32]}, {}),
         ("num_heads is 3", {"q": case.q[:, :3]}, {}),
@@ -376,6 +396,9 @@ def test_wrong_arguments_are_named():
         ("window is -2", {}, {"window": -2}),
         ("window is -1; .* where rows see those after", {}, {"window": -1, "is_causal": False}),
         ("workspace holds 0 bytes; 2 slots need", {}, {"max_slots": 2}),
+        ("sinks has shape", {}, {"sinks": torch.zeros(3)}),
+        ("sinks has type bf16; it must be fp32", {}, {"sinks": torch.zeros(4).bfloat16()}),
+        ("q is fp16 with a head_dim of 64; the kernels with sinks need bf16", in_fp16, {"sinks": torch.zeros(4)}),
     ]
     for message, tensors, options in wrong:
         changed = PagedCase(**(vars(case) | tensors))
@@ -420,6 +443,22 @@ def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
                 found = run(gpu_module, case, tile_rows, split_tokens, **mask)
                 torch.cuda.synchronize()
                 assert_close(found, wanted, dtype, 2.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
+def test_sinks_on_a_gpu(gpu_module, fp8, tile_rows):
+    for seed, batch in enumerate([*BATCHES, [(5, 900), (1, 2000), (0, 3), (8, 8)]]):
+        generator, kv_dtype = torch.Generator().manual_seed(seed), "e4m3" if fp8 else "bf16"
+        case = paged_case(generator, *split_batch(batch), num_heads=8, kv_dtype=kv_dtype).to("cuda")
+        for window in (0, 50):
+            options = {"window": window, "sinks": sinks_of(case, seed).cuda()}
+            wanted = op.verify_attention_reference(*case.arguments(), **options)
+            for split_tokens in (NEVER, 64, 512):
+                found = run(gpu_module, case, tile_rows, split_tokens, **options)
+                torch.cuda.synchronize()
+                assert_close(found, wanted, "bf16", 2.0)
 
 
 @pytest.mark.gpu

@@ -82,7 +82,14 @@ class Routes:
 
 
 def launch(
-    launcher: Launcher, x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+    launcher: Launcher,
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    num_used: Tensor,
+    choice: Choice,
+    is_first: bool,
+    routes: Routes,
 ) -> None:
     """Launch the three kernels, asynchronously. lab/reference/cuda/experts/route_rows.py says what they compute.
 
@@ -102,6 +109,8 @@ def launch(
         )
     expect("x", x, "bf16", (num_rows, width))
     expect("router", router, "bf16", (num_outputs, width))
+    if bias is not None:
+        expect("bias", bias, "bf16", (num_outputs,))
     expect("num_used", num_used, "int32", (1,))
     expect("logits", routes.logits, "fp32", (num_rows, num_outputs))
     expect("experts", routes.experts, "int32", (num_rows, top_k))
@@ -118,8 +127,8 @@ def launch(
     )
     numbers = map(ctypes.c_int32, (num_rows, num_experts, num_outputs, width, is_first))
     grid = (-(-num_outputs // NUM_WARPS), -(-num_rows // ROW_TILE), 1)
-    inputs = (pointer_to(x), pointer_to(router), used)
-    launcher.launch("route_rows_logits", grid, (NUM_THREADS, 1, 1), (*inputs, *numbers, logits, counts, distinct))
+    matrix = (pointer_to(x), pointer_to(router), pointer_to(bias), used)
+    launcher.launch("route_rows_logits", grid, (NUM_THREADS, 1, 1), (*matrix, *numbers, logits, counts, distinct))
     numbers = map(ctypes.c_int32, (num_rows, num_experts, num_outputs, top_k, choice.over_all))
     grid = (-(-num_rows // NUM_WARPS), 1, 1)
     outputs = (counts, experts, pointer_to(routes.weights))

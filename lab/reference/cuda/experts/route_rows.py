@@ -12,15 +12,22 @@ from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 
 
 def route_rows_reference(
-    x: Tensor, router: Tensor, num_used: Tensor, choice: Choice, is_first: bool, routes: Routes
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    num_used: Tensor,
+    choice: Choice,
+    is_first: bool,
+    routes: Routes,
 ) -> None:
     """Find the experts of the first num_used [1] rows of x [n, width], and sort their pairs by expert; in numpy.
 
-    router [num_outputs, width]: a row per expert, and then others, whose logits are computed as well. is_first: the
-    layer is a pass's first, so num_distinct starts at 0.
+    router [num_outputs, width]: a row per expert, and then others, whose logits are computed as well. bias
+    [num_outputs] or None. is_first: the layer is a pass's first, so num_distinct starts at 0.
     """
     used, top_k = min(max(int(num_used[0]), 0), x.shape[0]), choice.top_k
-    routes.logits[:used] = (x[:used].double() @ router.double().t()).float()
+    products = (x[:used].double() @ router.double().t()).float()
+    routes.logits[:used] = products if bias is None else products + bias.float()
     logits = routes.logits[:used, : choice.num_experts].numpy()
     order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
     experts = np.sort(order, axis=1).astype(np.int32)

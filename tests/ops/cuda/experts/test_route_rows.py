@@ -54,12 +54,15 @@ def test_of_equal_logits_the_lowest_indices_are_taken() -> None:
     width=st.sampled_from([8, 64, 264]),
     over_all=st.booleans(),
     others=st.integers(0, 1),
+    has_bias=st.booleans(),
     order=st.integers(0, 2),
     seed=st.integers(0, 10**6),
 )
-def test_the_kernels_are_the_reference(num_rows, unused, experts, width, over_all, others, order, seed) -> None:
-    used = max(num_rows - unused, 0)
-    case = whole_case(num_rows, used, *experts, width, over_all=over_all, others=others, seed=seed)
+def test_the_kernels_are_the_reference(
+    num_rows, unused, experts, width, over_all, others, has_bias, order, seed
+) -> None:
+    used, options = max(num_rows - unused, 0), {"over_all": over_all, "others": others, "has_bias": has_bias}
+    case = whole_case(num_rows, used, *experts, width, seed=seed, **options)
     assert_same_routes(case.run(emulated("route_rows", order=order)), case.run(None))
 
 
@@ -140,6 +143,7 @@ BREAKAGES = {
     "weights are over all": ("const bool counts_in = over_all ?", "const bool counts_in = true ?"),
     "a group begins at its end": ("e < expert; e += kThreads)", "e <= expert; e += kThreads)"),
     "counts are not cleared": ("counts[e] = 0;", ";"),
+    "there is no bias": ("warp_sum(sums[r]) + (bias == nullptr", "warp_sum(sums[r]) + (true"),
 }
 
 
@@ -155,9 +159,10 @@ def test_broken_kernels_are_found(breakage: str, tmp_path: Path) -> None:
     if right.startswith("(0xff"):
         text = text.replace("0xffffffffu - static_cast<uint32_t>(best)", "static_cast<uint32_t>(best)")
     kernel.write_text(text)
-    case = whole_case(30, 27, 40, 6)
+    case = whole_case(30, 27, 40, 6, has_bias=True)
     case.router[30:] = 0  # of both signs
     case.router[30:, :32] = -0.0
+    case.bias[30:] = 0
     case.x[3] = case.x[3].abs()
     with pytest.raises(AssertionError):
         assert_same_routes(case.run(emulated("route_rows", sources=sources)), case.run(None))
@@ -173,6 +178,7 @@ def test_wrong_tensors_are_refused() -> None:
         ({"choice": Choice(9, 2, False)}, "router is 8 x 64; it must have a row for each of 9 experts"),
         ({"x": case.x.float()}, "x has type fp32; it must be bf16"),
         ({"router": case.router[:, :32].contiguous()}, "router has shape"),
+        ({"bias": case.router[:7, 0].contiguous()}, "bias has shape"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             dataclasses.replace(case, **change).run(emulated("route_rows"))

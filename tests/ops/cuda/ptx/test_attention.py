@@ -67,6 +67,21 @@ def test_every_kernel(memory, arch, head_dim, types, tile_rows):
             assert_close(found, wanted, types.partition("_")[0], 3.0)
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "tile_rows"), pick([("bf16", 16), ("e4m3", 64)], product(("bf16", "e4m3"), (16, 64)))
+)
+def test_sinks(memory, kv_dtype, tile_rows):
+    """Whole rows, and chunks that a tile's last block merges or a second launch does."""
+    module = InterpretedModule(program_of("verify_attention", FASER_HEAD_DIM=64), memory)
+    case = case_of("bf16" if kv_dtype == "bf16" else "bf16_e4m3", 0, [3, 0, 6], [40, 7, 130])
+    sinks = torch.tensor([0.5, -2.0, 3.0, 1000.0, -1000.0, 0.0])
+    for split_tokens, in_place, window in ((NEVER, False, 0), (64, True, 33), (64, False, 0)):
+        options = {"sinks": sinks, "window": window}
+        wanted = op.verify_attention_reference(*case.arguments(), **options)
+        found = run(module, case, tile_rows, split_tokens, in_place=in_place, **options)
+        assert_close(found, wanted, "bf16", 3.0)
+
+
 def partial_results(module, case: PagedCase, tile_rows: int) -> torch.Tensor:
     """The float32 results of each row and chunk of 64, as bits; NaN where there is none."""
     shape = op.shape_of(*case.arguments())

@@ -136,6 +136,7 @@ def test_route_rows(memory, arch, order):
     for case in (
         expert_cases.whole_case(11, 9, 40, 3, 264),
         expert_cases.whole_case(3, 3, 8, 2, over_all=True, others=1),
+        expert_cases.whole_case(3, 3, 8, 2, has_bias=True),
     ):
         expert_cases.assert_same_routes(case.run(module), case.run(None))
 
@@ -143,8 +144,26 @@ def test_route_rows(memory, arch, order):
 @every_way
 def test_combine_rows(memory, arch, order):
     module = InterpretedModule(program_of("combine_rows", arch), memory, warps_apart=order)
-    case = expert_cases.combine_case(3, 2, 2, 1032, has_shared=True)
+    for options in ({"has_shared": True}, {"has_bias": True}):
+        case = expert_cases.combine_case(3, 2, 2, 1032, **options)
+        torch.testing.assert_close(case.run(module).float(), case.run(None).float(), rtol=2**-7, atol=1e-5)
+
+
+@every_way
+def test_clamped_swiglu(memory, arch, order):
+    module = InterpretedModule(program_of("clamped_swiglu", arch), memory, warps_apart=order)
+    case = expert_cases.swiglu_case([2, 0, 3], 1, 2056)
     torch.testing.assert_close(case.run(module).float(), case.run(None).float(), rtol=2**-7, atol=1e-5)
+
+
+@every_way
+def test_grouped_matmul(memory, arch, order):
+    """All tiles, which give the same bits; more groups than a warp has lanes."""
+    module = InterpretedModule(program_of("grouped_matmul", arch), memory, warps_apart=order)
+    case = expert_cases.grouped_case([2, 0, 18, *[0] * 31, 3], 1, 24, 136)
+    found = [case.run(module, tile_rows) for tile_rows in (16, 64, 128)]
+    matmul_case.assert_near(found[0], case.run(None))
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @every_way
