@@ -96,5 +96,7 @@ class DryGpu:
     def free_bytes(self) -> int:
         return 1 << 40
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
+    def make_ops(
+        self, runtime: Runtime, head_dim: int | None, deterministic: bool = False, has_mxfp4: bool = False
+    ) -> Ops:
         return ReferenceOps()

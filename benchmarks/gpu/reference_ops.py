@@ -16,6 +16,7 @@ from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED, Stages
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
@@ -29,6 +30,7 @@ from lab.reference.cuda.copy_kv import copy_kv_reference
 from lab.reference.cuda.early_exit import early_exit_reference
 from lab.reference.cuda.experts.clamped_swiglu import clamped_swiglu_reference
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
+from lab.reference.cuda.experts.grouped_matmul import decoded
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference
 from lab.reference.cuda.sample import advance_reference, sample_reference
@@ -80,6 +82,9 @@ class ReferenceOps(Ops):
         routes: Routes,
     ) -> None:
         route_rows_reference(x, router, bias, num_used, choice, is_first, routes)
+
+    def grouped_linear(self, x: Tensor, weights: Tensor | Mxfp4Matrices, ends: Tensor) -> Tensor:
+        return super().grouped_linear(x, decoded(weights) if isinstance(weights, Mxfp4Matrices) else weights, ends)
 
     def clamped_swiglu(self, gate_up: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))

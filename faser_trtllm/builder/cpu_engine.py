@@ -54,11 +54,16 @@ class CpuBackend:
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}
             entries |= output_sizes(source)
-        quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
+        quantized = {
+            source.role: quantization_entry(source, self._schemes[source.role])
+            for source in sources
+            if source.role in self._schemes
+        }
         return entries | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
-        quantized = {"quantization": self._quantization(source)} if source.role in self._schemes else {}
+        scheme = self._schemes.get(source.role)
+        quantized = {} if scheme is None else {"quantization": quantization_entry(source, scheme)}
         return quantized if source.head is None else {source.head.kind: head_json(source.head)}
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
@@ -75,42 +80,43 @@ class CpuBackend:
         model = _model(source, build_config)
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 
-    def _quantization(self, source: Source) -> dict[str, Any]:
-        """Return entries of TensorRT-LLM's QuantConfig; InvalidArgumentError if the scheme does not fit the model."""
-        scheme, config = self._schemes[source.role], source.config
-        if source.head is not None:
-            raise InvalidArgumentError(
-                f"{source.role}_quantization is {scheme}, but the {source.role} is {source.head}, which stays in bf16; "
-                "leave it out"
-            )
-        if scheme.is_mxfp4 and config.experts is None:
-            raise InvalidArgumentError(
-                f"quantization of the {source.role} is mxfp4, which quantizes only experts, and a "
-                f"{config.architecture} has none; use int4"
-            )
-        inputs = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
-        if not scheme.is_mxfp4:
-            inputs["num_attention_heads * head_dim"] = config.num_heads * config.head_dim
-        if config.experts is not None and config.experts.shared_size and not scheme.is_mxfp4:
-            inputs["shared_expert_intermediate_size"] = config.experts.shared_size
-        for name, num_in in inputs.items():
-            if scheme.group_size and num_in % scheme.group_size:
-                whole, small = ("W8A8", "W4A8:32") if scheme.activation_bits == 8 else ("int8", "int4:32")
-                fix = f"{small} or {whole}" if scheme.group_size > 32 and num_in % 32 == 0 else whole
-                raise InvalidArgumentError(
-                    f"quantization of the {source.role} is {scheme}, but its {name} is {num_in}, no multiple of "
-                    f"{scheme.group_size}; use {fix}"
-                )
-        return {
-            "quant_algo": scheme.algorithm,
-            "group_size": scheme.group_size or None,
-            "has_zero_point": False,
-            "exclude_modules": ["lm_head", "*self_attn*"] if scheme.is_mxfp4 else [] if scheme.lm_head else ["lm_head"],
-        }
-
 
 def open_builder(options: BuildOptions) -> CpuBackend:
     return CpuBackend(schemes_of(options))
+
+
+def quantization_entry(source: Source, scheme: Scheme) -> dict[str, Any]:
+    """Return entries of TensorRT-LLM's QuantConfig; InvalidArgumentError if the scheme does not fit the model."""
+    config = source.config
+    if source.head is not None:
+        raise InvalidArgumentError(
+            f"{source.role}_quantization is {scheme}, but the {source.role} is {source.head}, which stays in bf16; "
+            "leave it out"
+        )
+    if scheme.is_mxfp4 and config.experts is None:
+        raise InvalidArgumentError(
+            f"quantization of the {source.role} is mxfp4, which quantizes only experts, and a "
+            f"{config.architecture} has none; use int4"
+        )
+    inputs = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    if not scheme.is_mxfp4:
+        inputs["num_attention_heads * head_dim"] = config.num_heads * config.head_dim
+    if config.experts is not None and config.experts.shared_size and not scheme.is_mxfp4:
+        inputs["shared_expert_intermediate_size"] = config.experts.shared_size
+    for name, num_in in inputs.items():
+        if scheme.group_size and num_in % scheme.group_size:
+            whole, small = ("W8A8", "W4A8:32") if scheme.activation_bits == 8 else ("int8", "int4:32")
+            fix = f"{small} or {whole}" if scheme.group_size > 32 and num_in % 32 == 0 else whole
+            raise InvalidArgumentError(
+                f"quantization of the {source.role} is {scheme}, but its {name} is {num_in}, no multiple of "
+                f"{scheme.group_size}; use {fix}"
+            )
+    return {
+        "quant_algo": scheme.algorithm,
+        "group_size": scheme.group_size or None,
+        "has_zero_point": False,
+        "exclude_modules": ["lm_head", "*self_attn*"] if scheme.is_mxfp4 else [] if scheme.lm_head else ["lm_head"],
+    }
 
 
 def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from faser_trtllm.builder.backend import Progress, paged_block_size, tensor_progress
-from faser_trtllm.builder.cpu_engine import engine_model, head_json, output_sizes, tensor_flags
-from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_parts, write_cuda_file
+from faser_trtllm.builder.cpu_engine import engine_model, head_json, output_sizes, quantization_entry, tensor_flags
+from faser_trtllm.builder.cuda_engine_file import (
+    MXFP4_SUFFIX,
+    VERSION,
+    Array,
+    num_bytes,
+    tensor_parts,
+    write_cuda_file,
+)
 from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.builder.options import BuildOptions
+from faser_trtllm.builder.options import BuildOptions, schemes_of
 from faser_trtllm.builder.shard import check_tp_size
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.fused import Part, stacked
 from faser_trtllm.models.heads.head import BlockDrafter, Eagle3Head, MedusaHeads
+from faser_trtllm.models.mxfp4 import scale_bytes
+from faser_trtllm.models.quantized_weight import MXFP4, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.models.weights import Weights
 from faser_trtllm.ops.cuda.experts.route_rows import MAX_EXPERTS
 from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS, SINKS_HEAD_DIM
 
@@ -30,9 +40,10 @@ GROUPED_MULTIPLE = 8
 class CudaBackend:
     """The EngineBuilder of the cuda engine. Needs no GPU, no CUDA and no torch."""
 
-    def __init__(self, dtype: str, tp_size: int = 1) -> None:
-        self._dtype = dtype
-        self._tp_size = tp_size
+    def __init__(self, dtype: str, tp_size: int = 1, schemes: Mapping[str, Scheme] | None = None) -> None:
+        """schemes: MXFP4 by role, for the experts of a mixture; those of other roles are in dtype."""
+        self._dtype, self._tp_size = dtype, tp_size
+        self._schemes = schemes or {}
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         return paged_block_size(wanted)
@@ -69,16 +80,29 @@ class CudaBackend:
             if source.head is not None:
                 entries[source.head.kind] = {source.role: head_json(source.head)}
             entries |= output_sizes(source)
-        return entries
+        quantized = {source.role: entry for source in sources if (entry := self._quantization(source))}
+        return entries | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
-        return {} if source.head is None else {source.head.kind: head_json(source.head)}
+        entry = self._quantization(source)
+        if source.head is not None:
+            return {source.head.kind: head_json(source.head)}
+        return {"quantization": entry} if entry else {}
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
-        return num_bytes(_sizes(source, build_config), self._dtype)
+        return num_bytes(self._sizes(source, build_config), self._dtype)
+
+    def _quantization(self, source: Source) -> dict[str, Any]:
+        scheme = self._schemes.get(source.role)
+        return {} if scheme is None else quantization_entry(source, scheme)
+
+    def _sizes(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
+        sizes = engine_model(source.config, build_config.max_seq_len) | tensor_flags(source.config, source.head)
+        sizes |= {"expert_quantization": "mxfp4"} if source.role in self._schemes else {}
+        return sizes | output_sizes(source)
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
-        model = _sizes(source, build_config)
+        model = self._sizes(source, build_config)
         parts = tensor_parts(model)
         on_tensor = tensor_progress(source.role, len(parts), progress)
         named = ((name, functools.partial(self._make, source, name, parts[name])) for name in parts)
@@ -94,6 +118,8 @@ class CudaBackend:
             return np.asarray(head.target_ids, np.int64)
         if name.startswith("medusa.") and isinstance(head, MedusaHeads):
             weights = head.weights
+        if name.endswith(MXFP4_SUFFIX):
+            return _mxfp4(weights, parts)
         if self._dtype == "bfloat16":
             return stacked(weights.bfloat16, parts, np.uint16)
         return stacked(lambda *part: weights.float32(*part).astype(np.float16), parts, np.float16)
@@ -126,10 +152,17 @@ def _check_experts(source: Source, dtype: str) -> None:
             )
 
 
+def _mxfp4(weights: Weights, parts: Sequence[Part]) -> Array:
+    """Return matrices, stacked, in MXFP4: uint8 [outs, in / 2 + in / 32], the numbers of a row and then its scales."""
+    num_outs, width = sum(shape[0] for _, shape in parts), parts[0][1][1]
+    found, start = np.empty((num_outs, width // 2 + width // MXFP4.group_size), np.uint8), 0
+    for name, shape in parts:
+        matrix, end = quantize(weights.float32(name, shape), MXFP4), start + shape[0]
+        found[start:end, : width // 2] = matrix.values
+        found[start:end, width // 2 :] = scale_bytes(matrix.scales)
+        start = end
+    return found
+
+
 def open_builder(options: BuildOptions) -> CudaBackend:
-    return CudaBackend(options.dtype, options.tp_size)
-
-
-def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:
-    sizes = engine_model(source.config, build_config.max_seq_len) | tensor_flags(source.config, source.head)
-    return sizes | output_sizes(source)
+    return CudaBackend(options.dtype, options.tp_size, schemes_of(options))

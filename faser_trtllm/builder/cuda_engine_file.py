@@ -24,11 +24,14 @@ from faser_trtllm.json_text import parse_json
 from faser_trtllm.models.config import layer_windows
 from faser_trtllm.models.fused import Part, Shape, fused_tensors
 from faser_trtllm.models.heads.medusa import MedusaConfig, expected_shapes
+from faser_trtllm.models.mxfp4 import BLOCK_SIZE
 from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFile
 
 VERSION = 1
-TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"}
-ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
+TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64", "uint8": "U8"}
+ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8, "uint8": 1}
+MXFP4_SUFFIX = "_mxfp4"
+"""Ends the names of experts' matrices in MXFP4: a row is the bytes of its numbers, and then those of its scales."""
 _OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64", "output_ids": "int64"}
 _ALIGNMENT = 4096
 _MAX_MEDUSA_BLOCKS = 10_000
@@ -39,7 +42,8 @@ Array = npt.NDArray[Any]
 def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     """Return {tensor: parts that are stacked in it} (models/fused.py), in the file's order. model: the header's sizes.
 
-    rope_inv_freq is always fp32; output_ids and an EAGLE-3 head's head.target_ids are int64. A model with `medusa`
+    rope_inv_freq is always fp32; output_ids and an EAGLE-3 head's head.target_ids are int64. A model with
+    expert_quantization "mxfp4" has its experts' matrices in that format (MXFP4_SUFFIX). A model with `medusa`
     (models/heads/medusa.py) has the tensors of Medusa heads and final_norm. ValueError for too many Medusa blocks.
     """
     hidden, head = model["hidden_size"], model.get("head", {})
@@ -50,7 +54,12 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
         norm: dict[str, tuple[Part, ...]] = {"final_norm": (("model.norm.weight", (hidden,)),)}
         return norm | {f"medusa.{name}": ((name, shape),) for name, shape in expected_shapes(heads).items()}
     parts: dict[str, tuple[Part, ...]] = {"rope_inv_freq": (("rope_inv_freq", (model["head_dim"] // 2,)),)}
-    parts |= fused_tensors(model)
+    is_mxfp4 = "expert_quantization" in model
+    if is_mxfp4 and (model["expert_quantization"] != "mxfp4" or "experts" not in model):
+        raise ValueError(f"expert_quantization is {model['expert_quantization']!r:.80}")
+    for name, found in fused_tensors(model).items():
+        is_packed = is_mxfp4 and name.endswith((".expert_gate_up", ".expert_down"))
+        parts[f"{name}{MXFP4_SUFFIX}" if is_packed else name] = found
     if "num_outputs" in model:
         parts["output_ids"] = (("output_ids", (model["num_outputs"],)),)
     if model["tied"]:
@@ -67,14 +76,20 @@ def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     """Return {tensor: shape} of a model, in the file's order."""
-    return {
-        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in tensor_parts(model).items()
-    }
+    shapes = {}
+    for name, parts in tensor_parts(model).items():
+        rest = parts[0][1][1:]
+        if name.endswith(MXFP4_SUFFIX):
+            if rest[0] % BLOCK_SIZE:
+                raise ValueError(f"{name} has rows of {rest[0]}, no multiple of {BLOCK_SIZE}")
+            rest = (rest[0] // 2 + rest[0] // BLOCK_SIZE,)
+        shapes[name] = (sum(shape[0] for _, shape in parts), *rest)
+    return shapes
 
 
 def type_of(name: str, dtype: str) -> str:
     """Return the dtype of a tensor in an engine whose weights are `dtype`."""
-    return _OWN_TYPES.get(name, dtype)
+    return "uint8" if name.endswith(MXFP4_SUFFIX) else _OWN_TYPES.get(name, dtype)
 
 
 def num_bytes(model: Mapping[str, Any], dtype: str) -> int:

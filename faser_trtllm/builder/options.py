@@ -71,7 +71,8 @@ class BuildOptions:
     quantization: Annotated[
         str,
         "quantization of the target's layers; cpu: none, int8 (W8A16), int4 (W4A16; int4:128 for groups of 128 inputs "
-        "instead of 32), W8A8, W4A8 or mxfp4 (experts only); tensorrt and tensorrt_rtx: none or FP8",
+        "instead of 32), W8A8, W4A8 or mxfp4 (experts only); cuda: none or mxfp4; tensorrt and tensorrt_rtx: none or "
+        "FP8",
     ] = "none"
     draft_quantization: Annotated[str, "quantization of the draft's layers; values as above"] = "none"
     quantize_lm_head: Annotated[bool, "quantize the LM heads, too, and embeddings tied to them"] = False
@@ -116,11 +117,12 @@ def check_options(options: BuildOptions) -> None:
         )
     schemes, in_fp8 = schemes_of(options), fp8_roles(options)
     _check_fp8(options, in_fp8)
-    if schemes and not backend.has_integer_weights:
-        role, scheme = next(iter(schemes.items()))
+    for role, scheme in schemes.items():
+        if backend.has_mxfp4 if scheme.is_mxfp4 else backend.has_integer_weights:
+            continue
         raise InvalidArgumentError(
-            f"{_FIELDS[role]} is {scheme}, only {names_with(lambda b: b.has_integer_weights)} engines hold integer "
-            f"weights, not those of {options.backend}; leave it out or use --backend cpu"
+            f"{_FIELDS[role]} is {scheme}, which {options.backend} engines do not hold; leave it out or use --backend "
+            "cpu"
         )
     if options.eagle3_norm_output and options.eagle3_norm_output not in NORM_OUTPUTS:
         raise InvalidArgumentError(

@@ -39,9 +39,16 @@ def mxfp4_blocks(groups: Float32Array) -> tuple[npt.NDArray[np.uint8], Float32Ar
     Rounds to nearest, ties to the smaller magnitude. Values that were decoded from MXFP4 are encoded exactly.
     """
     _, exponents = np.frexp(np.abs(groups).max(-1))
-    scales: Float32Array = np.ldexp(np.float32(1), exponents - 3)  # the largest becomes 4 to 8
+    # The largest becomes 4 to 8, or less with the smallest scale.
+    scales: Float32Array = np.ldexp(np.float32(1), np.maximum(exponents - 3, -_BIAS))
     sizes = np.abs(groups) / scales[..., None]
     codes = np.searchsorted((_LEVELS[1:] + _LEVELS[:-1]) / 2, sizes).astype(np.uint8)
     codes |= ((groups < 0) & (codes > 0)).astype(np.uint8) << 3
     halves: npt.NDArray[np.uint8] = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
     return halves.reshape(len(groups), -1), scales
+
+
+def scale_bytes(scales: Float32Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of scales that mxfp4_blocks() returned."""
+    found: npt.NDArray[np.uint8] = (np.frexp(scales)[1] - 1 + _BIAS).astype(np.uint8)
+    return found

@@ -156,12 +156,12 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, but only the tensorrt_rtx backend"),
         (
             {"backend": "tensorrt_rtx", "quantization": "int8"},
-            "int8, only cpu engines hold integer weights, not those of",
+            "int8, which",
         ),
         ({"draft_quantization": "int3"}, "draft_quantization is int3; it must be none, int8 (W8A16)"),
         (
             {"backend": "cuda", "draft_quantization": "int4"},
-            "draft_quantization is int4:32, only cpu engines hold integer weights, not those of cuda",
+            "draft_quantization is int4:32, which cuda engines do not hold; leave it out or use --backend cpu",
         ),
         ({"quantization": "fp9"}, "quantization is fp9; it must be none, int8 (W8A16)"),
         ({"quantization": "fp8"}, "FP8, only tensorrt_rtx or tensorrt engines are built in it, not those of cpu; use"),

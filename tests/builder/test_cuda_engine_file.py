@@ -72,6 +72,8 @@ def test_what_is_written_is_read(path: Path) -> None:
         lambda faser: faser["model"].update(num_layers=2**40),
         lambda faser: faser["model"].update(num_layers="2"),
         lambda faser: faser["model"].update(windows=[8]),
+        lambda faser: faser["model"].update(expert_quantization="int4"),
+        lambda faser: faser["model"].update(expert_quantization="mxfp4"),
         lambda faser: faser["model"].update(medusa={"num_heads": 2**40, "num_layers": 1}),
         lambda faser: faser["model"].update(medusa=[]),
         lambda faser: faser.pop("segments"),

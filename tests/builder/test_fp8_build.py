@@ -164,7 +164,7 @@ def test_a_plan_of_large_matrices_is_little_more_than_half(options: BuildOptions
             "quantization is FP8 and compute_capability 8.6, fp8 products begin",
         ),
         ({"calib_dataset": Path("missing")}, "calib_dataset is missing, which cannot be read"),
-        ({"quantization": "int8"}, "int8, only cpu engines hold integer weights, not those of tensorrt_rtx"),
+        ({"quantization": "int8"}, "int8, which tensorrt_rtx engines do not hold; leave it out or use --backend cpu"),
     ],
 )
 def test_what_cannot_be_is_named(options: BuildOptions, changes: dict[str, Any], message: str) -> None:

@@ -61,13 +61,17 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
 
 
-def test_speculation_changes_no_token_of_gpt_oss(hopper: VirtualGpuProcess, tmp_path: Path) -> None:
-    engines = build_moe_pair(tmp_path, "gpt_oss", exit_layers=(1,), vocab_size=300, head_dim=64, seed=1)
+@pytest.mark.parametrize("quantization", ["none", "mxfp4"])
+def test_speculation_changes_no_token_of_gpt_oss(hopper: VirtualGpuProcess, tmp_path: Path, quantization: str) -> None:
+    options = {"exit_layers": (1,), "vocab_size": 300, "head_dim": 64, "seed": 1, "quantization": quantization}
+    engines = build_moe_pair(tmp_path, "gpt_oss", **options)
     alone = hopper.run(generate_cuda, engines, "off", REQUESTS)
     found = hopper.run(generate_cuda, engines, "erratic", REQUESTS, seed=3)
     assert found.tokens == alone.tokens
     assert found.stats["num_accepted_tokens"] > 0
-    assert {"verify_attention_sinks_bf16_h64_m16", "clamped_swiglu"} <= found.counters.kernels("whole").keys()
+    kernels = found.counters.kernels("whole").keys()
+    assert {"verify_attention_sinks_bf16_h64_m16", "clamped_swiglu"} <= kernels
+    assert ("grouped_matmul_mxfp4_m16" in kernels) == (quantization == "mxfp4")
 
 
 def test_products_of_experts_are_ours_on_other_gpus(gpu: VirtualGpuProcess, engines: EngineDir) -> None:

@@ -176,34 +176,50 @@ def swiglu_cases(bench: Bench) -> Iterator[KernelCase]:
 
 
 def grouped_matmul_cases(bench: Bench) -> Iterator[KernelCase]:
-    """Yield the first product of the experts of Qwen3-30B-A3B, with rows spread evenly over all experts."""
+    """Yield the first product of the experts of Qwen3-30B-A3B and, in MXFP4, of gpt-oss-20b. Rows are spread evenly
+    over all experts."""
+    for is_mxfp4 in (False, True):
+        num_experts, top_k, width, num_outs = (32, 4, 2880, 5760) if is_mxfp4 else (*MIXTURE, 1536)
+        if bench.is_dry:
+            num_experts, top_k, width, num_outs = 8, 2, 64, 64
+        for num_rows in (3,) if bench.is_dry else (1, 32, 160, 640):
+            yield _grouped_case(bench, num_rows * top_k, num_experts, num_outs, width, is_mxfp4)
+
+
+def _grouped_case(
+    bench: Bench, num_pairs: int, num_experts: int, num_outs: int, width: int, is_mxfp4: bool
+) -> KernelCase:
     import torch
 
-    num_experts, top_k, width = (8, 2, 64) if bench.is_dry else MIXTURE
-    num_outs = 64 if bench.is_dry else 1536
-    for num_rows in (3,) if bench.is_dry else (1, 32, 160, 640):
+    def make(source: Source) -> tuple[Any, ...]:
+        ends = np.arange(1, num_experts + 1) * num_pairs // num_experts
+        weights: Any
+        if is_mxfp4:
+            blocks = source.integers(256, num_experts, num_outs, width // 2).to(torch.uint8)
+            scales = source.integers(4, num_experts, num_outs, width // 32) + 118
+            weights = grouped_matmul.Mxfp4Matrices(blocks, scales.to(torch.uint8))
+        else:
+            weights = source.noise(num_experts, num_outs, width)
+        inputs = (source.noise(num_pairs, width), weights, source.host(ends.astype(np.int32)))
+        return (*inputs, source.noise(num_pairs, num_outs))
 
-        def make(source: Source, n: int = num_rows * top_k) -> tuple[Any, ...]:
-            ends = np.arange(1, num_experts + 1) * n // num_experts
-            matrices = (source.noise(n, width), source.noise(num_experts, num_outs, width))
-            return (*matrices, source.host(ends.astype(np.int32)), source.noise(n, num_outs))
+    def by_torch(x: Tensor, weights: Tensor, ends: Tensor, out: Tensor) -> Tensor:
+        return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
 
-        def by_torch(x: Tensor, weights: Tensor, ends: Tensor, out: Tensor) -> Tensor:
-            return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
-
-        num_pairs = num_rows * top_k
-        case = op_case(
-            bench,
-            "grouped_matmul",
-            f"{num_pairs} rows of {width}, {num_experts} x {num_outs} outputs",
-            "grouped_matmul",
-            (grouped_matmul.launch, grouped_matmul_reference),
-            make,
-            1,
-            2.0 * (num_pairs * (width + num_outs) + min(num_experts, num_pairs) * num_outs * width),
-            peer=by_torch,
-        )
-        yield dataclasses.replace(case, num_flops=2.0 * num_pairs * num_outs * width)
+    bytes_per_weight = 17 / 32 if is_mxfp4 else 2.0
+    num_read = min(num_experts, num_pairs) * num_outs * width
+    case = op_case(
+        bench,
+        "grouped_matmul",
+        f"{num_pairs} rows of {width}, {num_experts} x {num_outs} outputs{', MXFP4' if is_mxfp4 else ''}",
+        "grouped_matmul",
+        (grouped_matmul.launch, grouped_matmul_reference),
+        make,
+        1,
+        2.0 * num_pairs * (width + num_outs) + bytes_per_weight * num_read,
+        peer=None if is_mxfp4 else by_torch,
+    )
+    return dataclasses.replace(case, num_flops=2.0 * num_pairs * num_outs * width)
 
 
 def combine_cases(bench: Bench) -> Iterator[KernelCase]:

@@ -21,6 +21,7 @@ from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
 
@@ -192,6 +193,8 @@ class BlockDecoder:
         conv.add(hidden, attended.view(num_rows, -1), layer.o, layer.o_bias)
         normed = ops.rms_norm(hidden, layer.post_norm, self._eps)
         conv = self._convolution(normed, layer.mlp_conv_base, layer.mlp_conv_delta)
+        assert not isinstance(layer.gate_up, Mxfp4Matrices), "only experts are in MXFP4"
+        assert not isinstance(layer.down, Mxfp4Matrices), "only experts are in MXFP4"
         gate_up = ops.linear(conv.before(normed), layer.gate_up)
         conv.add(hidden, ops.gated_silu(gate_up, ones, layer.gate_up_bias, 0.0), layer.down, layer.down_bias)
 

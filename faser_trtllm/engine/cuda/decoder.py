@@ -18,6 +18,7 @@ from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.models.config import layer_windows
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.cuda.verify_attention import MAX_WHOLE_TOKENS
@@ -173,6 +174,8 @@ class TorchDecoder:
 
     def _add_mlp(self, layer: LayerWeights, hidden: Tensor, scaled: ScaledRows | None) -> ScaledRows | None:
         ops = self._ops
+        assert not isinstance(layer.gate_up, Mxfp4Matrices), "only experts are in MXFP4"
+        assert not isinstance(layer.down, Mxfp4Matrices), "only experts are in MXFP4"
         gate_up = ops.linear(hidden, layer.gate_up, scaled)
         silu = ops.scaled_silu if self._scales_inner and isinstance(layer.down, ScaledRows) else ops.gated_silu
         inner = silu(gate_up, hidden, layer.gate_up_bias, self._eps)

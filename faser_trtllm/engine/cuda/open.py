@@ -169,7 +169,8 @@ def _open(
     shard = Shard() if membership is None else membership.group.shard
     with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
         deterministic = request.deterministic and role == "target"  # drafts are proposals: they need no exact bits
-        ops = gpu.make_ops(runtime, file.model["head_dim"], deterministic)
+        has_mxfp4 = "expert_quantization" in file.model
+        ops = gpu.make_ops(runtime, file.model["head_dim"], deterministic, has_mxfp4)
         gpu.check_quantization(runtime, request.quantization)
         if "experts" in file.model:
             check_mixture(str(engines.path), request.quantization)

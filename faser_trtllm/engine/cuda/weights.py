@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
+from faser_trtllm.builder.cuda_engine_file import MXFP4_SUFFIX, CudaFile, tensor_shapes
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.gpu.fp8 import check_matrix
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class LayerWeights:
 
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
-    gate_up: Tensor | ScaledRows
-    down: Tensor | ScaledRows
+    gate_up: Tensor | ScaledRows | Mxfp4Matrices
+    down: Tensor | ScaledRows | Mxfp4Matrices
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -145,6 +146,8 @@ class DeviceWeights:
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
+            elif part.endswith(MXFP4_SUFFIX):
+                layer[part] = _mxfp4_matrices(tensor, sizes["experts"]["num_experts"])
             else:
                 layer[part] = tensor.float() if part == "sinks" else tensor
         # Computed on the host as the CPU engine's tables are: a GPU's cos and sin differ in the last bits.
@@ -167,14 +170,16 @@ class DeviceWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights in device memory; a tied embedding counts once."""
-        own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
+        import torch
+
+        own: list[Tensor | ScaledRows | Mxfp4Matrices] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.sizes["tied"] else [self.lm_head]
         own += [] if self.output_ids is None else [self.output_ids]
         parts: list[LayerWeights | Head] = [*self.layers, *([] if self.head is None else [self.head])]
         for part in parts:
             own += [tensor for name in part.__slots__ if (tensor := getattr(part, name)) is not None]
         return sum(
-            held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
+            held.numel() * held.element_size() if isinstance(held, torch.Tensor) else held.num_bytes for held in own
         )
 
 
@@ -186,13 +191,23 @@ def _stack_experts(layer: Mapping[str, Any], experts: Mapping[str, Any] | None) 
         return layer
     named = dict(layer)
     for name in ("gate_up", "down"):
-        matrices = named.pop(f"expert_{name}")
-        named[name] = matrices.view(experts["num_experts"], -1, matrices.shape[1])
+        packed = named.pop(f"expert_{name}{MXFP4_SUFFIX}", None)
+        if packed is None:
+            matrices = named.pop(f"expert_{name}")
+            packed = matrices.view(experts["num_experts"], -1, matrices.shape[1])
+        named[name] = packed
         if experts["has_bias"]:
             named[f"{name}_bias"] = named.pop(f"expert_{name}_bias").view(experts["num_experts"], -1)
     if experts["shared_size"]:
         named["router"] = torch.cat((named["router"], named.pop("shared_gate")))
     return named
+
+
+def _mxfp4_matrices(rows: Tensor, num_experts: int) -> Mxfp4Matrices:
+    """Split rows of the file (MXFP4_SUFFIX) into numbers and scales."""
+    num_numbers = rows.shape[1] // 17 * 16
+    parts = (rows[:, :num_numbers], rows[:, num_numbers:])
+    return Mxfp4Matrices(*(part.contiguous().view(num_experts, -1, part.shape[1]) for part in parts))
 
 
 def _head_weights(tensors: Mapping[str, Tensor]) -> Head | None:

@@ -42,8 +42,11 @@ class Gpu(Protocol):
     def free_bytes(self) -> int:
         """Return the bytes of free device memory."""
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
-        """Make the ops for attention heads of this size; None: without attention. deterministic: see Ops."""
+    def make_ops(
+        self, runtime: Runtime, head_dim: int | None, deterministic: bool = False, has_mxfp4: bool = False
+    ) -> Ops:
+        """Make the ops for attention heads of this size; None: without attention. deterministic: see Ops. has_mxfp4:
+        for experts in MXFP4."""
 
 
 class CudaGpu(Closing):
@@ -107,7 +110,9 @@ class CudaGpu(Closing):
 
         return free_bytes()
 
-    def make_ops(self, runtime: Runtime, head_dim: int | None, deterministic: bool = False) -> Ops:
+    def make_ops(
+        self, runtime: Runtime, head_dim: int | None, deterministic: bool = False, has_mxfp4: bool = False
+    ) -> Ops:
         from faser_trtllm.engine.gpu.ops import GROUPED_MM_MAJORS, STEMS, Ops
         from faser_trtllm.ops.cuda.compiler import compile_stem
         from faser_trtllm.ops.cuda.driver import Module, StreamLauncher, device_arch
@@ -117,7 +122,7 @@ class CudaGpu(Closing):
         unused = {
             "verify_attention": head_dim is None,
             "matmul": not deterministic,
-            "grouped_matmul": has_grouped_mm and not deterministic,
+            "grouped_matmul": has_grouped_mm and not deterministic and not has_mxfp4,
         }
         launchers: dict[str, StreamLauncher] = {}
         for stem in STEMS:

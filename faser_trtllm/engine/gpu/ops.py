@@ -23,6 +23,7 @@ from faser_trtllm.ops.cuda import (
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.driver import Launcher, OnStream, StreamLauncher
 from faser_trtllm.ops.cuda.experts import clamped_swiglu, combine_rows, grouped_matmul, route_rows
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.products import matmul
@@ -256,20 +257,22 @@ class Ops:
         )
         return out
 
-    def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    def grouped_linear(self, x: Tensor, weights: Tensor | Mxfp4Matrices, ends: Tensor) -> Tensor:
         """Return x [n, in] times its group's matrix of weights [num_groups, out, in], new [n, out]. Group g ends at row
         ends[g], int32. Rows after the last group are not written."""
         import torch
 
+        matrices = (weights.blocks, weights.scales) if isinstance(weights, Mxfp4Matrices) else (weights,)
         if launcher := self._launchers.get("grouped_matmul"):
             out = torch.empty((x.shape[0], weights.shape[1]), dtype=x.dtype, device=x.device)
             self._cache.launch(
-                ("grouped_matmul", x.shape, weights.shape),
-                (x, weights, ends, out),
+                ("grouped_matmul", x.shape, weights.shape, len(matrices)),
+                (x, *matrices, ends, out),
                 launcher,
                 lambda to: grouped_matmul.launch(to, x, weights, ends, out),
             )
             return out
+        assert not isinstance(weights, Mxfp4Matrices), "torch has no products in MXFP4"
         return torch.nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
 
     def combine_rows(

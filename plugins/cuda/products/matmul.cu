@@ -18,8 +18,9 @@
       matmul_##NAME##_m##TILE_ROWS(const T* x, const T* weight, const OUT* addend, const T* bias, int32_t num_rows, \
                                    int32_t num_outs, int32_t width, OUT* out) {                                     \
     using Tile = faser::MatmulTile##TILE_ROWS;                                                                      \
-    const int first_row = blockIdx.x * Tile::kTileRows;                                                             \
-    faser::multiply<T, OUT, Tile>(x, weight, addend, bias, first_row, num_rows, num_outs, width, out);              \
+    const int first_row = blockIdx.x * Tile::kTileRows, first_out = blockIdx.y * Tile::kTileOuts;                   \
+    const faser::MatmulWeights<T, Tile> weights(weight, first_out, num_outs, width);                                \
+    faser::multiply<T, OUT, Tile>(x, weights, addend, bias, first_row, num_rows, num_outs, width, out);             \
   }
 
 #define FASER_MATMUL_OF_TYPES(NAME, T, OUT) \

@@ -30,22 +30,26 @@ struct MatmulTile {
   static constexpr int kNumThreads = kSharers * kSliceWarps;
   static constexpr int kWarpRows = kTileRows / kRowWarps, kWarpOuts = kTileOuts / kOutWarps;
   static constexpr int kChunks = kStep / 8, kRowsPerCopy = kSharers / kChunks;
-  static constexpr int kStageValues = (kTileRows + kTileOuts) * kStep;
+  static constexpr int kRowBytes = kTileRows * kStep * 2;            // of a stage
   static constexpr int kPassRows = kTileRows < 64 ? kTileRows : 64;  // rows whose sums are in shared memory at a time
   static constexpr int kSumStride = kTileOuts + 4;                   // eight outputs of four rows in different banks
-  static constexpr int kCopyBytes = kSliceWarps * kStages * kStageValues * 2;
   static constexpr int kSumBytes = kSliceWarps * kPassRows * kSumStride * 4;
-  static constexpr int kPoolBytes = kCopyBytes < kSumBytes ? kSumBytes : kCopyBytes;
   static_assert(kSliceWarps == 1 || (kSliceWarps == kSlices && kSharers == kWarpSize));
   static_assert(kWarpRows % 16 == 0 && kWarpOuts % 16 == 0 && kPassRows % kWarpRows == 0);
   static_assert(kTileRows % kRowsPerCopy == 0 && kTileOuts % kRowsPerCopy == 0 && kSliceUnit % kStep == 0);
-  static_assert(kPoolBytes <= 48 * 1024);
 
   // The offset of the eight values `chunk` of row `row`, such that eight rows are in different banks.
   __device__ static int place(int row, int chunk) {
     return row * kStep + 8 * (chunk ^ (row / (8 / kChunks) % kChunks));
   }
 };
+
+// The first input of the slice that a thread's warp begins with.
+template <typename Tile>
+__device__ inline int first_input(int width) {
+  const int warp = threadIdx.x / kWarpSize, first = Tile::kSliceWarps > 1 ? warp * matmul_slice(width) : 0;
+  return first < width ? first : width;
+}
 
 // Rows [first_row, end_row) of a matrix of this width, of which all sharers copy a part to shared memory.
 template <typename T, typename Tile>
@@ -67,33 +71,60 @@ struct MatmulReader {
   }
 };
 
-// Computes rows [first_row, end_row) of out, as far as the tile reaches, and the outputs of blockIdx.y's tile.
-template <typename T, typename Out, typename Tile>
-__device__ void multiply(const T* x, const T* weight, const Out* addend, const T* bias, int first_row, int end_row,
+// The weights of T of a tile's outputs: copied to a stage, where mma reads them.
+template <typename T, typename Tile>
+struct MatmulWeights {
+  static constexpr int kStageBytes = Tile::kTileOuts * Tile::kStep * 2, kConvertedBytes = 0;
+  const MatmulReader<T, Tile> reader;
+
+  __device__ MatmulWeights(const T* weight, int first_out, int num_outs, int width)
+      : reader{weight, first_out, num_outs, width} {}
+  __device__ void copy(int first, int end, char* stage) {
+    reader.template copy<Tile::kTileOuts>(first, end, reinterpret_cast<T*>(stage));
+  }
+};
+
+// Computes rows [first_row, end_row) of out, as far as the tile reaches, and the outputs of blockIdx.y's tile. Weights:
+// MatmulWeights, or what converts a stage to the same layout in memory of its own.
+template <typename T, typename Out, typename Tile, typename Weights>
+__device__ void multiply(const T* x, Weights outs, const Out* addend, const T* bias, int first_row, int end_row,
                          int num_outs, int width, Out* out) {
   constexpr int kRowTiles = Tile::kWarpRows / 8, kOutTiles = Tile::kWarpOuts / 16;
   constexpr bool kIsSliceByWarp = Tile::kSliceWarps > 1;
-  __shared__ __align__(16) char pool[Tile::kPoolBytes];
+  constexpr int kStageBytes = Weights::kStageBytes + Tile::kRowBytes;
+  constexpr int kSharedBytes = Tile::kStages * kStageBytes + Weights::kConvertedBytes;  // of a slice's sharers
+  constexpr int kCopyBytes = Tile::kSliceWarps * kSharedBytes;
+  constexpr int kPoolBytes = kCopyBytes < Tile::kSumBytes ? Tile::kSumBytes : kCopyBytes;
+  static_assert(kPoolBytes <= 48 * 1024);
+  __shared__ __align__(16) char pool[kPoolBytes];
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int row_warp = warp % Tile::kRowWarps, out_warp = warp / Tile::kRowWarps % Tile::kOutWarps;
   const int first_out = blockIdx.y * Tile::kTileOuts;
   const int slice_size = matmul_slice(width), own_slice = kIsSliceByWarp ? warp : 0;
-  const int begin = own_slice * slice_size < width ? own_slice * slice_size : width;
+  const int begin = first_input<Tile>(width);
   const int end = kIsSliceByWarp && begin + slice_size < width ? begin + slice_size : width;
   const int num_steps = ceil_div(end - begin, Tile::kStep);
 
-  const MatmulReader<T, Tile> outs{weight, first_out, num_outs, width}, rows{x, first_row, end_row, width};
-  T* const stages = reinterpret_cast<T*>(pool) + own_slice * Tile::kStages * Tile::kStageValues;
+  const MatmulReader<T, Tile> rows{x, first_row, end_row, width};
+  char* const stages = pool + own_slice * kSharedBytes;
   // Step t goes to stage t mod kStages. After the last step empty groups are committed, so that the number of groups in
   // flight is constant, and no copy is in flight once the last step has arrived.
   auto fetch = [&](int step, int stage) {
     if (step < num_steps) {
-      T* const to = stages + stage * Tile::kStageValues;
-      outs.template copy<Tile::kTileOuts>(begin + step * Tile::kStep, end, to);
-      rows.template copy<Tile::kTileRows>(begin + step * Tile::kStep, end, to + Tile::kTileOuts * Tile::kStep);
+      char* const to = stages + stage * kStageBytes;
+      outs.copy(begin + step * Tile::kStep, end, to);
+      rows.template copy<Tile::kTileRows>(begin + step * Tile::kStep, end,
+                                          reinterpret_cast<T*>(to + Weights::kStageBytes));
     }
     cp_async_commit();
+  };
+  auto wait_for_sharers = [] {
+    if constexpr (kIsSliceByWarp) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
   };
 #pragma unroll
   for (int step = 0; step < Tile::kStages - 1; step++) fetch(step, step);
@@ -103,14 +134,17 @@ __device__ void multiply(const T* x, const T* weight, const Out* addend, const T
 #pragma unroll 1
   for (int step = 0; step < num_steps; step++) {
     cp_async_wait<Tile::kStages - 2>();
-    if constexpr (kIsSliceByWarp) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
+    wait_for_sharers();
     fetch(step + Tile::kStages - 1, stage == 0 ? Tile::kStages - 1 : stage - 1);
-    const T* const weights = stages + stage * Tile::kStageValues;
-    const T* const values = weights + Tile::kTileOuts * Tile::kStep;
+    char* const copied = stages + stage * kStageBytes;
+    const T* weights = reinterpret_cast<const T*>(copied);
+    const T* const values = reinterpret_cast<const T*>(copied + Weights::kStageBytes);
+    if constexpr (Weights::kConvertedBytes > 0) {
+      T* const converted = reinterpret_cast<T*>(stages + Tile::kStages * kStageBytes);
+      outs.convert(copied, converted);
+      wait_for_sharers();
+      weights = converted;
+    }
     const int first = begin + step * Tile::kStep;
 #pragma unroll
     for (int k = 0; k < Tile::kStep / 16; k++) {

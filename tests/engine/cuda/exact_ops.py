@@ -13,10 +13,12 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from benchmarks.gpu.reference_ops import ReferenceOps
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import E4M3_MAX
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 from lab.reference.cuda.append_kv import branches_before, normed_qkv
+from lab.reference.cuda.experts.grouped_matmul import decoded
 from lab.reference.cuda.gated_silu import gated_silu_reference
 
 
@@ -84,6 +86,8 @@ class ExactOps(ReferenceOps):
     def grouped_linear(self, x, weights, ends):
         out = torch.full((x.shape[0], weights.shape[1]), math.nan, dtype=x.dtype)
         begin = 0
+        if isinstance(weights, Mxfp4Matrices):
+            weights = decoded(weights)
         for weight, end in zip(weights, ends.tolist(), strict=True):
             out[begin:end] = (x[begin:end].double() @ weight.double().t()).to(x.dtype)
             begin = end

@@ -105,7 +105,9 @@ class FakeCudaGpu(HostGpu):
     def make_runtime(self) -> _Runtime:
         return _Runtime(self._lint)
 
-    def make_ops(self, runtime: Any, head_dim: int | None, deterministic: bool = False) -> Ops:  # type: ignore[override]
+    def make_ops(  # type: ignore[override]
+        self, runtime: Any, head_dim: int | None, deterministic: bool = False, has_mxfp4: bool = False
+    ) -> Ops:
         launchers = dict.fromkeys(STEMS, _Nowhere())
         return Ops(launchers, runtime.stream, self.whole.num_sms, deterministic)
 

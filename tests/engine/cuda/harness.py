@@ -108,6 +108,7 @@ def build_moe_pair(
     exit_layers: tuple[int, ...] = (),
     max_seq_len: int = 256,
     backend: str = "cuda",
+    quantization: str = "none",
     **options,
 ) -> EngineDir:
     """Build a mixture of experts and a related dense draft as build_pair does; reuse checkpoints that exist."""
@@ -119,9 +120,10 @@ def build_moe_pair(
         BuildOptions(
             folder / "target",
             folder / "draft" if (folder / "draft").exists() else None,
-            directory / backend,
+            directory / f"{backend}{'' if quantization == 'none' else quantization}",
             backend=backend,
             dtype="bfloat16",
+            quantization=quantization,
             exit_layers=exit_layers,
             max_seq_len=max_seq_len,
         )

@@ -53,7 +53,7 @@ class HostGpu:
     def free_bytes(self):
         return self.num_free_bytes
 
-    def make_ops(self, runtime, head_dim, deterministic=False):
+    def make_ops(self, runtime, head_dim, deterministic=False, has_mxfp4=False):
         return ExactOps()
 
     def __enter__(self):
@@ -66,7 +66,7 @@ class HostGpu:
 class KernelAcceptGpu(HostGpu):
     """Rejection sampling and the draws by the kernels, emulated."""
 
-    def make_ops(self, runtime, head_dim, deterministic=False):
+    def make_ops(self, runtime, head_dim, deterministic=False, has_mxfp4=False):
         ops = ExactOps()
         kernels = Ops({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
         ops.accept, ops.sample, ops.advance = kernels.accept, kernels.sample, kernels.advance

@@ -25,7 +25,7 @@ class KernelRowsGpu(HostGpu):
     def __init__(self):
         self._has_target = False
 
-    def make_ops(self, runtime, head_dim, deterministic=False):
+    def make_ops(self, runtime, head_dim, deterministic=False, has_mxfp4=False):
         is_target, self._has_target = not self._has_target, True
         return KernelRows(deterministic) if is_target else ReferenceOps()
 

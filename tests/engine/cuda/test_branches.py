@@ -42,7 +42,7 @@ FP8 = KvCacheDtype.FP8
 class KernelGpu(HostGpu):
     """Emulates the kernels that branches add: draws with their runners-up, tests and copies."""
 
-    def make_ops(self, runtime, head_dim, deterministic=False):
+    def make_ops(self, runtime, head_dim, deterministic=False, has_mxfp4=False):
         ops = ExactOps()
         launchers = {stem: emulated_rows(stem) for stem in ("accept", "sample")} | {"copy_kv": emulated("copy_kv")}
         kernels = Ops(launchers, lambda: 0, num_sms=4)

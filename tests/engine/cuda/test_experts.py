@@ -21,7 +21,9 @@ from faser_trtllm.engine.cuda.memory import weight_bytes
 from faser_trtllm.engine.cuda.open import expert_buffers, open_cuda_engines
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.models.quantized_weight import MXFP4, quantize
 from faser_trtllm.models.weights import CheckpointWeights
+from lab.reference.cuda.experts.grouped_matmul import decoded
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import (
     MAX_BATCH_SIZE,
@@ -88,6 +90,35 @@ def test_ragged_passes_compute_what_the_reference_does(tmp_path: Path, family: s
             for (slot, _, begin, end), logits in zip(rows, harness.run(rows), strict=True):
                 expected = wanted[0 if slot == 2 else 1][begin:end]
                 np.testing.assert_allclose(logits, expected, atol=1e-3)
+
+
+def test_mxfp4_changes_no_bit_of_gpt_oss_s_values(tmp_path: Path) -> None:
+    """Experts of the checkpoint are in that format; the file keeps them in 17 of 64 of the bytes."""
+    ways = ("none", "mxfp4")
+    plain, packed = (build_moe_pair(tmp_path, "gpt_oss", quantization=way, head_dim=64) for way in ways)
+    rows = [(2, random_tokens(70), 0, 33), (0, random_tokens(40, 1), 0, 5)]
+    found = []
+    for engines in (plain, packed):
+        with open_engine(engines.target_path) as engine:
+            found.append([logits.tobytes() for logits in Harness(engine).run(rows)])
+    assert found[0] == found[1]
+    assert packed.target_config["faser"]["quantization"]["quant_algo"] == "W4A16_MXFP4"
+    num_values = NUM_LAYERS * NUM_EXPERTS * 3 * 64 * 64
+    saved = weight_bytes(plain.target_path, Quantization.NONE) - weight_bytes(packed.target_path, Quantization.NONE)
+    assert saved == num_values * 2 - num_values * 17 // 32
+    assert_weights_are_counted(packed)
+
+
+def test_mxfp4_is_the_cpu_engine_s(tmp_path: Path) -> None:
+    """Of a mixture in bf16: the same values, so nearly the same logits."""
+    engines = build_moe_pair(tmp_path, quantization="mxfp4")
+    with CudaFile.open(engines.target_path) as file, CheckpointWeights(tmp_path / "checkpoints/target") as weights:
+        gate_up = load_weights(file, torch.device("cpu")).layers[1].gate_up
+        for index in range(NUM_EXPERTS):
+            parts = (f"model.layers.1.mlp.experts.{index}.{part}_proj.weight" for part in ("gate", "up"))
+            matrices = [quantize(weights.float32(name, (64, 64)), MXFP4) for name in parts]
+            values = [each.numbers() * np.repeat(each.scales, 32, 1) for each in matrices]
+            np.testing.assert_array_equal(decoded(gate_up)[index].float().numpy(), np.concatenate(values))
 
 
 def test_buckets_and_graphs_change_no_bit_and_no_count(pair: EngineDir) -> None:
@@ -204,11 +235,17 @@ def test_the_file_has_the_experts_on_top_of_each_other(pair: EngineDir) -> None:
 
 
 def test_weights_are_counted_to_the_byte(pair: EngineDir) -> None:
-    """The count includes all that is loaded, but rope_inv_freq instead of the two tables made from it."""
+    assert_weights_are_counted(pair)
+
+
+def assert_weights_are_counted(pair: EngineDir) -> None:
+    """The count includes all that is loaded, but rope_inv_freq instead of the two tables made from it; sinks are fp32
+    on the device."""
     with CudaFile.open(pair.target_path) as file:
         loaded, sizes = load_weights(file, torch.device("cpu")).num_bytes, file.model
     rotations = 2 * 4 * sizes["max_seq_len"] * sizes["head_dim"] // 2 - 4 * sizes["head_dim"] // 2
-    assert weight_bytes(pair.target_path, Quantization.NONE) == loaded - rotations
+    sinks = 2 * sizes["num_layers"] * sizes["num_heads"] if sizes.get("has_sinks") else 0
+    assert weight_bytes(pair.target_path, Quantization.NONE) == loaded - rotations - sinks
 
 
 def test_what_mixtures_cannot_do_is_refused(pair: EngineDir) -> None:

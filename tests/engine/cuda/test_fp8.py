@@ -301,7 +301,7 @@ def test_a_pair_that_does_not_fit_is_refused_before_it_is_loaded(engines) -> Non
     class SmallGpu(HostGpu):
         num_free_bytes = 200_000
 
-        def make_ops(self, runtime, head_dim, deterministic=False):
+        def make_ops(self, runtime, head_dim, deterministic=False, has_mxfp4=False):
             raise AssertionError("weights were loaded")
 
     message = refusal(lambda: generate(engines, "fixed:4", mixed_requests(False), SmallGpu()))

@@ -112,6 +112,7 @@ def multiply_groups(module: EmulatedModule) -> Results:
     """More groups than a warp has lanes, and more copies than are in flight."""
     for tile_rows, width in ((16, 1032), (64, 520), (128, 136)):
         yield grouped_case([2, 0, 18, *[0] * 31, 3], 1, 24, width).run(module, tile_rows)
+        yield grouped_case([2, 0, 18], 1, 24, width // 32 * 32, is_mxfp4=True).run(module, tile_rows)
 
 
 def combine(module: EmulatedModule) -> Results:

@@ -80,6 +80,8 @@ def test_the_entry_points_are_there(nvcc):
     attention = compiler.compile_stem("verify_attention", "sm_90", defines=ONE_HEAD)
     assert {used.kernel for used in attention.resources} == {
         *(f"verify_attention_{t}_h64_m{m}" for t in ("bf16", "bf16_e4m3", "fp16", "fp16_e4m3") for m in (16, 64)),
+        *(f"verify_attention_sinks_{t}_h64_m{m}" for t in ("bf16", "bf16_e4m3") for m in (16, 64)),
+        "verify_attention_combine_sinks_bf16",
         "verify_attention_combine_bf16",
         "verify_attention_combine_fp16",
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from faser_trtllm.ops.cuda.experts import clamped_swiglu, combine_rows, grouped_matmul, route_rows
+from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from lab.reference.cuda.experts.clamped_swiglu import clamped_swiglu_reference
 from lab.reference.cuda.experts.combine_rows import combine_rows_reference
@@ -159,14 +161,19 @@ class GroupedCase:
     """Rows sorted by group, some of them after the last group's, and a matrix per group."""
 
     x: torch.Tensor
-    weights: torch.Tensor
+    weights: torch.Tensor | Mxfp4Matrices
     ends: torch.Tensor
 
     def run(self, launcher, tile_rows: int | None = None, device: str = "cpu") -> torch.Tensor:
         """Run the kernel, or the reference without a launcher, into memory full of UNWRITTEN; memory after it stays."""
         shape = (self.x.shape[0] + 1, self.weights.shape[1])
         around = torch.full(shape, float(UNWRITTEN), dtype=self.x.dtype, device=device)
-        arguments = (*(each.to(device) for each in (self.x, self.weights, self.ends)), around[:-1])
+        weights = self.weights
+        if isinstance(weights, Mxfp4Matrices):
+            weights = Mxfp4Matrices(weights.blocks.to(device), weights.scales.to(device))
+        else:
+            weights = weights.to(device)
+        arguments = (self.x.to(device), weights, self.ends.to(device), around[:-1])
         if launcher is None:
             grouped_matmul_reference(*arguments)
         else:
@@ -175,10 +182,19 @@ class GroupedCase:
         return around[:-1].cpu()
 
 
-def grouped_case(counts: Sequence[int], num_dummies: int, num_outs: int, width: int, seed=0) -> GroupedCase:
-    """counts: rows per group. Dummies are NaN."""
+def grouped_case(
+    counts: Sequence[int], num_dummies: int, num_outs: int, width: int, seed=0, *, is_mxfp4=False
+) -> GroupedCase:
+    """counts: rows per group. Dummies are NaN. is_mxfp4: matrices of all codes, and scales around that of plain ones;
+    width is a multiple of 32."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn((sum(counts) + num_dummies, width), generator=generator)
     x[sum(counts) :] = np.nan
     weights = torch.randn((len(counts), num_outs, width), generator=generator) * width**-0.5
-    return GroupedCase(x.bfloat16(), weights.bfloat16(), torch.tensor(counts).cumsum(0).to(torch.int32))
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    if not is_mxfp4:
+        return GroupedCase(x.bfloat16(), weights.bfloat16(), ends)
+    shape, middle = (len(counts), num_outs), 126 - round(math.log2(width) / 2)
+    blocks = torch.randint(0, 256, (*shape, width // 2), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(middle - 2, middle + 1, (*shape, width // 32), generator=generator).to(torch.uint8)
+    return GroupedCase(x.bfloat16(), Mxfp4Matrices(blocks, scales), ends)

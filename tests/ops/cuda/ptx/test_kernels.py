@@ -157,10 +157,11 @@ def test_clamped_swiglu(memory, arch, order):
 
 
 @every_way
-def test_grouped_matmul(memory, arch, order):
+@pytest.mark.parametrize("is_mxfp4", [False, True])
+def test_grouped_matmul(memory, arch, order, is_mxfp4):
     """All tiles, which give the same bits; more groups than a warp has lanes."""
     module = InterpretedModule(program_of("grouped_matmul", arch), memory, warps_apart=order)
-    case = expert_cases.grouped_case([2, 0, 18, *[0] * 31, 3], 1, 24, 136)
+    case = expert_cases.grouped_case([2, 0, 18, *[0] * 31, 3], 1, 24, 160 if is_mxfp4 else 136, is_mxfp4=is_mxfp4)
     found = [case.run(module, tile_rows) for tile_rows in (16, 64, 128)]
     matmul_case.assert_near(found[0], case.run(None))
     assert all(torch.equal(each, found[0]) for each in found)
