@@ -96,7 +96,7 @@ def quantization_entry(source: Source, scheme: Scheme) -> dict[str, Any]:
     if scheme.is_mxfp4 and config.experts is None:
         raise InvalidArgumentError(
             f"quantization of the {source.role} is mxfp4, which quantizes only experts, and a "
-            f"{config.architecture} has none; use int4"
+            f"{config.architecture} has none; leave it out"
         )
     inputs = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
     if not scheme.is_mxfp4:

@@ -32,7 +32,7 @@ from faser_trtllm.models.vocabulary import (
 from faser_trtllm.models.weights import Weights
 
 # Storage types that an engine holds without rounding, by its dtype.
-_SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
+_SAME_TYPES = {"bfloat16": {"BF16", "MXFP4"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
 

@@ -187,7 +187,7 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"quantize_lm_head": True}, "quantize_lm_head is set without a quantization"),
         (
             {"quantization": "mxfp4"},
-            "target is mxfp4, which quantizes only experts, and a LlamaForCausalLM has none; use int4",
+            "target is mxfp4, which quantizes only experts, and a LlamaForCausalLM has none; leave it out",
         ),
         ({"quantization": "mxfp4", "quantize_lm_head": True}, "mxfp4, which quantizes only experts; leave it out"),
         ({"max_batch_size": 0}, "max_batch_size is 0; it must be at least 1"),

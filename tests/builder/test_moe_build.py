@@ -98,6 +98,14 @@ def test_a_gguf_file_gives_the_tokens_of_its_folder(tmp_path: Path, faser: Run, 
     assert [len(text) for text in plain.values()] == [40] * 3
 
 
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_mxfp4_experts_are_not_reported_as_rounded(tmp_path: Path, backend: str) -> None:
+    """bf16 holds their values."""
+    target, notes = make_moe_pair(tmp_path, "gpt_oss", num_layers=2, head_dim=64)[0], []
+    build_engines(BuildOptions(target, None, tmp_path / "engine", backend=backend, dry_run=True), note=notes.append)
+    assert not any("MXFP4" in note for note in notes)
+
+
 def test_sinks_are_refused_for_heads_that_no_kernel_has(tmp_path: Path) -> None:
     target = make_moe_pair(tmp_path, "gpt_oss", num_layers=2, head_dim=128)[0]
     message = "head_dim is 128 in the target checkpoint, whose attention has sinks; the CUDA kernels have sinks for 64"

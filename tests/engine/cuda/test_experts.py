@@ -110,7 +110,7 @@ def test_mxfp4_changes_no_bit_of_gpt_oss_s_values(tmp_path: Path) -> None:
 
 
 def test_mxfp4_is_the_cpu_engine_s(tmp_path: Path) -> None:
-    """Of a mixture in bf16: the same values, so nearly the same logits."""
+    """The checkpoint is in bf16; both quantize it alike."""
     engines = build_moe_pair(tmp_path, quantization="mxfp4")
     with CudaFile.open(engines.target_path) as file, CheckpointWeights(tmp_path / "checkpoints/target") as weights:
         gate_up = load_weights(file, torch.device("cpu")).layers[1].gate_up
