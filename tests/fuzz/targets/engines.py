@@ -26,6 +26,7 @@ from faser_trtllm.builder.plan_file import (
 )
 from faser_trtllm.builder.plan_file import MAGIC as PLAN_MAGIC
 from faser_trtllm.errors import FaserError
+from faser_trtllm.models.experts import CLAMPED, TOP_K_SOFTMAX, ExpertsConfig
 from faser_trtllm.models.quantized_weight import Scheme
 from tests.fuzz.scratch import JSON, folder, from_json, headed, put, to_json
 from tests.fuzz.target import Codec, Target
@@ -99,6 +100,13 @@ _CPU_PREFIX = struct.Struct("<8sII")
 
 # cuda
 
+MIXTURE = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "has_sinks": True,
+    "experts": ExpertsConfig(2, 1, 32, TOP_K_SOFTMAX, False, CLAMPED, has_bias=True).sizes(),
+}
+
 
 def run_cuda(data: bytes) -> None:
     with CudaFile.open(put("cuda/rank0.engine", data)) as file:
@@ -119,6 +127,8 @@ def cuda_seeds() -> list[bytes]:
         ({"head": head | EAGLE31, "num_layers": 2}, "bfloat16"),
         ({"head": MTP}, "bfloat16"),
         ({"medusa": MEDUSA}, "bfloat16"),
+        (MIXTURE, "bfloat16"),
+        (MIXTURE | {"expert_quantization": "mxfp4"}, "bfloat16"),
     ):
         model, path = MODEL | more, folder("cuda-seed") / "rank0.engine"
         sizes = {
