@@ -171,12 +171,14 @@ class Executor(Closing):
     def replace_draft(self, engine_dir: Path) -> Future[None]:
         """Replace the draft model or head by that of another directory, or of this one if it was built again.
 
-        The calling thread opens it and raises ConfigError or EngineFileError if it cannot be used. It takes effect
-        between two steps; then the result is set. Running requests continue: their pending drafts are verified with the
-        distributions that they were drawn from. The new draft model runs each request's tokens before it drafts for it.
+        The calling thread opens it and raises ConfigError or EngineFileError if it cannot be used, UnavailableError if
+        the executor is closing. It takes effect between two steps; then the result is set. Running requests continue:
+        their pending drafts are verified with the distributions that they were drawn from. The new draft model runs
+        each request's tokens before it drafts for it.
         """
         if self._prepare_draft is None:
             raise ConfigError("these engines' draft cannot be replaced while they run; start the server again")
+        self._check_open()
         put, done = self._prepare_draft(engine_dir), Future[None]()
 
         def replace() -> None:
@@ -189,6 +191,7 @@ class Executor(Closing):
                 done.set_result(None)
 
         with self._wake:
+            self._check_open()
             self._inbox.append(replace)
             self._wake.notify()
         return done
@@ -259,6 +262,11 @@ class Executor(Closing):
             self._cancel(request_id)
         self._before_pass()
         self._resources.close()
+
+    def _check_open(self) -> None:
+        """Raise UnavailableError if the executor is closing, after which nothing reads the inbox."""
+        if self._closing:
+            raise UnavailableError("the server is shutting down; start it again with the new draft")
 
     def _run(self) -> None:
         while True:

@@ -7,7 +7,7 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.errors import ConfigError, FaserError, UnavailableError
 from faser_trtllm.executor.factory import open_executor
 from tests.support.block_drafter import make_block_drafter
 from tests.support.checkpoints import make_checkpoint
@@ -129,3 +129,5 @@ def test_what_cannot_take_its_place_is_refused_and_the_old_one_goes_on(tmp_path,
         alone = stack.enter_context(open_executor(running, ExecutorConfig(num_threads=1, speculation="off")))
         with pytest.raises(ConfigError, match="cannot be replaced while they run"):
             alone.replace_draft(running)
+    with pytest.raises(UnavailableError, match="the server is shutting down; start it again with the new draft"):
+        executor.replace_draft(running)
