@@ -168,12 +168,12 @@ def _serve(engine_dir: Path, speculations: tuple[str, ...], stack: ExitStack) ->
 
 
 def wants_color() -> bool:
-    """Return True if standard output is a terminal and colours are not turned off (no-color.org)."""
+    """Return True if standard output is a terminal and colors are not turned off (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Screen:
-    """Prints answers as they arrive, with accepted draft tokens in green if colours are on."""
+    """Prints answers as they arrive, with accepted draft tokens in green if colors are on."""
 
     def __init__(self, tokenizer: Tokenizer, colored: bool) -> None:
         self.colored = colored

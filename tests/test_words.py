@@ -29,6 +29,10 @@ BANNED = {
     "write step, or tile": r"\bstair(s|case|cases)?\b",
     "write rejection sampling": r"\bfree test\b",
     "name the state": r"\bmoods?\b",
+    "spell as in the United States": (
+        r"(?i)(quanti|normali|recogni|initiali|seriali|maximi|minimi|synchroni)s(e|ed|es|ing|ation)\b"
+        r"|favour|behaviour|neighbour|colour|modelled|labelled"
+    ),
 }
 DOCSTRING_STARTS = ("Of", "As", "Those", "What", "Whether", "By", "->")
 
@@ -91,6 +95,9 @@ def test_docstrings_say_what_something_is_or_does(place: str) -> None:
         ("a draft keeps its law", True),
         ("the curve's stairs are tiles", True),
         ("Prompt tokens read are counted; lawful", False),
+        ("_dequantised rows", True),
+        ("the modelled time", True),
+        ("a parallel series of models", False),
     ],
 )
 def test_the_check_sees_a_banned_construction(line: str, is_banned: bool) -> None:

@@ -1,4 +1,4 @@
-"""Write plugins/cuda/KERNELS.md: every kernel's code, launches, and modelled and measured times, from its cubins.
+"""Write plugins/cuda/KERNELS.md: every kernel's code, launches, and modeled and measured times, from its cubins.
 
 The cases are those of the section "kernels" of `faser bench gpu`, launched on tensors without memory. --check: write
 nothing, exit with 1 if the page is old.
@@ -38,7 +38,7 @@ threads allow.
 LAUNCHES = """## Launches
 
 A row is a case of the section `kernels` of `faser bench gpu`. Blocks: of each launch. Waves: of the first. *Least*: us
-of an H100 that moves every byte once at 0.9 of the specified bandwidth, or computes. *Modelled*: us by
+of an H100 that moves every byte once at 0.9 of the specified bandwidth, or computes. *Modeled*: us by
 `benchmarks/gpu/kernels/expected.py`, where a launch takes {launch} us, an item of attention {item} us and an
 instruction of its loop {instruction} ns, the memory gives {share} of its bandwidth, and an SM issues {issued:.0f} warp
 instructions a us where sampling reads logits by parts. These constants were fitted to the measurements. Of top_p, and
@@ -48,7 +48,7 @@ by its `max_seq_len`.
 """
 PASSES = """## Passes
 
-*Modelled*, ms: the kernels above in each layer; products and everything else (LM head, acceptance, gaps, host) as
+*Modeled*, ms: the kernels above in each layer; products and everything else (LM head, acceptance, gaps, host) as
 measured on that GPU. *Launches*: of a layer, or of acceptance. *Goal*: for the H100. The H100 was measured before the
 changes, the H200 after them. An 8B has a vocabulary of 4,096 on the H100 and 128,256 on the H200.
 """
@@ -111,11 +111,11 @@ def _launches(cases: Sequence[RecordedCase]) -> list[str]:
                 f"{first.num_blocks / places:.2f}",
                 f"{1e-3 * case.num_bytes:.0f}",
                 f"{expected.roofline_us(case, h100):.1f}",
-                *(f"{expected.modelled_us(each, gpu, ARCH):.1f}" for gpu in (h100, h200)),
+                *(f"{expected.modeled_us(each, gpu, ARCH):.1f}" for gpu in (h100, h200)),
                 *(times.get(run, "-") for run in RUNS),
             )
         )
-    header = ("shape", "blocks", "waves", "KB", "least", "modelled H100", "H200")
+    header = ("shape", "blocks", "waves", "KB", "least", "modeled H100", "H200")
     return _table((*header, "measured H100 before", "H200 before", "after"), rows)
 
 
@@ -130,11 +130,11 @@ def _passes(cases: Sequence[RecordedCase]) -> list[str]:
                 claim.name,
                 sum(launches[case] for case in claim.cases) + claim.num_products,
                 claim.goal_ms,
-                *(f"{claim.modelled_ms(times[gpu], gpu):.2f}" for gpu in gpus),
+                *(f"{claim.modeled_ms(times[gpu], gpu):.2f}" for gpu in gpus),
                 *("-" if ms is None else f"{ms:.2f}" for ms in found),
             )
         )
-    return _table(("what", "launches", "goal", "modelled H100", "H200", "measured H100", "H200"), rows)
+    return _table(("what", "launches", "goal", "modeled H100", "H200", "measured H100", "H200"), rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

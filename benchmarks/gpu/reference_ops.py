@@ -54,7 +54,7 @@ class ReferenceOps(Ops):
         self.take_step = take_step_reference
 
     def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-        assert not isinstance(x, ScaledRows), "the references quantise rows in each product"
+        assert not isinstance(x, ScaledRows), "the references quantize rows in each product"
         return scaled_linear_reference(x, weight, bias)
 
     def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:

@@ -26,7 +26,7 @@ def render_markdown(report: HostBenchReport) -> str:
         f"used {environment['other_share']:.0%} of the cores, other machines {environment['steal_share']:.0%}.",
         "",
         f"Times are CPU times. {_COUNTED[report.engines]} All requests decode, prompts are left out, and streams do "
-        f"not overlap. Policies use modelled times ({report.costs}). Medians over rounds; ratios are to a loop in C "
+        f"not overlap. Policies use modeled times ({report.costs}). Medians over rounds; ratios are to a loop in C "
         "with the same bookkeeping, measured in turn. On a shared machine only ratios are comparable.",
         "",
         "## Milliseconds per step (ratio to the loop in C)",

@@ -32,7 +32,7 @@ class HostStep:
 
 @dataclass(frozen=True)
 class HostBenchReport:
-    """The report. costs: source of the modelled times for policies. engines: one of options.ENGINES."""
+    """The report. costs: source of the modeled times for policies. engines: one of options.ENGINES."""
 
     environment: Mapping[str, Any]
     costs: str

@@ -17,7 +17,7 @@ from faser_trtllm.errors import install
 from lab.costmodel.gpu import find_gpu
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import find_shape
-from lab.costmodel.table import modelled_table
+from lab.costmodel.table import modeled_table
 
 GPU, TARGET, DRAFT = "h100", "llama-3.1-8b", "llama-3.2-1b"
 JSON_FILE, TEXT_FILE, PLOT_FILE = "host.json", "host.md", "host.png"
@@ -28,7 +28,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
     """Measure, and write host.json, host.md and (with matplotlib) host.png into options.output_dir."""
     options.check()
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    costs = modelled_costs(max(options.num_requests))
+    costs = modeled_costs(max(options.num_requests))
     environment = describe_environment(options.command_line)
     meter = CpuMeter()
     steps: list[HostStep] = []
@@ -57,7 +57,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
     return report
 
 
-def modelled_costs(num_requests: int) -> CostTable:
-    """Return modelled costs for price and its clock, without overlap, since both threads would share one stopwatch."""
+def modeled_costs(num_requests: int) -> CostTable:
+    """Return modeled costs for price and its clock, without overlap, since both threads would share one stopwatch."""
     pair = Pair(find_gpu(GPU), find_shape(TARGET), find_shape(DRAFT))
-    return replace(modelled_table(pair, max_batch_size=max(64, num_requests)), interference=())
+    return replace(modeled_table(pair, max_batch_size=max(64, num_requests)), interference=())

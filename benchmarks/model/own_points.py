@@ -49,13 +49,13 @@ class OwnPoint:
     before: float
 
     @property
-    def modelled(self) -> float:
+    def modeled(self) -> float:
         return _KINDS[self.kind](self)
 
     @property
     def error(self) -> float:
         """The model's error as a share of the measurement."""
-        return self.modelled / self.measured - 1.0
+        return self.modeled / self.measured - 1.0
 
     @property
     def error_before(self) -> float:

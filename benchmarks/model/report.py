@@ -27,7 +27,7 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
         point = found[0].point
         lines += ["", f"**{group}**, {point.kind}{_unit(point.kind)} [{point.source}]", ""]
         lines += ["| point | measured | model | error |", "|---|---|---|---|"]
-        lines += [f"| {c.point.what} | {c.point.measured:.4g} | {c.modelled:.4g} | {c.error:+.1%} |" for c in found]
+        lines += [f"| {c.point.what} | {c.point.measured:.4g} | {c.modeled:.4g} | {c.error:+.1%} |" for c in found]
     lines += ["", *(f"- [{key}] {text}" for key, text in SOURCES.items())]
     return "\n".join(lines) + "\n"
 

@@ -66,12 +66,12 @@ class Point:
 @dataclass(frozen=True)
 class Comparison:
     point: Point
-    modelled: float
+    modeled: float
 
     @property
     def error(self) -> float:
         """The model's error as a share of the measurement."""
-        return self.modelled / self.point.measured - 1.0
+        return self.modeled / self.point.measured - 1.0
 
 
 def compare_all() -> list[Comparison]:

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = Flags("moe", MoeBenchOptions, __doc__, EXAMPLE)
     flags.flag("output_dir", "directory for moe.json and moe.md")
     flags.flag("models_dir", "directory to keep and reuse checkpoints, engines and profiles")
-    flags.flag("embedding_scales", "one model per scale; larger scales route neighbouring rows less alike")
+    flags.flag("embedding_scales", "one model per scale; larger scales route neighboring rows less alike")
     flags.flag("acceptance", "probabilities that a draft is accepted")
     flags.flag("batch_sizes", "concurrent requests")
     flags.flag("fixed", "draft lengths of the fixed policies")

@@ -62,7 +62,7 @@ class MoeSizes:
 
 
 class MoeWeights(RandomWeights):
-    """Random weights by name. Neighbouring rows share what layers add, so a larger embedding routes them less alike."""
+    """Random weights by name. Neighboring rows share what layers add, so a larger embedding routes them less alike."""
 
     def __init__(self, embedding_scale: float) -> None:
         self._embedding_scale = embedding_scale

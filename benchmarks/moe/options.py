@@ -20,7 +20,7 @@ class MoeBenchOptions:
     """Options of `faser bench moe`.
 
     models_dir: keeps checkpoints, engines and profiles for reuse; default: a temporary folder.
-    embedding_scales: one model each; larger scales route neighbouring rows less alike, which is measured.
+    embedding_scales: one model each; larger scales route neighboring rows less alike, which is measured.
     acceptance: probabilities that a draft is accepted if those before it were.
     num_fixed_kept: number of fixed lengths that go on after a cell's first block, the fastest ones.
     seconds: time of a cell for all systems together. blocks: blocks of a cell after a warm-up; ratios are per block.

@@ -31,7 +31,7 @@ class PassCounter(StepWatcher):
     """A watcher of passes.
 
     counts: decode passes and the sum of their distinct experts per layer, by requests and rows.
-    num_expected: expected tokens of all passes, so that random acceptance favours no system.
+    num_expected: expected tokens of all passes, so that random acceptance favors no system.
     """
 
     def __init__(self, acceptance: float) -> None:

@@ -1,6 +1,6 @@
-"""Simulate the FASER paper's ablation, and its open questions, on modelled GPUs.
+"""Simulate the FASER paper's ablation, and its open questions, on modeled GPUs.
 
-The real scheduler and policies run on modelled times.
+The real scheduler and policies run on modeled times.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def streams(settings: Iterable[Setting]) -> Iterator[Answer]:
         rates = {"serial": max(_serial(pair, setting, k) for k in LENGTHS)}
         rates["green contexts"], sms = _best_split(setting)
         rates["time slices"] = max(_sliced(pair, setting, k) for k in LENGTHS)
-        rates["priority, ideal"] = max(_prioritised(pair, setting, k, 0.0) for k in LENGTHS)
-        rates["priority, 10 us per kernel"] = max(_prioritised(pair, setting, k, WAIT_MS) for k in LENGTHS)
+        rates["priority, ideal"] = max(_prioritized(pair, setting, k, 0.0) for k in LENGTHS)
+        rates["priority, 10 us per kernel"] = max(_prioritized(pair, setting, k, WAIT_MS) for k in LENGTHS)
         yield Answer(setting, "serial", rates, sms)
 
 
@@ -116,7 +116,7 @@ def _sliced(pair: Pair, setting: Setting, length: int) -> float:
     return _tokens(setting, length) / (2.0 * ms)
 
 
-def _prioritised(pair: Pair, setting: Setting, length: int, wait_ms: float) -> float:
+def _prioritized(pair: Pair, setting: Setting, length: int, wait_ms: float) -> float:
     """Return a bound for two streams, or two processes under MPS, on all SMs, where drafting goes first.
 
     Verification has the rest of bandwidth and compute. Each kernel of the draft model waits for wait_ms.

@@ -13,7 +13,7 @@ from lab.clock import ManualClock
 from lab.costmodel.gpu import find_gpu
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import ModelShape, find_shape
-from lab.costmodel.table import ExitSignal, modelled_table
+from lab.costmodel.table import ExitSignal, modeled_table
 from lab.planner.load.acceptance import Acceptance
 from lab.planner.load.arrivals import TRACES, Lengths, generated_arrivals
 from lab.planner.load.run import run_arrivals, run_closed_loop
@@ -114,7 +114,7 @@ _TABLES: dict[tuple[str, str, str, int, int], CostTable] = {}
 def _table(setting: Setting) -> CostTable:
     key = setting.gpu, setting.target, setting.draft, setting.num_gpus, setting.draft_sms
     if key not in _TABLES:
-        _TABLES[key] = modelled_table(make_pair(setting), exit_signal=ExitSignal())
+        _TABLES[key] = modeled_table(make_pair(setting), exit_signal=ExitSignal())
     return _TABLES[key]
 
 

@@ -17,7 +17,7 @@ def render_markdown(
     lines = [
         "# The paper's table, simulated",
         "",
-        f"All times are *modelled* ({environment['anchors']}); nothing ran on a GPU. Scheduler and policies are the "
+        f"All times are *modeled* ({environment['anchors']}); nothing ran on a GPU. Scheduler and policies are the "
         f"real ones. Command: `{environment['command_line']}`, commit {environment['git_commit']}.",
     ]
     for name, section in SECTIONS.items():

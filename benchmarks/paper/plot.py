@@ -36,7 +36,7 @@ def write_plots(results: Sequence[Result], answers: Mapping[str, Sequence[Answer
         figure = Figure(figsize=(4.6 * columns + 1.6 * (columns == 1), 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure.subplots(1, columns, squeeze=False)[0], found)
-        figure.suptitle("modelled times, nothing ran on a GPU", fontsize=8, color="0.4")
+        figure.suptitle("modeled times, nothing ran on a GPU", fontsize=8, color="0.4")
         figure.savefig(folder / f"{name}.png", dpi=90)
     return True
 
@@ -83,8 +83,8 @@ def _ablation(axes: Sequence[Any], results: Sequence[Result]) -> None:
 
 def _adaptive(axes: Sequence[Any], results: Sequence[Result]) -> None:
     found = {setting.load: ratios for setting, ratios in over_base(SECTIONS["adaptive"], results).items()}
-    axes[0].plot(list(found), [_mean(r[PRICE]) for r in found.values()], marker=".", label="price, modelled H100")
-    axes[0].plot(list(found), [_mean(r["off"]) for r in found.values()], marker=".", label="off, modelled H100")
+    axes[0].plot(list(found), [_mean(r[PRICE]) for r in found.values()], marker=".", label="price, modeled H100")
+    axes[0].plot(list(found), [_mean(r["off"]) for r in found.values()], marker=".", label="off, modeled H100")
     vllm = {load: ratio for load, ratio in VLLM_ADAPTIVE.items() if load in found}
     axes[0].plot(list(vllm), list(vllm.values()), marker="x", linestyle=":", label="vLLM's, measured on an MI355X")
     _loads(axes[0], "8B + EAGLE-3 head, acceptance 0.6", "over a fixed length of 7")

@@ -39,7 +39,7 @@ def run_paper_bench(options: PaperBenchOptions, say: Callable[[str], None] = lam
     if not minutes > 0:
         raise InvalidArgumentError(f"minutes is {minutes}; it must be more than 0")
     output_dir.mkdir(parents=True, exist_ok=True)
-    environment = describe_environment(options.command_line) | {"anchors": anchors_version(), "times": "modelled"}
+    environment = describe_environment(options.command_line) | {"anchors": anchors_version(), "times": "modeled"}
     deadline_s = time.monotonic() + 60.0 * minutes
     results: list[Result] = []
     answers: dict[str, list[Answer]] = {}

@@ -79,7 +79,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, dtype: st
 
 
 def quantize_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Quantise fp32 [..., n] to bytes [..., n / 32, 34]: per 32 values an fp16 scale and 32 signed bytes."""
+    """Quantize fp32 [..., n] to bytes [..., n / 32, 34]: per 32 values an fp16 scale and 32 signed bytes."""
     blocks = values.reshape(*values.shape[:-1], -1, Q8_BLOCK)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -179,7 +179,7 @@ def _encode(tensor: _Tensor, bits: Bfloat16Array) -> bytes:
 
 
 def _interleave(bits: Bfloat16Array, num_heads: int) -> Bfloat16Array:
-    """Reorder rows from Hugging Face's rope, which pairs i with i + head_dim / 2, to neighbours for GGUF's llama."""
+    """Reorder rows from Hugging Face's rope, which pairs i with i + head_dim / 2, to neighbors for GGUF's llama."""
     head_dim = bits.shape[0] // num_heads
     found: Bfloat16Array = bits.reshape(num_heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(bits.shape)
     return found

@@ -1,4 +1,4 @@
-"""Ratios to the best rival, without favouring a lucky one."""
+"""Ratios to the best rival, without favoring a lucky one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeanRatio:
 def ratio_to_best(values: Sequence[float], rivals: Sequence[Sequence[float]]) -> MeanRatio:
     """Return ratios per round against the rival that is best in the other rounds; needs at least two rounds.
 
-    Choosing the best rival of the compared round would favour a lucky one.
+    Choosing the best rival of the compared round would favor a lucky one.
     """
     num_rounds = min(len(values), *(len(rival) for rival in rivals))
     if num_rounds < 2:

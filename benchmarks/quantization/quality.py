@@ -1,4 +1,4 @@
-"""Loss of quality by quantisation: perplexity of the demo target, and logits of a random model against bf16."""
+"""Loss of quality by quantization: perplexity of the demo target, and logits of a random model against bf16."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def write_random_engine(path: Path, config: ModelConfig, scheme: Scheme | None) 
 
 
 def scheme_named(name: str) -> Scheme | None:
-    """Parse a scheme, where a suffix +head quantises the LM head."""
+    """Parse a scheme, where a suffix +head quantizes the LM head."""
     text, _, head = name.partition("+")
     scheme = Scheme.parse(text)
     return scheme if scheme is None or not head else dataclasses.replace(scheme, lm_head=True)

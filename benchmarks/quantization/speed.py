@@ -1,4 +1,4 @@
-"""Gain of speed by quantisation: decode steps of few rows and a prefill, interleaved with bf16."""
+"""Gain of speed by quantization: decode steps of few rows and a prefill, interleaved with bf16."""
 
 from __future__ import annotations
 

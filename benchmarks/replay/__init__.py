@@ -1,1 +1,1 @@
-"""Policies on modelled cost tables: recorded acceptance, the real scheduler and policy, a table's time."""
+"""Policies on modeled cost tables: recorded acceptance, the real scheduler and policy, a table's time."""

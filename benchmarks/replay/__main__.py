@@ -1,6 +1,6 @@
 """Simulate price against off, all fixed lengths and schedule, by load.
 
-A table is a cost table's JSON file (a profile.json, or a modelled one), which time and policies both use; or
+A table is a cost table's JSON file (a profile.json, or a modeled one), which time and policies both use; or
 h100-measured: then time follows measurements on an H100, and policies use a quick profile of it, with new noise in each
 round. All policies get the same requests; the rival has the highest mean rate over all rounds of its load. Errors are
 standard errors over the rounds.

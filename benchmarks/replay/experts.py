@@ -18,7 +18,7 @@ from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, Recording
 from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_closed_loop
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.cost_curve import CostCurve, CostSample
-from faser_trtllm.core.cost_table import ALL, MODELLED, CostTable, Fingerprint
+from faser_trtllm.core.cost_table import ALL, MODELED, CostTable, Fingerprint
 from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.profiling.grid import Limits, Point
@@ -73,7 +73,7 @@ class Mixture:
         draft = CostCurve(tuple(rows.tolist()), tuple(draft_ms.tolist()))
         curves = {f"verify@{ALL}": verify, f"draft_step@{ALL}": draft, f"draft_rows@{ALL}": draft}
         return CostTable(
-            Fingerprint("H100", "sm_90", 132, ""), curves, overhead_ms=HOST_MS, source=MODELLED, routing=self.routing
+            Fingerprint("H100", "sm_90", 132, ""), curves, overhead_ms=HOST_MS, source=MODELED, routing=self.routing
         )
 
 

@@ -1,4 +1,4 @@
-"""Summarise the outcomes of a run: latencies, throughput, goodput, acceptance by category."""
+"""Summarize the outcomes of a run: latencies, throughput, goodput, acceptance by category."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def keeps(outcome: Outcome, bounds_ms: Mapping[str, float]) -> bool:
 
 
 def summarize_load(outcomes: Sequence[Outcome], bounds_ms: Mapping[str, float]) -> LoadSummary:
-    """Summarise a run; outcomes must not be empty."""
+    """Summarize a run; outcomes must not be empty."""
     done = [outcome for outcome in outcomes if outcome.error is None]
     records: dict[str, list[Acceptance]] = {}
     for outcome in done:

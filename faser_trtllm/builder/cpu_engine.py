@@ -36,7 +36,7 @@ from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.vocabulary import VocabularyMap
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
-_QUANTIZED_ROWS = 4096  # rows quantised at once, which bounds memory
+_QUANTIZED_ROWS = 4096  # rows quantized at once, which bounds memory
 
 
 class CpuBackend:

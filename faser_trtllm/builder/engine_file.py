@@ -138,7 +138,7 @@ def row_multiple(name: str) -> int:
 
 
 def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
-    """Return the scheme of one matrix in a model that is quantised with `scheme`; None for bf16.
+    """Return the scheme of one matrix in a model that is quantized with `scheme`; None for bf16.
 
     It covers the layers without routers and shared gates, and the LM head if scheme.lm_head; MXFP4 covers experts only.
     """

@@ -1,4 +1,4 @@
-"""Open and check the checkpoints that engines are built from, and recognise unchanged files."""
+"""Open and check the checkpoints that engines are built from, and recognize unchanged files."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = [
 
 FORMAT = 1
 CONTEXT_BUCKET = 16  # tokens
-MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
+MEASURED, MODELED = "measured", "modeled"  # CostTable.source
 
 
 def context_bucket(context_len: float) -> int:
@@ -52,9 +52,9 @@ class CostTable:
     exits: tuple[ExitModel, ...] = ()
     overhead_ms: float = 0.0  # of a step, in addition to drafting and the pass
     errors: Mapping[str, CurveError] = field(default_factory=dict)  # by "kind@partition", left-out curves included
-    source: str = MEASURED  # or MODELLED from anchors, for simulations only; held_out is then on public measurements
-    anchors: str = ""  # what a modelled table was computed from, in words
-    traffic: Mapping[str, Any] | None = None  # memory traffic of modelled passes (lab/costmodel/traffic.py)
+    source: str = MEASURED  # or MODELED from anchors, for simulations only; held_out is then on public measurements
+    anchors: str = ""  # what a modeled table was computed from, in words
+    traffic: Mapping[str, Any] | None = None  # memory traffic of modeled passes (lab/costmodel/traffic.py)
     warning: str = ""  # one sentence if other work disturbed the measurement
     quick: bool = False  # of a quick profile, which a server may replace when it starts
     routing: Routing | None = None  # of a mixture of experts; the default for passes whose experts are not given
@@ -211,7 +211,7 @@ class CostTable:
         return next((i for i in self.interference if (i.draft_partition, i.verify_partition) == pair), None)
 
     def check_measured(self, name: str) -> None:
-        """Raise ConfigError for a modelled table, which was not measured on this machine. name: its file."""
+        """Raise ConfigError for a modeled table, which was not measured on this machine. name: its file."""
         if self.source != MEASURED:
             raise ConfigError(
                 f"the cost table {name} is {self.source} (from {self.anchors}), which is for `faser plan` and "

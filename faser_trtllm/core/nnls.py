@@ -11,7 +11,7 @@ TOLERANCE = 1e-10  # stop when no gradient exceeds this share of the largest gra
 
 
 def nnls(design: FloatArray, target: FloatArray) -> FloatArray:
-    """Return the non-negative x [n] that minimises |design @ x - target|, for design [m, n] and target [m].
+    """Return the non-negative x [n] that minimizes |design @ x - target|, for design [m, n] and target [m].
 
     Lawson and Hanson's active set method: unknowns are freed one by one, that of the largest gradient first, and fixed
     at 0 again where a step would make them negative.

@@ -1,5 +1,5 @@
 """The drafter without a model: it proposes what followed the longest earlier occurrence of the text's suffix, in the
-request's prompt and output and in its client's prediction (a generalised prompt lookup; ops/suffix.py)."""
+request's prompt and output and in its client's prediction (a generalized prompt lookup; ops/suffix.py)."""
 
 from __future__ import annotations
 

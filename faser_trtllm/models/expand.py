@@ -1,6 +1,6 @@
 """Make a model deeper without changing its outputs, to raise the target's cost.
 
-Each added layer is a copy of a neighbour whose o_proj and down_proj (and their biases) are zero. It reads, computes and
+Each added layer is a copy of a neighbor whose o_proj and down_proj (and their biases) are zero. It reads, computes and
 stores as much as any layer and adds exactly zero to the residual stream. Logits and acceptance are unchanged; only time
 and memory grow. Measurements that use this must say so.
 """

@@ -82,7 +82,7 @@ def scale_of(largest: float) -> np.float32:
 
 
 def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
-    """Stack matrices [out[i], in] and quantise them with one scale. ValueError if a weight is not finite."""
+    """Stack matrices [out[i], in] and quantize them with one scale. ValueError if a weight is not finite."""
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("a weight is not finite")
     scale = scale_of(max(float(np.abs(part).max(initial=0)) for part in parts))

@@ -1,4 +1,4 @@
-"""Quantise matrices symmetrically, with a scale per output or per group of inputs: weight = number * scale.
+"""Quantize matrices symmetrically, with a scale per output or per group of inputs: weight = number * scale.
 
 This is the reference for the CPU engine's kernels.
 """
@@ -25,12 +25,12 @@ _SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A way to quantise a model.
+    """A way to quantize a model.
 
     bits: 4 or 8, per weight.
-    group_size: neighbouring inputs that share a scale; 0 for one scale per output.
-    lm_head: quantise the LM head, too, and an embedding tied to it.
-    activation_bits: 16 (bf16), or 8: inputs are quantised when they are used (lab/reference/quantized_weight.py).
+    group_size: neighboring inputs that share a scale; 0 for one scale per output.
+    lm_head: quantize the LM head, too, and an embedding tied to it.
+    activation_bits: 16 (bf16), or 8: inputs are quantized when they are used (lab/reference/quantized_weight.py).
     is_mxfp4: e2m1 numbers with powers of two as scales, for experts only; keeps a checkpoint's MXFP4 unchanged.
     """
 
@@ -99,7 +99,7 @@ def scheme_of(model: dict[str, Any]) -> Scheme | None:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A quantised matrix [out, in]. ValueError if the shapes do not fit together.
+    """A quantized matrix [out, in]. ValueError if the shapes do not fit together.
 
     values: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], the even input in the low half of a byte, each
         half in two's complement (-8..7), or e2m1 if is_mxfp4.
@@ -143,7 +143,7 @@ class QuantizedWeight:
 
 
 def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight:
-    """Quantise float32 [out, in], rounding to nearest.
+    """Quantize float32 [out, in], rounding to nearest.
 
     8 bits: scale = max |w| / 127. 4 bits: scale = the entry of largest magnitude / -8, so that all 16 values are used
     (as in llama.cpp's q4_0). MXFP4: mxfp4_blocks. ValueError if `in` is not a multiple of the group, or if a weight is

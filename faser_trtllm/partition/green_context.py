@@ -56,7 +56,7 @@ class PartitionPair:
 def default_draft_sms(device_sms: int) -> tuple[int, ...]:
     """Return the draft's SM counts of the pairs to prepare: one pair, with a quarter of the GPU in multiples of 8.
 
-    On modelled GPUs this is the best split for a 1B draft of an 8B target at 256 requests, where overlap comes closest
+    On modeled GPUs this is the best split for a 1B draft of an 8B target at 256 requests, where overlap comes closest
     to saving time; where other splits are better, no split saves any (docs/results.md).
     """
     return (max(8, device_sms // 4 // 8 * 8),)

@@ -339,7 +339,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Preempt a request. Its pending drafts stay, since their number affects which requests are preempted and when:
-        dropping them would favour some drafts over others."""
+        dropping them would favor some drafts over others."""
         self._running.remove(request)
         self._give_up_slot(request)
         request.state = RequestState.WAITING

@@ -27,7 +27,7 @@ from faser_trtllm.executor.draft_worker import Drafting, DraftWorker
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
-_COMPARED = 16  # tokens at each end of a text that are compared to recognise a request
+_COMPARED = 16  # tokens at each end of a text that are compared to recognize a request
 
 
 @dataclass(frozen=True, slots=True)

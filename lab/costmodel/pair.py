@@ -15,7 +15,7 @@ CATCH_UP_ROWS = 1.5  # unseen rows per request in a draft call's first step
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of the host, which are not modelled. Those of a step, call and boundary were measured on an H100.
+    """Times of the host, which are not modeled. Those of a step, call and boundary were measured on an H100.
 
     step_ms: a step without its passes. draft_call_ms: a draft call without its steps.
     draft_step_ms: drawing and bookkeeping of a draft step.

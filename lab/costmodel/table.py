@@ -1,4 +1,4 @@
-"""A pair's cost table in the form of `faser profile`, with modelled instead of measured times."""
+"""A pair's cost table in the form of `faser profile`, with modeled instead of measured times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
-from faser_trtllm.core.cost_table import MODELLED, CostTable, CurveError, ExitModel, Fingerprint, Interference
+from faser_trtllm.core.cost_table import MODELED, CostTable, CurveError, ExitModel, Fingerprint, Interference
 from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 from lab.costmodel.accuracy import error_by_kind
 from lab.costmodel.anchors import anchors_version
@@ -37,7 +37,7 @@ class ExitSignal:
         return ExitModel(boundary, rank=doubt - calm, gap=0.0, survival=1.0, intercept=calm, pays=True)
 
 
-def modelled_table(
+def modeled_table(
     pair: Pair,
     *,
     max_batch_size: int = 256,
@@ -67,7 +67,7 @@ def modelled_table(
     table = CostTable.fit(
         samples,
         Fingerprint(
-            f"modelled {target.num_gpus} x {pair.gpu.name}", "cuda", pair.gpu.num_sms, f"{target.name} + {draft.name}"
+            f"modeled {target.num_gpus} x {pair.gpu.name}", "cuda", pair.gpu.num_sms, f"{target.name} + {draft.name}"
         ),
         interference=[_usual_interference(pair)],
         exits=[] if exit_signal is None else [exit_signal.model(1)],
@@ -83,7 +83,7 @@ def modelled_table(
         table,
         curves=curves,
         errors=_errors(pair, table),
-        source=MODELLED,
+        source=MODELED,
         anchors=anchors_version(),
         traffic=asdict(pair.traffic),
     )

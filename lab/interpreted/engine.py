@@ -50,7 +50,7 @@ class InterpretedEngine(HostPruning, Closing):
         exit_layers: Sequence[int] = (),
         fp8: Fp8Layers | None = None,
     ) -> None:
-        """trt: the module from load_tensorrt(). fp8: quantises the layers. Raises what build_segment() raises. The
+        """trt: the module from load_tensorrt(). fp8: quantizes the layers. Raises what build_segment() raises. The
         weights may be closed afterwards."""
         self._trt = trt
         self._config = config

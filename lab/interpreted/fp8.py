@@ -1,7 +1,7 @@
-"""Rules for layers that quantise to e4m3 and back, and for a product of two dequantised operands.
+"""Rules for layers that quantize to e4m3 and back, and for a product of two dequantized operands.
 
-They follow IQuantizeLayer and IDequantizeLayer in TensorRT's header NvInfer.h. To quantise, a number is divided by the
-scale, rounded to nearest, ties to even, and saturated at 448; to dequantise, it is multiplied by the scale. Scales are
+They follow IQuantizeLayer and IDequantizeLayer in TensorRT's header NvInfer.h. To quantize, a number is divided by the
+scale, rounded to nearest, ties to even, and saturated at 448; to dequantize, it is multiplied by the scale. Scales are
 positive constants: one, or one per index of an axis for constants, whose length TensorRT checks itself.
 """
 
@@ -43,7 +43,7 @@ def dequantize(layer: Layer, dtype: torch.dtype, constants: Constants) -> Callab
 
 
 def product(layer: Layer, dtype: torch.dtype, weight: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Multiply two dequantised operands of a MATRIX_MULTIPLY, which is one kernel in TensorRT.
+    """Multiply two dequantized operands of a MATRIX_MULTIPLY, which is one kernel in TensorRT.
 
     Inputs are e4m3 x [rows, in] with its scale, and weight [out, in], a constant, with scales [] or [out]; the result
     is [rows, out]. The e4m3 numbers are multiplied and the sums scaled. Products are multiples of 2^-18 below 2^18, so

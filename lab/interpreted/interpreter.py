@@ -1,6 +1,6 @@
 """Run a TensorRT network on the CPU with torch: the network that is built, without TensorRT's kernels.
 
-Arithmetic is in fp32 and rounded to the types that the network declares. A product of two dequantised operands is one
+Arithmetic is in fp32 and rounded to the types that the network declares. A product of two dequantized operands is one
 step, as it is one kernel in TensorRT. Needs torch.
 """
 
@@ -75,7 +75,7 @@ class Interpreter:
         self._numbers: dict[str, int] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._steps: list[_Step] = []
-        self._dequantized: dict[int, tuple[int | None, ...]] = {}  # e4m3 numbers and scales of a dequantised value
+        self._dequantized: dict[int, tuple[int | None, ...]] = {}  # e4m3 numbers and scales of a dequantized value
         computed = {name for node in plugin_nodes for name in node.outputs}
         self._inputs: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
         for i in range(network.num_inputs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faser_trtllm.core.cost_table import MODELLED
+from faser_trtllm.core.cost_table import MODELED
 from lab.costmodel.measured import NAMES
 from lab.planner.plan import MAX_DRAFT_LEN, Plan
 from lab.planner.systems import OFF, SYSTEMS
@@ -35,9 +35,9 @@ def batch_size(plan: Plan) -> int:
 def notes(plan: Plan) -> list[str]:
     """Return sentences on the plan's sources, errors and limits; the first says where the times come from."""
     found = []
-    if plan.source == MODELLED:
+    if plan.source == MODELED:
         found.append(
-            f"All times are modelled from {plan.anchors}; nothing was measured on this GPU. `faser profile` on it "
+            f"All times are modeled from {plan.anchors}; nothing was measured on this GPU. `faser profile` on it "
             "gives a cost table for `--table`."
         )
     elif plan.question["table"] in NAMES:
@@ -61,12 +61,12 @@ def notes(plan: Plan) -> list[str]:
         found.append(f"Slower than without speculation: {runs}.")
     if any(SYSTEMS[run.system].is_head for run in plan.runs):
         found.append(
-            "The EAGLE-3 head and the block drafter are for comparison, with published sizes and modelled times, and "
+            "The EAGLE-3 head and the block drafter are for comparison, with published sizes and modeled times, and "
             "are never recommended."
         )
     if plan.question["expert_overlap"] is not None:
         found.append(_experts_note(plan))
-    if plan.question["is_expert_time_assumed"] and plan.source == MODELLED:
+    if plan.question["is_expert_time_assumed"] and plan.source == MODELED:
         found.append(f"Times of experts are scaled from an H100's, since a {plan.question['gpu']} has no such tables.")
     return found
 

@@ -76,7 +76,7 @@ def plan(
         typer.Option("--table", help="profile.json of the pair on this GPU, or h100-measured; default: the cost model"),
     ] = None,
     save_table: Annotated[
-        Path | None, typer.Option("--save_table", help="write the modelled table, for faser bench policies --simulated")
+        Path | None, typer.Option("--save_table", help="write the modeled table, for faser bench policies --simulated")
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", help="write an HTML page with plots to this file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
@@ -84,12 +84,12 @@ def plan(
 ) -> None:
     """Simulate the gain from speculation on a GPU that you do not have.
 
-    The real scheduler and policies run on modelled times with error bands (docs/plan.md).
+    The real scheduler and policies run on modeled times with error bands (docs/plan.md).
     """
     from lab.costmodel.gpu import find_gpu
     from lab.costmodel.pair import Pair
     from lab.costmodel.shape import find_shape
-    from lab.costmodel.table import modelled_table
+    from lab.costmodel.table import modeled_table
     from lab.planner.options import (
         PlanOptions,
         find_draft,
@@ -129,7 +129,7 @@ def plan(
         seed=seed,
     )
     if save_table is not None:
-        modelled_table(Pair(options.gpu, options.target, options.draft)).save(save_table)
+        modeled_table(Pair(options.gpu, options.target, options.draft)).save(save_table)
     with ProgressBar() as bar:
         found = make_plan(options, bar)
     if report is not None:

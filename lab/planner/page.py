@@ -19,7 +19,7 @@ table { border-collapse: collapse; font-size: 0.8rem; font-variant-numeric: tabu
 th, td { text-align: left; padding: 0.25rem 0.6rem 0.25rem 0; border-bottom: 1px solid #8884; white-space: nowrap; }
 tr.chosen td { font-weight: 600; }
 pre { background: #8881; padding: 0.8rem; overflow-x: auto; }
-.scroll { overflow-x: auto; } .modelled { border-left: 4px solid #ee6677; padding-left: 0.8rem; }
+.scroll { overflow-x: auto; } .modeled { border-left: 4px solid #ee6677; padding-left: 0.8rem; }
 svg { width: 100%; max-width: 62rem; display: block; height: auto; margin: 0.6rem 0; }
 """
 
@@ -29,7 +29,7 @@ def render_page(plan: Plan) -> str:
     title = f"{q['target']} with {q['draft']} on {q['num_gpus']} x {q['gpu']}"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="modelled">{escape(notes(plan)[0])}</p>',
+        f'<p class="modeled">{escape(notes(plan)[0])}</p>',
         _definitions(plan),
         "<h2>Recommended</h2>",
         f"<p><b>{escape(plan.recommended)}</b>: the best system for these loads, or the simplest among equals.</p>",

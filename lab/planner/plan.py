@@ -1,4 +1,4 @@
-"""A plan: simulations of every system under every load, with the real scheduler and policies on modelled costs."""
+"""A plan: simulations of every system under every load, with the real scheduler and policies on modeled costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.costmodel.experts import expert_times
 from lab.costmodel.gpu import Gpu
 from lab.costmodel.measured import NAMES, MeasuredGpu
 from lab.costmodel.pair import Pair
-from lab.costmodel.table import modelled_table
+from lab.costmodel.table import modeled_table
 from lab.planner.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
 from lab.planner.load.service import ServiceOptions, open_service
 from lab.planner.memory import MemoryPlan, plan_memory
@@ -104,7 +104,7 @@ def make_plan(options: PlanOptions, progress: Progress = lambda what, done, tota
         given = _read_table(options) if name == DRAFT_MODEL else None
         signal = options.exit_signal if name == DRAFT_MODEL else None
         pair = Pair(options.gpu, target, draft)
-        tables[name] = given or modelled_table(pair, max_batch_size=largest, exit_signal=signal)
+        tables[name] = given or modeled_table(pair, max_batch_size=largest, exit_signal=signal)
     table = tables[DRAFT_MODEL]
     runs: list[Run] = []
     for load in options.loads:

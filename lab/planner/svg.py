@@ -1,4 +1,4 @@
-"""Plots as SVG text: bars with error bands, and lines. Colours follow the page's (currentColor)."""
+"""Plots as SVG text: bars with error bands, and lines. Colors follow the page's (currentColor)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lab.planner.plan import Band
 
 WIDTH, ROW, LABEL, GAP = 720, 22, 150, 150  # pixels: plot, bar, left and right of the bars
 HEIGHT = 240  # pixels of a line plot
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
 
 
 def bars(title: str, values: Mapping[str, Band], unit: str, digits: int = 0, marked: str = "") -> str:
-    """Plot a bar per label, with a line from low to high; `marked` has a stronger colour."""
+    """Plot a bar per label, with a line from low to high; `marked` has a stronger color."""
     most = max((band.high for band in values.values()), default=1.0) or 1.0
     scale = (WIDTH - LABEL - GAP) / most
     parts = []
@@ -26,7 +26,7 @@ def bars(title: str, values: Mapping[str, Band], unit: str, digits: int = 0, mar
             f"<g><title>{escape(label)}: {figure} {escape(unit)}</title>",
             _text(LABEL - 8, middle + 4, label, anchor="end"),
             f'<rect x="{LABEL}" y="{y}" width="{max(0.0, value - LABEL):.1f}" height="{ROW - 6}" '
-            f'fill="{COLOURS[0]}" fill-opacity="{1.0 if label == marked else 0.55}"/>',
+            f'fill="{COLORS[0]}" fill-opacity="{1.0 if label == marked else 0.55}"/>',
             f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - 4:.1f}v8M{high:.1f} {middle - 4:.1f}v8" '
             'stroke="currentColor" fill="none"/>',
             _text(high + 6, middle + 4, figure),
@@ -47,15 +47,15 @@ def lines(title: str, series: Mapping[str, Sequence[float]], x_label: str) -> st
         parts += [f'<path d="M{left} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15"/>']
         parts += [_text(left - 6, y + 4, f"{tick * step:,.0f}", anchor="end")]
     for index, (label, values) in enumerate(series.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        color = COLORS[index % len(COLORS)]
         points = [
             f"{left + (right - left) * (x + 0.5) / longest:.1f},{bottom - (bottom - top) * v / most:.1f}"
             for x, v in enumerate(values)
         ]
         y = top + 18 * index
-        parts += [f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>']
+        parts += [f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2"/>']
         parts += [
-            f'<path d="M{right + 10} {y}h16" stroke="{colour}" stroke-width="3"/>',
+            f'<path d="M{right + 10} {y}h16" stroke="{color}" stroke-width="3"/>',
             _text(right + 32, y + 4, label),
         ]
     parts.append(_text((left + right) / 2, HEIGHT - 8, x_label, anchor="middle"))

@@ -47,6 +47,6 @@ def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.f
 
 
 def residual(p: Float32Array, q: Float32Array) -> Float32Array:
-    """Return (p - q)+, not normalised."""
+    """Return (p - q)+, not normalized."""
     rest: Float32Array = np.maximum(p - q, np.float32(0))
     return rest

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from faser_trtllm.core.cost.experts import Routing
 from faser_trtllm.core.nnls import FloatArray
 
-FADING = 0.35  # correlation of neighbouring rows' scores apart from the topic
+FADING = 0.35  # correlation of neighboring rows' scores apart from the topic
 TRIALS, LAYERS_TRIED = 100, 4  # pairs of rows and layers for an estimate of overlap
 HALVINGS = 14  # of the interval in the search for a share
 
@@ -23,7 +23,7 @@ class SyntheticRouter:
     """
 
     def __init__(self, routing: Routing, num_requests: int, num_positions: int, *, num_layers: int = 8, seed: int = 0):
-        """Draw routes. routing.overlap: of neighbouring rows; routing.across: of rows of two requests."""
+        """Draw routes. routing.overlap: of neighboring rows; routing.across: of rows of two requests."""
         self.routing = routing
         self._rng = np.random.default_rng(seed)
         chance = routing.chance
@@ -52,7 +52,7 @@ class SyntheticRouter:
         return 0.5 * (low + high)
 
     def _alike(self, popular: float, topic: float) -> tuple[float, float]:
-        """Return the overlap of neighbouring rows, and of rows of two requests, with these parts of the scores."""
+        """Return the overlap of neighboring rows, and of rows of two requests, with these parts of the scores."""
         routes = [self._routes(TRIALS, 2, popular, topic) for _ in range(LAYERS_TRIED)]
         pairs = np.array([(_overlap(r[:, 0], r[:, 1]), _overlap(r[:-1, 0], r[1:, 0])) for r in routes])
         within, across = pairs.mean(0).tolist()

@@ -41,8 +41,8 @@ void faser_pool_destroy(faser_pool* pool);
 // Model: pointers into memory that outlives the engine (the memory-mapped engine file).
 // Packed matrix [out, in]: ceil(out / 64) panels, each [in_padded / 2][64] uint32; element [i][j] holds the bf16
 // weights of output 64 * panel + j for inputs 2i (low half) and 2i + 1 (high half). in_padded = in rounded up to 32;
-// padding is zero. Quantised (weight_bits 8 or 4): panels of [in_padded / n][64] uint32, n = 32 / weight_bits; a word
-// has the integers of one output for n neighbouring inputs, in two's complement, the first input in the lowest bits.
+// padding is zero. Quantized (weight_bits 8 or 4): panels of [in_padded / n][64] uint32, n = 32 / weight_bits; a word
+// has the integers of one output for n neighboring inputs, in two's complement, the first input in the lowest bits.
 // Scales [panel][in / group_size, or 1][64] fp32: weight = integer * scale; padded outputs have scale 0. All pointers
 // are 64-byte aligned. Norm weights and biases are fp32.
 typedef struct {
@@ -59,14 +59,14 @@ typedef struct {
   const float* gate_up_bias;                                          // [2 * padded(intermediate)] or NULL
   const uint32_t* down;                                               // packed [hidden, intermediate]
   const float* down_bias;                                             // [hidden] or NULL
-  const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
+  const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantized
   // For a mixture's layers (faser_experts): gate_up, down, their scales and biases then hold num_experts matrices of
   // one expert each, one after the other, all padded to whole panels. router and shared_gate are always bf16.
   const uint32_t* router;                                   // packed [num_experts, hidden]
   const float* router_bias;                                 // [num_experts] or NULL
   const uint32_t *shared_gate_up, *shared_down;             // of an expert of shared_size
   const uint32_t* shared_gate;                              // packed [1, hidden]
-  const float *shared_gate_up_scales, *shared_down_scales;  // NULL unless quantised
+  const float *shared_gate_up_scales, *shared_down_scales;  // NULL unless quantized
   const float* sinks;  // [num_heads] an additional logit in each head's softmax, whose share is dropped, or NULL
 } faser_layer;
 
@@ -167,7 +167,7 @@ typedef struct {
   const float* lm_head_scales;   // NULL: the LM head is bf16
   int32_t weight_bits;           // of the layers' matrices: 16 (bf16), 8 or 4
   int32_t group_size;  // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
-  // Of the inputs of quantised matrices: 16 (bf16), or 8: integers with a scale for each row and group of group_size
+  // Of the inputs of quantized matrices: 16 (bf16), or 8: integers with a scale for each row and group of group_size
   // inputs (128 if that is 0), the group's largest magnitude / 127. Heads have 16.
   int32_t activation_bits;
   // For a draft model with fewer tokens than its target: lm_head is packed [num_outputs, hidden], and the other tokens
@@ -388,13 +388,13 @@ typedef struct {
   const double *draft_first_ms, *draft_step_ms;  // [num_requests + 1] by drafting requests; NULL: drafts exist already
   double fixed_ms;                               // of a step with slots, in addition
   double base_tokens;                            // of a step without slots
-  double price;                                  // tokens per ms; 0: maximise the ratio of tokens to ms
+  double price;                                  // tokens per ms; 0: maximize the ratio of tokens to ms
   int32_t num_costs;                             // more slots cost as much as the last entry
   int32_t multiple;                              // only multiples of this number of slots are considered; 1: all
 } faser_slot_costs;
 
 // Finds the slots that pay. All requests' slots are ranked by survival, and the number of slots is chosen that
-// maximises tokens - price * ms (possibly none) or, if price is 0, tokens / ms (at least one, if there is any).
+// maximizes tokens - price * ms (possibly none) or, if price is 0, tokens / ms (at least one, if there is any).
 // survival [num_requests, stride]: chance that all drafts of the request up to this position are accepted; it never
 // rises along a request. limits [num_requests]: number of valid positions. out_lengths [num_requests]; out_score: the
 // maximum.

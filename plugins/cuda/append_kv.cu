@@ -1,6 +1,6 @@
 // Rotates the queries and keys of new rows and writes keys and values to a paged cache, in one pass over qkv.
 //
-// append_kv_normed_* take a product of rows that were not normalised: they divide it by the row's root mean square, add
+// append_kv_normed_* take a product of rows that were not normalized: they divide it by the row's root mean square, add
 // the bias and norm the heads of q and k, if the model has these. Each block of a row sums the row's squares again,
 // from cache, as does each thread for its head. Rows before a branch of their request in the same block
 // (executor/branches.py) are written to the branch's block too.
@@ -75,7 +75,7 @@ struct Rounded {
   }
 };
 
-// Loads the two halves of a chunk of a head of qkv, normalised by `norm`.
+// Loads the two halves of a chunk of a head of qkv, normalized by `norm`.
 template <bool kNormed, typename T, typename Source>
 __device__ inline void load_pairs(const AppendArguments& args, const QkvNorm& norm, float scale, int head, int first,
                                   float low[kVector], float high[kVector]) {
@@ -231,7 +231,7 @@ FASER_APPEND_KV(bf16_e4m3, faser::bf16, faser::e4m3)
 FASER_APPEND_KV(fp16, faser::fp16, faser::fp16)
 FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
 
-// The same for a product of rows that were not normalised. hidden [num_rows, hidden_size]: the rows that were
+// The same for a product of rows that were not normalized. hidden [num_rows, hidden_size]: the rows that were
 // multiplied, hidden_size a multiple of 8; bias [(num_heads + 2 num_kv_heads) * head_dim], q_norm and k_norm
 // [head_dim], of hidden's type, or null. qkv has SOURCE's type. first_branch [batch_size + 1] or null: the branches of
 // request i are the requests first_branch[i] to first_branch[i + 1], each at its last position.

@@ -1,7 +1,7 @@
 // Drops rows between two segments and updates the ragged arrays.
 //
 // One launch, one block per kept row. Every output depends on the inputs alone (two binary searches), so blocks do not
-// synchronise. Rows after the listed ones fill the host's bucket: dummies with a position outside every cache.
+// synchronize. Rows after the listed ones fill the host's bucket: dummies with a position outside every cache.
 //
 // limits: registers <= 48, spill_bytes <= 0, shared_bytes <= 0
 #include "block.cuh"

@@ -1,5 +1,5 @@
-// Computes silu(gate) * up of a product of rows that were not normalised, after dividing it by the row's root mean
-// square and adding the bias. gated_silu_e4m3 quantises the result, for which it needs a row's largest number.
+// Computes silu(gate) * up of a product of rows that were not normalized, after dividing it by the row's root mean
+// square and adding the bias. gated_silu_e4m3 quantizes the result, for which it needs a row's largest number.
 //
 // A block takes 4096 columns of one row, in e4m3 a whole row, and sums the row's squares again, from cache. Memory
 // bound: gate and up are read once and half as much is written, in e4m3 a quarter. Speed: not measured.
@@ -48,7 +48,7 @@ __device__ void gated_silu(const Source* gate_up, const T* hidden, const T* bias
   *reinterpret_cast<uint4*>(out + row * inner + column) = *reinterpret_cast<const uint4*>(result);
 }
 
-// gated_silu in bf16, with the result quantised by one block per row.
+// gated_silu in bf16, with the result quantized by one block per row.
 __device__ inline void gated_silu_scaled(const bf16* gate_up, const bf16* hidden, const bf16* bias, int32_t inner,
                                          int32_t hidden_size, float eps, e4m3* values, float* scales) {
   const int64_t row = blockIdx.x;

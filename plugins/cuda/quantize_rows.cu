@@ -1,4 +1,4 @@
-// Quantises rows to e4m3 with one scale per row, for fp8 GEMMs; add_quantize_rows adds a product to the residual first.
+// Quantizes rows to e4m3 with one scale per row, for fp8 GEMMs; add_quantize_rows adds a product to the residual first.
 //
 // One block per row: find the row's largest number, then divide by the scale (scaled_row.cuh). Memory bound: the row is
 // read twice, the second time from a cache. Speed: not measured.
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads)
   if (static_cast<int32_t>(blockIdx.x) < num_rows) faser::quantize_row(x, nullptr, width, values, scales);
 }
 
-// Adds x to hidden [num_rows, width], rounded to bf16, and quantises the sums.
+// Adds x to hidden [num_rows, width], rounded to bf16, and quantizes the sums.
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     add_quantize_rows(const faser::bf16* x, int32_t num_rows, int32_t width, faser::bf16* hidden, faser::e4m3* values,
                       float* scales) {

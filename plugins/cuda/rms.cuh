@@ -1,5 +1,5 @@
 // The scale of RMSNorm, applied after a row's product with a matrix: (x / rms(x)) W = (x W) / rms(x), so that no kernel
-// has to write normalised rows.
+// has to write normalized rows.
 #ifndef FASER_CUDA_RMS_CUH_
 #define FASER_CUDA_RMS_CUH_
 

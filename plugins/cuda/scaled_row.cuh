@@ -1,5 +1,5 @@
 // A row in e4m3 with one scale. The scale is the smallest power of two that brings the largest number to 448 or less,
-// so it scales exactly; each row is quantised independently.
+// so it scales exactly; each row is quantized independently.
 #ifndef FASER_CUDA_SCALED_ROW_CUH_
 #define FASER_CUDA_SCALED_ROW_CUH_
 

@@ -415,7 +415,7 @@ def test_damaged_manifests_are_refused(options: BuildOptions, damage: Any) -> No
     assert isinstance(caught.value, FaserError)
 
 
-def test_recognising_a_finished_build_does_not_read_the_weights(
+def test_recognizing_a_finished_build_does_not_read_the_weights(
     options: BuildOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_engines(options)

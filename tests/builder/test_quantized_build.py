@@ -33,7 +33,7 @@ def built(options: BuildOptions) -> EngineDir:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_words_hold_neighbouring_inputs_of_one_output(bits: int) -> None:
+def test_words_hold_neighboring_inputs_of_one_output(bits: int) -> None:
     num_out, num_in = 70, 96
     low = -(2 ** (bits - 1))
     integers = np.random.default_rng(bits).integers(low, -low, (num_out, num_in), np.int8)
@@ -50,7 +50,7 @@ def test_words_hold_neighbouring_inputs_of_one_output(bits: int) -> None:
     assert not packed_scales[1, :, 6:].any()
 
 
-def test_target_and_draft_are_quantised_apart(options: BuildOptions) -> None:
+def test_target_and_draft_are_quantized_apart(options: BuildOptions) -> None:
     plain = built(options)
     sizes = plain.target_path.stat().st_size, plain.draft_path.stat().st_size
     before = fingerprint_of(plain.path, 1)
@@ -70,7 +70,7 @@ def test_target_and_draft_are_quantised_apart(options: BuildOptions) -> None:
         np.testing.assert_array_equal(file.array("layers.1.down_scales", np.float32), scales.reshape(-1))
 
 
-def test_the_same_quantisation_is_built_once(options: BuildOptions) -> None:
+def test_the_same_quantization_is_built_once(options: BuildOptions) -> None:
     first = built(replace(options, quantization="int4"))
     inode = first.target_path.stat().st_ino
     assert built(replace(options, quantization="W4A16:32")).target_path.stat().st_ino == inode
@@ -100,8 +100,8 @@ def test_logits_are_near_those_of_bf16(
     options = BuildOptions(directory, None, tmp_path / "bf16")
     token_ids = list(range(5, 5 + NUM_TOKENS))
     expected = engine_logits(built(options).target_path, token_ids)
-    quantised = replace(options, output_dir=tmp_path / "quantised", quantization=quantization, quantize_lm_head=lm_head)
-    found = engine_logits(built(quantised).target_path, token_ids)
+    quantized = replace(options, output_dir=tmp_path / "quantized", quantization=quantization, quantize_lm_head=lm_head)
+    found = engine_logits(built(quantized).target_path, token_ids)
     assert not np.array_equal(found, expected)
     error = np.sqrt(((found - expected) ** 2).mean()) / expected.std()
     assert error < limit

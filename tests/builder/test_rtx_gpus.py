@@ -84,7 +84,7 @@ def test_a_hopper_that_is_asked_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_engines_are_not_loaded_on_a_hopper(library: Path, tmp_path: Path) -> None:
-    """A directory of another backend, relabelled: nothing of it is read before the refusal."""
+    """A directory of another backend, relabeled: nothing of it is read before the refusal."""
     target = make_checkpoint(tmp_path / "target", num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64)
     engines = build_engines(BuildOptions(target, None, tmp_path / "engines", backend="cuda", max_num_tokens=32))
     assert engines is not None

@@ -50,7 +50,7 @@ def test_accepted_drafts_are_green_on_a_terminal(tokenizer, capsys):
     assert "67% of 3 draft tokens accepted" in said
 
 
-def test_nothing_is_coloured_elsewhere(tokenizer, capsys):
+def test_nothing_is_colored_elsewhere(tokenizer, capsys):
     Screen(tokenizer, colored=False).show("title", "prompt ", responses_of(tokenizer, [("one", False), ("two", True)]))
     said = capsys.readouterr().out
     assert "prompt onetwo\n" in said
@@ -67,7 +67,7 @@ def test_nothing_is_coloured_elsewhere(tokenizer, capsys):
         (False, {}, False),
     ],
 )
-def test_colours_are_for_terminals_that_want_them(monkeypatch, is_terminal, environment, colored):
+def test_colors_are_for_terminals_that_want_them(monkeypatch, is_terminal, environment, colored):
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

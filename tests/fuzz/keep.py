@@ -1,6 +1,6 @@
 """Copies inputs to tests/fuzz/corpus that reach what nothing kept does: python -m tests.fuzz.keep [--work_dir DIR].
 
-Looks at the corpora and findings of DIR, at the neighbours of the seeds and at some mutations, small inputs first. What
+Looks at the corpora and findings of DIR, at the neighbors of the seeds and at some mutations, small inputs first. What
 counts are steps from one line to another in the target's modules.
 """
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.mutation import mutated, neighbours
+from tests.fuzz.mutation import mutated, neighbors
 from tests.fuzz.target import CORPUS, FindingError, Target
 from tests.fuzz.targets import TARGETS
 
 PACKAGE = Path(__file__).parents[2] / "faser_trtllm"
 MAX_KEPT_BYTES = 24 << 10  # of an input
 MAX_CORPUS_BYTES = 44 << 10  # of a target
-MAX_SEEDS = 12  # of a target, whose neighbours are made
+MAX_SEEDS = 12  # of a target, whose neighbors are made
 NUM_MUTATIONS = 3000
 
 Step = tuple[str, int, int]
@@ -72,7 +72,7 @@ def keep(target: Target, work_dir: Path | None) -> None:
     rng = random.Random(0)
     inputs = target.inputs()
     known = set().union(*(steps_of(target, data) for data in inputs))
-    found = [other for data in target.seeds()[:MAX_SEEDS] for other in neighbours(target, data)]
+    found = [other for data in target.seeds()[:MAX_SEEDS] for other in neighbors(target, data)]
     found += [mutated(target, rng.choice(inputs), rng) for _ in range(NUM_MUTATIONS)]
     if work_dir is not None:
         found += [

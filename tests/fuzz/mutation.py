@@ -12,7 +12,7 @@ from typing import Any
 from tests.fuzz.target import Target
 
 MAX_LENGTH = 1 << 20  # of texts, bytes and lists
-MAX_NODES = 150  # of an input, whose neighbours are made
+MAX_NODES = 150  # of an input, whose neighbors are made
 _DROPPED = object()
 Bytes = Callable[[bytes], bytes]
 
@@ -59,7 +59,7 @@ def mutated(target: Target, data: bytes, rng: random.Random, of_bytes: Bytes | N
     return change(data)[: target.max_bytes]
 
 
-def neighbours(target: Target, data: bytes) -> Iterator[bytes]:
+def neighbors(target: Target, data: bytes) -> Iterator[bytes]:
     """Yield the input with one node dropped, or replaced by a value of each kind; this reaches most refusals."""
     yield from (data[:size] for size in (0, 1, len(data) // 2, len(data) - 1))
     if target.codec is None:

@@ -1,6 +1,6 @@
 """Report how much of the parsers the corpora reach: python -m tests.fuzz.report [--target T] [--work_dir DIR].
 
-Runs seeds with their neighbours, the kept corpus and that of DIR, and prints for each target executions, CPU minutes
+Runs seeds with their neighbors, the kept corpus and that of DIR, and prints for each target executions, CPU minutes
 and findings, and for each of its modules the share of lines that were run. Status 1 with findings.
 """
 
@@ -24,7 +24,7 @@ NO_PARSER = (
     r"def (frame|text|response|error_response|final_flag|check_measured|from_acceptance|_check_tools)\(",
 )
 """Functions in the modules of parsers that write, or call no parser: their lines do not count."""
-MAX_SEEDS, MAX_NEIGHBOURS = 12, 1500  # of a target: seeds whose neighbours are made, and how many of these are run
+MAX_SEEDS, MAX_NEIGHBORS = 12, 1500  # of a target: seeds whose neighbors are made, and how many of these are run
 PACKAGE = Path(__file__).parents[2] / "faser_trtllm"
 
 
@@ -39,7 +39,7 @@ def main() -> int:
     for pattern in NO_PARSER:
         measured.exclude(pattern)
     measured.start()
-    from tests.fuzz.mutation import neighbours
+    from tests.fuzz.mutation import neighbors
     from tests.fuzz.target import FindingError, Target
     from tests.fuzz.targets import TARGETS
 
@@ -60,8 +60,8 @@ def main() -> int:
             found += [path.read_bytes() for path in sorted((place / "findings").iterdir())]
             if (place / "stats.json").exists():
                 stats = json.loads((place / "stats.json").read_text())
-        others = [other for data in target.seeds()[:MAX_SEEDS] for other in neighbours(target, data)]
-        kept = target.inputs() + random.Random(0).sample(others, min(len(others), MAX_NEIGHBOURS))
+        others = [other for data in target.seeds()[:MAX_SEEDS] for other in neighbors(target, data)]
+        kept = target.inputs() + random.Random(0).sample(others, min(len(others), MAX_NEIGHBORS))
         keys = {key for data in kept for key in run(target, data)}
         keys |= {key for data in found for key in run(target, data)}
         status |= bool(keys)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from faser_trtllm.errors import FaserError
-from tests.fuzz.mutation import mutated, neighbours
+from tests.fuzz.mutation import mutated, neighbors
 from tests.fuzz.target import CORPUS, MAX_CPU_S, FindingError, Target
 from tests.fuzz.targets import TARGETS
 from tests.support.effort import pick
 
 NUM_MUTATIONS = pick(200, 5000)
-NUM_NEIGHBOURED = pick(2, 20)
+NUM_NEIGHBORED = pick(2, 20)
 MAX_CORPUS_BYTES = 1 << 20
 
 
@@ -30,9 +30,9 @@ def test_only_documented_errors_and_within_limits(name: str) -> None:
     for data in inputs:
         target.check(data)
     rng = random.Random(0)
-    for data in rng.sample(inputs, min(len(inputs), NUM_NEIGHBOURED)):
-        found = list(neighbours(target, data))
-        for other in rng.sample(found, min(len(found), NUM_MUTATIONS // NUM_NEIGHBOURED)):
+    for data in rng.sample(inputs, min(len(inputs), NUM_NEIGHBORED)):
+        found = list(neighbors(target, data))
+        for other in rng.sample(found, min(len(found), NUM_MUTATIONS // NUM_NEIGHBORED)):
             target.check(other)
     for _ in range(NUM_MUTATIONS):
         target.check(mutated(target, rng.choice(inputs), rng))

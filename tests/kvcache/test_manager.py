@@ -173,7 +173,7 @@ def test_a_commit_below_its_bounds_has_nothing_to_do(data, size):
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random sequences over two token values, so that prefixes are often equal; KV contents are modelled as text."""
+    """Random sequences over two token values, so that prefixes are often equal; KV contents are modeled as text."""
 
     @initialize(num_blocks=st.integers(2, 12), tokens_per_block=st.sampled_from([1, 2, 4]), reuse=st.booleans())
     def start(self, num_blocks, tokens_per_block, reuse):

@@ -21,9 +21,9 @@ from tests.support.published_mixtures import GPT_OSS_ROPE, pack_experts, publish
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
-    "qwen3-not-normalised": ("qwen3", {"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3-not-normalized": ("qwen3", {"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {}),
-    "qwen2-normalised": ("qwen2", {"norm_topk_prob": True, "qkv_bias": False}),
+    "qwen2-normalized": ("qwen2", {"norm_topk_prob": True, "qkv_bias": False}),
     "mixtral": ("mixtral", {}),
     "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 9}),
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
@@ -78,7 +78,7 @@ def test_of_equal_scores_the_lowest_index_wins() -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones(3))
 
 
-def test_weights_are_scores_normalised_or_not() -> None:
+def test_weights_are_scores_normalized_or_not() -> None:
     logits = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.0, -2.0]])
     scores = logits.softmax(-1)[0, [2, 4, 0]]
     for norm_topk, expected in ((True, scores / scores.sum()), (False, scores)):

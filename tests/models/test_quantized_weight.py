@@ -1,4 +1,4 @@
-"""Quantised matrices: the error is bounded by half a step, and what is stored is what was meant."""
+"""Quantized matrices: the error is bounded by half a step, and what is stored is what was meant."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _drive(sanitize: str, isa: str | None = None) -> str:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_models_of_all_kinds_run_on_any_number_of_threads(sanitize: str) -> None:
-    """Quantisations, heads, segments, early exits and drafting; bits do not depend on threads."""
+    """Quantizations, heads, segments, early exits and drafting; bits do not depend on threads."""
     assert " models on " in _drive(sanitize)
 
 

@@ -82,7 +82,7 @@ def test_a_draft_with_another_vocabulary_is_exact(rule, shift):
 
 def test_a_law_over_tokens_that_the_target_lacks_is_biased():
     """The draft's q is taken as it is, without what its other tokens had."""
-    enumeration = Enumeration("2", 5, draft=ForeignModel(5, is_renormalised=False))
+    enumeration = Enumeration("2", 5, draft=ForeignModel(5, is_renormalized=False))
     assert total_variation(enumeration.probs(), target_probs(enumeration.target, PROMPT, LENGTH)) > 0.01
 
 

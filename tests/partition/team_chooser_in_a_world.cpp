@@ -7,7 +7,7 @@
 
 namespace {
 
-// Of a pass: alone, by a team while a neighbour holds a core, and for the first team pass
+// Of a pass: alone, by a team while a neighbor holds a core, and for the first team pass
 // after a pass of one thread (the others are woken).
 constexpr double kOne = 1.0, kHeld = 5.0, kWoken = 1.2;
 constexpr int kNumCold = 3, kSpell = 23;  // passes: the first, and of a spell in which the machine is slower
@@ -15,7 +15,7 @@ constexpr double kCold = 3.0;
 
 }  // namespace
 
-// arguments: passes, length of a period in passes, share of each period in which a neighbour holds a core, and the
+// arguments: passes, length of a period in passes, share of each period in which a neighbor holds a core, and the
 // share of single passes that are slow by chance, the time of a team on free cores, and how much slower than usual the
 // machine is in every other spell
 int main(int, char** arguments) {

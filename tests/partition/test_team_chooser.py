@@ -1,4 +1,4 @@
-"""The choice between one thread and a team, on a simulated machine: near the better one, whatever neighbours do."""
+"""The choice between one thread and a team, on a simulated machine: near the better one, whatever neighbors do."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_core_that_is_never_free_is_left_alone(world):
 
 
 @pytest.mark.parametrize("period", [4_000, 40_000])
-def test_a_neighbour_that_comes_and_goes_is_followed(world, period):
+def test_a_neighbor_that_comes_and_goes_is_followed(world, period):
     assert world(200_000, period, 0.5) < 1.05
 
 

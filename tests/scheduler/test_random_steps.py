@@ -1,4 +1,4 @@
-"""Random lives of many requests against a toy model whose KV contents are modelled, so a wrong block shows at once."""
+"""Random lives of many requests against a toy model whose KV contents are modeled, so a wrong block shows at once."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The torch reference with its layers in e4m3, quantised by torch: independent of what the builder does."""
+"""The torch reference with its layers in e4m3, quantized by torch: independent of what the builder does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUSED = (
 
 
 def through_e4m3(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return x [..] after quantisation with a scale and back, fp32."""
+    """Return x [..] after quantization with a scale and back, fp32."""
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 

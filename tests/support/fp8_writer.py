@@ -53,7 +53,7 @@ def settings_of(kind: str) -> dict[str, Any]:
     return {"quant_method": "fp8"} | blocks
 
 
-def quantise(weight: np.ndarray, kind: str) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+def quantize(weight: np.ndarray, kind: str) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """[out, in] -> e4m3, scales in the layout's shape, and the fp32 weights that these stand for, number by number."""
     num_out, num_in = weight.shape
     height, width = block_of(kind) or ((1, num_in) if kind.endswith("channel") else (num_out, num_in))
@@ -88,7 +88,7 @@ def write_fp8(
         if not module.endswith(MATRICES) or module == name:
             tensors[name], exact[name] = torch.from_numpy(values), values
             continue
-        tensors[name], scales, exact[name] = quantise(values, kind)
+        tensors[name], scales, exact[name] = quantize(values, kind)
         tensors[f"{name}_scale_inv" if kind == "qwen" else f"{name}_scale"] = scales.contiguous()
         if kind in ("autofp8", "modelopt"):
             tensors[f"{module}.input_scale"] = torch.tensor(0.25)

@@ -70,7 +70,7 @@ def gguf_of(checkpoint: Path, kind: int) -> tuple[dict[str, tuple[int, Any]], di
         theirs = names.get_name(name, (".weight", ".bias"))
         for part, num_heads in heads.items():
             if arch == "llama" and part in theirs:
-                values = neighbours(values, num_heads)
+                values = neighbors(values, num_heads)
         own = kind if values.ndim == 2 else TYPE_F32
         if own in (TYPE_Q4_0, TYPE_Q8_0) and values.shape[-1] % 32:
             own = TYPE_F16
@@ -83,8 +83,8 @@ def read_float32(checkpoint: Path) -> dict[str, np.ndarray]:
     return {name: tensor.float().numpy() for file in files for name, tensor in load_file(file).items()}
 
 
-def neighbours(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows i and i + d/2 of each head become rows 2i and 2i + 1: the llama architecture's rope rotates neighbours."""
+def neighbors(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows i and i + d/2 of each head become rows 2i and 2i + 1: the llama architecture's rope rotates neighbors."""
     rows = values.reshape(num_heads, 2, len(values) // num_heads // 2, -1)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(values.shape)
 

@@ -34,7 +34,7 @@ def make_moe_checkpoint(
 ) -> Path:
     """Write a random checkpoint and return its directory.
 
-    embedding_scale: of make_checkpoint's; the larger, the less alike neighbours are routed. options: of
+    embedding_scale: of make_checkpoint's; the larger, the less alike neighbors are routed. options: of
     make_checkpoint, for the attention, the vocabulary and further keys of config.json, which is in the family's
     published layout; gpt-oss's experts are in mxfp4.
     """

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import write_tokenizer
-from tests.support.gguf_writer import neighbours
+from tests.support.gguf_writer import neighbors
 from tests.support.moe_checkpoints import mxfp4
 
 SIZES: dict[str, Any] = {
@@ -138,7 +138,7 @@ def write_mixture(path: Path, directory: Path, family: str, kind: str = "BF16", 
         stored = str(names.get_name(stored, (".weight", ".bias")))
         if arch == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = "num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"
-            values = neighbours(values, config[heads])
+            values = neighbors(values, config[heads])
         if is_packed:
             writer.add_tensor(stored, values, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
             continue

@@ -34,7 +34,7 @@ def pack_columns(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.nd
     return np.array(rows, np.int32)
 
 
-def quantise(
+def quantize(
     weight: np.ndarray, bits: int, groups: np.ndarray, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """[out, in] -> integers [in, out], zero points and fp16 scales [groups, out], and their fp32 weights."""
@@ -71,7 +71,7 @@ def write_quantized(
     more: Mapping[str, np.ndarray] | None = None,
     **config: Any,
 ) -> tuple[Path, dict[str, np.ndarray]]:
-    """A quantised copy of a checkpoint -> (its folder, the fp32 tensors that it stands for).
+    """A quantized copy of a checkpoint -> (its folder, the fp32 tensors that it stands for).
 
     config: further keys of quantization_config. more: further tensors.
     """
@@ -87,7 +87,7 @@ def write_quantized(
         groups = np.arange(values.shape[1]) // size
         if desc_act:
             groups = random.permutation(groups)
-        quants, zeros, scales, exact[name] = quantise(values, bits, groups, symmetric)
+        quants, zeros, scales, exact[name] = quantize(values, bits, groups, symmetric)
         in_order = tuple(range(32 // bits))
         if method == "awq":
             tensors[f"{module}.qweight"] = pack_columns(quants, bits, AWQ_ORDER)

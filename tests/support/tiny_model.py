@@ -55,7 +55,7 @@ class TinyConfig:
 
 
 class TinyModel:
-    """Weights rounded to bf16 or quantised (norms and biases fp32), as an engine file and as a torch forward pass."""
+    """Weights rounded to bf16 or quantized (norms and biases fp32), as an engine file and as a torch forward pass."""
 
     def __init__(self, config: TinyConfig) -> None:
         self.config = c = config

@@ -36,13 +36,13 @@ class ForeignModel(ToyModel):
     """A draft with tokens of its own, whose ids are others: it has all of the target's but token 1, and one more.
 
     ids: of the target's tokens in its vocabulary; shift: how far the map that it is used through is off. Its law is
-    what is left of its own one on the tokens that both have, renormalised.
+    what is left of its own one on the tokens that both have, renormalized.
     """
 
     ids: ClassVar[dict[int, int]] = {0: 2, 2: 0}
     own_size, replacement = 3, 1
 
-    def __init__(self, seed: int, shift: int = 0, is_renormalised: bool = True) -> None:
+    def __init__(self, seed: int, shift: int = 0, is_renormalized: bool = True) -> None:
         rng = np.random.default_rng(seed)
         shape = (self.own_size, self.own_size)
         first = rng.integers(0, 7, shape) / 6
@@ -50,7 +50,7 @@ class ForeignModel(ToyModel):
         weights = np.stack([first, np.where(first > 0, first * ratio / (6 - ratio), 1), 1 - first], -1)
         with np.errstate(divide="ignore"):
             self.own_logits = np.log(weights).astype(np.float32)
-        self.shift, self.is_renormalised = shift, is_renormalised
+        self.shift, self.is_renormalized = shift, is_renormalized
 
     def own_id(self, token: int) -> int:
         return (self.ids.get(token, self.replacement) + self.shift) % self.own_size
@@ -65,7 +65,7 @@ class ForeignModel(ToyModel):
     def probs(self, tokens) -> np.ndarray:
         """Multiples of 1/6, with either shift, unless they are over its own vocabulary, which is wrong."""
         weights = np.exp(self.logits(tokens).astype(np.float64))
-        if self.is_renormalised:
+        if self.is_renormalized:
             return weights / weights.sum()
         return weights / np.exp(self.own_logits[self.own_id(tokens[-2]), self.own_id(tokens[-1])]).sum()
 

@@ -24,26 +24,26 @@ from tests.trtllm.value_types import check_value
 VERSION = "1.2.1"
 
 
-def build(behaviours=None, surface=None, version=VERSION):
-    """Return modules by their dotted names. behaviours: classes (or values) by the recorded names, instead of rules'.
+def build(behaviors=None, surface=None, version=VERSION):
+    """Return modules by their dotted names. behaviors: classes (or values) by the recorded names, instead of rules'.
 
     surface: recorded entries by name; default: all that are recorded for the version's release, or for 1.2.
     """
     release = release_of(version) if release_of(version) in DRAFTER_RELEASES else "1.2"
     surface = surface or load_entries(release)
-    behaviours = rules.BEHAVIOURS | rules_py.behaviours(release) | (behaviours or {})
+    behaviors = rules.BEHAVIORS | rules_py.behaviors(release) | (behaviors or {})
     modules: dict[str, types.ModuleType] = {}
     objects: dict[str, object] = {}
     for entry in surface.values():
         parent = _module(modules, entry.module)
         if entry.kind == "value":
-            made = version if entry.short_name == "__version__" else behaviours[entry.name]
+            made = version if entry.short_name == "__version__" else behaviors[entry.name]
         elif entry.kind == "enum":
             made = enum.Enum(entry.short_name, list(entry.values), module=entry.module, start=0)
         elif entry.kind == "function":
-            made = _function(entry, behaviours[entry.name], objects)
+            made = _function(entry, behaviors[entry.name], objects)
         else:
-            made = _class(entry, behaviours.get(entry.name), objects.get(entry.base), objects)
+            made = _class(entry, behaviors.get(entry.name), objects.get(entry.base), objects)
         objects[entry.name] = made
         setattr(parent, entry.short_name, made)
     return modules
@@ -76,26 +76,26 @@ def _module(modules, name):
     return modules[name]
 
 
-def _function(entry, behaviour, objects):
+def _function(entry, behavior, objects):
     recorded = signature(entry.args)
 
     def call(*args, **kwargs):
         bound = recorded.bind(*args, **kwargs)
         _check_types(entry.short_name, recorded, bound.arguments, objects)
-        return behaviour(*bound.args, **bound.kwargs)
+        return behavior(*bound.args, **bound.kwargs)
 
     call.__name__ = call.__qualname__ = entry.short_name
     call.__signature__ = recorded
     return call
 
 
-def _class(entry: Entry, behaviour, base, objects):
-    bases = tuple(part for part in (behaviour, base) if part is not None)
+def _class(entry: Entry, behavior, base, objects):
+    bases = tuple(part for part in (behavior, base) if part is not None)
     if entry.abstract:
         bases += (abc.ABC,)
     members = {"__module__": entry.module, "_package": objects}
     for name, arguments in entry.callables.items():
-        inner = None if behaviour is None else getattr(behaviour, name, None)
+        inner = None if behavior is None else getattr(behavior, name, None)
         inner = None if inner is object.__init__ else inner
         members[name] = _method(entry, name, arguments, inner, objects)
         if name in entry.abstract:
@@ -104,18 +104,18 @@ def _class(entry: Entry, behaviour, base, objects):
         members["__setattr__"] = _guarded(entry, objects)
     elif base is not None:
         members["__setattr__"] = _with_own(entry, base)
-    members |= {name: property(_not_modelled) for name in entry.read_only if not hasattr(behaviour, name)}
-    members |= {name: _stored(name, typed) for name, typed in entry.read_write.items() if not hasattr(behaviour, name)}
+    members |= {name: property(_not_modeled) for name in entry.read_only if not hasattr(behavior, name)}
+    members |= {name: _stored(name, typed) for name, typed in entry.read_write.items() if not hasattr(behavior, name)}
     made = types.new_class(entry.short_name, bases, exec_body=lambda namespace: namespace.update(members))
-    _check_behaviour(entry, behaviour)
+    _check_behavior(entry, behavior)
     return made
 
 
-def _check_behaviour(entry, behaviour):
+def _check_behavior(entry, behavior):
     known = {*entry.callables, *entry.read_write, *entry.read_only, *entry.instance_attributes}
-    own = [part for part in getattr(behaviour, "__mro__", ()) if part.__module__ != "builtins"]
+    own = [part for part in getattr(behavior, "__mro__", ()) if part.__module__ != "builtins"]
     invented = [name for part in own for name in vars(part) if not name.startswith("_") and name not in known]
-    assert not invented, f"the behaviour of {entry.name} has names that the API surface does not: {invented}"
+    assert not invented, f"the behavior of {entry.name} has names that the API surface does not: {invented}"
 
 
 def _method(entry, name, arguments, inner, objects):
@@ -129,7 +129,7 @@ def _method(entry, name, arguments, inner, objects):
         if inner is not None:
             return inner(self, *bound.args, **bound.kwargs)
         if name != "__init__":
-            raise NotImplementedError(f"{entry.name}.{name} has no behaviour here")
+            raise NotImplementedError(f"{entry.name}.{name} has no behavior here")
         for attribute, value in bound.arguments.items():
             if attribute in {*entry.instance_attributes, *entry.read_write}:
                 setattr(self, attribute, value)
@@ -234,5 +234,5 @@ def _stored(name, typed):
     return property(get, put)
 
 
-def _not_modelled(self):
+def _not_modeled(self):
     raise NotImplementedError("this attribute is recorded, but the stand-in does not model it")

@@ -315,7 +315,7 @@ class ReqIdsSet:
         return request_id in self._ids
 
 
-BEHAVIOURS = {
+BEHAVIORS = {
     f"{_PREFIX}.algorithms.CapacityScheduler": CapacityScheduler,
     f"{_PREFIX}.algorithms.MicroBatchScheduler": MicroBatchScheduler,
     f"{_PREFIX}.batch_manager.LlmRequest": LlmRequest,

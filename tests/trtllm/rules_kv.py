@@ -25,7 +25,7 @@ class KVCacheManager:
 
     def __init__(self, num_kv_heads_per_layer, size_per_head, tokens_per_block, blocks_per_window, *rest):
         (_, _, windows, _, _, _, _, max_sequence_length, enable_block_reuse, *_) = rest
-        assert not enable_block_reuse, "block reuse is not modelled"
+        assert not enable_block_reuse, "block reuse is not modeled"
         ((self._window, (primary, secondary)),) = blocks_per_window.items()
         assert windows == [self._window]
         assert self._window >= max_sequence_length

@@ -104,7 +104,7 @@ def get_draft_token_length(request):
 
 
 class Drafter:
-    """The base class's own behaviour: it remembers its arguments, chooses by a schedule, and pads."""
+    """The base class's own behavior: it remembers its arguments, chooses by a schedule, and pads."""
 
     def __init__(self, max_draft_len, max_total_draft_tokens, max_concurrency, draft_len_schedule):
         self.max_draft_len = max_draft_len
@@ -236,8 +236,8 @@ class ResourceManager:
                 manager.free_resources(request)
 
 
-def behaviours(release):
-    """Return the behaviours of a release by the recorded names."""
+def behaviors(release):
+    """Return the behaviors of a release by the recorded names."""
     is_new = release != "1.2"
     is_newest = release == "1.4"
     newest = {f"{_BOUND}.LlmRequest": LeanLlmRequest, KV_CACHE_MANAGER_V2: KVCacheManagerV2} if is_newest else {}

@@ -158,8 +158,8 @@ def spied(monkeypatch):
             lengths.append([r.num_draft_tokens for r in active_requests])
             return super().__call__(active_requests, *rest)
 
-    behaviours = {f"{BATCH_MANAGER}.KVCacheManager": Cache, f"{ALGORITHMS}.CapacityScheduler": Capacity}
-    fakes.install(monkeypatch, behaviours=behaviours)
+    behaviors = {f"{BATCH_MANAGER}.KVCacheManager": Cache, f"{ALGORITHMS}.CapacityScheduler": Capacity}
+    fakes.install(monkeypatch, behaviors=behaviors)
     return calls, lengths
 
 

@@ -162,10 +162,10 @@ def test_a_package_that_differs_is_named(name, fields, problem, monkeypatch):
 
 
 def bare(surface):
-    """Stand-ins without behaviour, of which any name may be missing."""
-    known = rules.BEHAVIOURS | rules_py.behaviours("1.2")
+    """Stand-ins without behavior, of which any name may be missing."""
+    known = rules.BEHAVIORS | rules_py.behaviors("1.2")
     functions = {name: known[name] for name in known if SURFACE[name].kind == "function"}
-    return fakes.build(surface=surface, behaviours=dict.fromkeys(known) | functions)
+    return fakes.build(surface=surface, behaviors=dict.fromkeys(known) | functions)
 
 
 def test_a_name_that_is_gone_is_named(monkeypatch):
@@ -209,7 +209,7 @@ def test_a_class_that_has_moved_within_a_release_is_found_where_it_was(check, mo
 def test_a_broken_api_surface_ends_with_exit_code_1(check, monkeypatch):
     members = {name: member for name, member in vars(rules.KVCacheManager).items() if name != "remove_sequence"}
     without_free = type("WithoutFree", (), {n: m for n, m in members.items() if n not in ("__dict__", "__weakref__")})
-    fakes.install(monkeypatch, surface=changed(CACHE, **WITHOUT_FREE), behaviours={CACHE: without_free})
+    fakes.install(monkeypatch, surface=changed(CACHE, **WITHOUT_FREE), behaviors={CACHE: without_free})
     code, out, _ = check("--trtllm")
     assert code == 1
     assert f"DIFFERS scheduler  {CACHE}: method remove_sequence is gone" in out
@@ -222,7 +222,7 @@ def test_a_rule_that_is_another_shows_in_the_vectors(check, monkeypatch):
         def _first_come_first_served(self, requests, capacity, unit):
             super()._first_come_first_served(requests, capacity, 1)
 
-    fakes.install(monkeypatch, behaviours={f"{ALGORITHMS}.MicroBatchScheduler": Unaligned})
+    fakes.install(monkeypatch, behaviors={f"{ALGORITHMS}.MicroBatchScheduler": Unaligned})
     code, out, _ = check("--trtllm")
     assert code == 1
     wrong = [line for line in out.splitlines() if line.startswith("DIFFERS")]
@@ -235,7 +235,7 @@ def test_a_cache_that_hands_out_a_block_twice_shows_in_the_run(check, monkeypatc
         def get_cache_block_ids(self, request_id, window_size):
             return [[0] * len(self._sequences[request_id].blocks)]
 
-    fakes.install(monkeypatch, behaviours={CACHE: Sharing})
+    fakes.install(monkeypatch, behaviors={CACHE: Sharing})
     code, out, _ = check("--trtllm")
     assert code == 1
     assert "DIFFERS run        tiny model, MAX_UTILIZATION: it raises AssertionError" in out

@@ -579,9 +579,9 @@ def test_wrong_options_are_refused_before_anything_is_opened(engine_dir, options
         check_drafter(DrafterOptions(engine_dir, **options))
 
 
-def test_a_modelled_cost_table_is_refused(engine_dir, tmp_path):
-    replace(toy_costs(), source="modelled", anchors="tables of NVIDIA").save(tmp_path / "costs.json")
-    with pytest.raises(ConfigError, match=r"costs\.json is modelled \(from tables of NVIDIA\)"):
+def test_a_modeled_cost_table_is_refused(engine_dir, tmp_path):
+    replace(toy_costs(), source="modeled", anchors="tables of NVIDIA").save(tmp_path / "costs.json")
+    with pytest.raises(ConfigError, match=r"costs\.json is modeled \(from tables of NVIDIA\)"):
         OpenedDrafter(DrafterOptions(engine_dir, cost_table=tmp_path / "costs.json"))
 
 

@@ -48,8 +48,8 @@ def installed(monkeypatch):
     def install(version):
         SERVED.clear()
         forget()
-        behaviours = {rules_py.LLM: Llm, rules_py.SERVER: Server}
-        return fakes.install(monkeypatch, version=version, behaviours=behaviours)
+        behaviors = {rules_py.LLM: Llm, rules_py.SERVER: Server}
+        return fakes.install(monkeypatch, version=version, behaviors=behaviors)
 
     yield install
     forget()

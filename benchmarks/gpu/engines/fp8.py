@@ -64,7 +64,7 @@ def run(bench: Bench) -> None:
 
 
 def _products(bench: Bench) -> None:
-    """Time one layer's four GEMMs with row quantisation, and check that a row alone gives the same bits."""
+    """Time one layer's four GEMMs with row quantization, and check that a row alone gives the same bits."""
     form = bench.options.forms[0]
     shape, rows = (DRY_SHAPE, DRY_ROWS) if bench.is_dry else (SHAPES[form], ROWS)
     found: dict[int, dict[str, float]] = {n: dict.fromkeys(("bf16", "fp8", "rows", "parted", "apart"), 0) for n in rows}
@@ -72,7 +72,7 @@ def _products(bench: Bench) -> None:
     bench.record.value("error of a product", max(errors))
     bench.record.table(
         f"{form}: one layer's products",
-        ("rows", "bf16 ms", "fp8 ms", "of it quantising", "bf16 rows not as alone", "fp8 rows not as alone"),
+        ("rows", "bf16 ms", "fp8 ms", "of it quantizing", "bf16 rows not as alone", "fp8 rows not as alone"),
         [
             (n, *(f"{t[name]:.4f}" for name in ("bf16", "fp8", "rows")), int(t["parted"]), int(t["apart"]))
             for n, t in found.items()

@@ -39,7 +39,7 @@ def run(bench: Bench) -> None:
     heads = [{"FASER_HEAD_DIM": size} for size in HEAD_DIMS]
     bench.machine.compile([*(("verify_attention", size) for size in heads), *((op, None) for op in list(FAMILIES)[1:])])
     bench.record.value("compile_s", round(time.monotonic() - start, 1))
-    times = bench.record.attempt("modelled times", lambda: _modelled_us(bench)) if bench.machine.is_gpu else None
+    times = bench.record.attempt("modeled times", lambda: _modeled_us(bench)) if bench.machine.is_gpu else None
     for op, cases in FAMILIES.items():
         bench.record.attempt(op, lambda op=op, cases=cases: _family(bench, op, cases, times or {}))  # type: ignore[misc]
         if bench.left_s < 0:
@@ -47,7 +47,7 @@ def run(bench: Bench) -> None:
             return
 
 
-def _modelled_us(bench: Bench) -> expected.Times:
+def _modeled_us(bench: Bench) -> expected.Times:
     """Return the model's times of all cases on this GPU, with the bandwidth that the section "environment" found."""
     ceilings = bench.ceilings()
     gpu = dataclasses.replace(
@@ -60,7 +60,7 @@ def _modelled_us(bench: Bench) -> expected.Times:
     try:
         return expected.times_of(cases, gpu, device_arch())
     except ValueError as error:
-        bench.record.note(f"no modelled times: {error}")
+        bench.record.note(f"no modeled times: {error}")
         return {}
 
 
@@ -83,13 +83,13 @@ def _family(
 def _write(bench: Bench, op: str, results: list[KernelResult], times: expected.Times) -> None:
     rows = []
     for r in results:
-        share, modelled_us = r.roofline_share, times.get((op, r.shape))
+        share, modeled_us = r.roofline_share, times.get((op, r.shape))
         rows.append(
             (
                 r.shape,
                 f"{r.error:.2g}",
                 None if r.ms is None else f"{1e3 * r.ms:.1f}",
-                None if modelled_us is None else f"{modelled_us:.1f}",
+                None if modeled_us is None else f"{modeled_us:.1f}",
                 f"{1e3 * r.floor_ms:.1f}",
                 None if share is None else f"{100 * share:.0f}%",
                 None if r.peer_ms is None else f"{1e3 * r.peer_ms:.1f}",
@@ -100,13 +100,13 @@ def _write(bench: Bench, op: str, results: list[KernelResult], times: expected.T
         note += " torch: scaled_dot_product_attention over a cache in one piece."
     if not bench.machine.is_gpu:
         note += " Dry run: without a time the reference ran in the kernel's place."
-    header = ("shape", "error", "us", "modelled us", "roofline us", "of roofline", "torch us")
+    header = ("shape", "error", "us", "modeled us", "roofline us", "of roofline", "torch us")
     bench.record.table(op, header, rows, note)
     bench.record.value(
         op,
         [
             {"shape": r.shape, "error": r.error, "ms": r.ms, "floor_ms": r.floor_ms, "peer_ms": r.peer_ms}
-            | {"modelled_us": times.get((op, r.shape))}
+            | {"modeled_us": times.get((op, r.shape))}
             for r in results
         ],
     )

@@ -14,20 +14,20 @@ assert PASS_CONTEXT in CONTEXTS
 def run(bench: Bench) -> None:
     """Write a row for each claim; nothing is measured here."""
     times = {
-        (op, found["shape"]): found["modelled_us"]
+        (op, found["shape"]): found["modeled_us"]
         for op in {op for claim in CLAIMS for op, _ in claim.cases}
         for found in bench.found_before("kernels", op) or ()
-        if found["modelled_us"] is not None
+        if found["modeled_us"] is not None
     }
     gpu = "h200" if "H200" in (bench.found_before("environment", "device") or "") else "h100"
     rows = []
     for claim in CLAIMS:
-        modelled_ms = claim.modelled_ms(times, gpu) if times.keys() >= set(claim.cases) else None
-        cells = [measured_ms(bench, claim), modelled_ms, claim.measured_ms(gpu)]
+        modeled_ms = claim.modeled_ms(times, gpu) if times.keys() >= set(claim.cases) else None
+        cells = [measured_ms(bench, claim), modeled_ms, claim.measured_ms(gpu)]
         rows.append((claim.name, claim.goal_ms, *(None if ms is None else f"{ms:.2f}" for ms in cells)))
-    header = ("what", "goal ms", "measured ms", "modelled ms", "2026-11-26 ms")
+    header = ("what", "goal ms", "measured ms", "modeled ms", "2026-11-26 ms")
     note = (
-        f"Goals: of an H100. Modelled: our kernels; everything else as on the {gpu.upper()} of 2026-11-26, whose time "
+        f"Goals: of an H100. Modeled: our kernels; everything else as on the {gpu.upper()} of 2026-11-26, whose time "
         "comes last. Passes: section steps; a draft step, of the first form: breakdown; acceptance: kernels."
     )
     bench.record.table("Claims", header, rows, note)

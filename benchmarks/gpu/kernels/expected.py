@@ -1,6 +1,6 @@
-"""The modelled time of a kernel's case, from its launches, which are recorded without a GPU, and its compiled code.
+"""The modeled time of a kernel's case, from its launches, which are recorded without a GPU, and its compiled code.
 
-MODELLED, nothing runs. A case takes (a^p + b^p + c^p)^(1/p) us, for a: its launches and the walk of its blocks through
+MODELED, nothing runs. A case takes (a^p + b^p + c^p)^(1/p) us, for a: its launches and the walk of its blocks through
 contexts, b: its bytes, and c: the instructions of long stretches that all warps execute. The constants were chosen once
 for all kernels, from times of an H100 and an H200 (2026-11-26).
 """
@@ -130,8 +130,8 @@ def recorded(options: GpuBenchOptions, families: Mapping[str, Cases], num_sms: i
     return found
 
 
-def modelled_us(recorded_case: RecordedCase, gpu: Gpu, arch: str = "sm_90") -> float:
-    """Return the modelled time of a case's launches in a graph."""
+def modeled_us(recorded_case: RecordedCase, gpu: Gpu, arch: str = "sm_90") -> float:
+    """Return the modeled time of a case's launches in a graph."""
     case, launches = recorded_case.case, recorded_case.launches
     start_us = LAUNCH_US * len(launches) + _walk_us(case, launches[0], gpu, arch)
     memory_us = (case.num_bytes + case.more_bytes) / (1e6 * MEMORY_SHARE * gpu.gb_per_ms)
@@ -157,5 +157,5 @@ def _walk_us(case: KernelCase, launch: Launch, gpu: Gpu, arch: str) -> float:
 
 
 def times_of(cases: Sequence[RecordedCase], gpu: Gpu, arch: str = "sm_90") -> dict[tuple[str, str], float]:
-    """Return the modelled us of cases by op and shape."""
-    return {(each.case.op, each.case.shape): modelled_us(each, gpu, arch) for each in cases}
+    """Return the modeled us of cases by op and shape."""
+    return {(each.case.op, each.case.shape): modeled_us(each, gpu, arch) for each in cases}

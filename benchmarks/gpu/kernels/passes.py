@@ -1,4 +1,4 @@
-"""Whole passes: the layers' kernels, modelled, and products and everything else as measured; and what they should take.
+"""Whole passes: the layers' kernels, modeled, and products and everything else as measured; and what they should take.
 
 A pass of the 8B has 512 tokens of context before its rows. `measured.json` has the times of an H100 and an H200.
 """
@@ -66,8 +66,8 @@ class Claim:
         """The matrix products of a layer."""
         return 0 if self.model == "accept" else 4
 
-    def modelled_ms(self, times: Times, gpu: str) -> float:
-        """Return the modelled time on "h100" or "h200"."""
+    def modeled_ms(self, times: Times, gpu: str) -> float:
+        """Return the modeled time on "h100" or "h200"."""
         ours_us = sum(times[case] for case in self.cases)
         found = self._measured(gpu)
         if found is None:

@@ -37,7 +37,7 @@ def write_plots(report: dict[str, Any], path: Path) -> bool:
 
 def _draw(axis: Any, plot: dict[str, Any]) -> None:
     for number, (label, (x, y)) in enumerate(plot["series"].items()):
-        style = "-" if number < 10 else "--"  # colours repeat after ten
+        style = "-" if number < 10 else "--"  # colors repeat after ten
         axis.plot(x, y, style, marker="o", markersize=3, linewidth=1, label=label)
     if plot["log_x"]:
         axis.set_xscale("log", base=2)

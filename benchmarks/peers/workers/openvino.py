@@ -20,7 +20,7 @@ CACHE_GB = 1  # of KV cache; the bench's prompts are short
 class OpenVino:
     """OpenVINO with its defaults. Settings: "generate", and "assisted:K" with a draft model.
 
-    With integer weights it quantises activations to 8 bits; keeps_activations turns that off.
+    With integer weights it quantizes activations to 8 bits; keeps_activations turns that off.
     """
 
     def load(self, request: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The layers' matrices in e4m3 and the scales of their inputs, for networks with explicit quantisation."""
+"""The layers' matrices in e4m3 and the scales of their inputs, for networks with explicit quantization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fp8Layers(Protocol):
 class CheckpointLayers:
     """Fp8Layers of a checkpoint.
 
-    Matrices stored in e4m3 with one scale, or one per output, are stacked (models/fp8.py); others are quantised.
+    Matrices stored in e4m3 with one scale, or one per output, are stacked (models/fp8.py); others are quantized.
     """
 
     def __init__(self, weights: Weights, input_scales: Mapping[str, float]) -> None:

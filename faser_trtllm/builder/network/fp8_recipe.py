@@ -1,4 +1,4 @@
-"""Settings of fp8 in TensorRT engines: the roles that are quantised, and where activation scales come from."""
+"""Settings of fp8 in TensorRT engines: the roles that are quantized, and where activation scales come from."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LARGEST_FLOAT16 = 65504.0
 class Graph:
     """A wrapper that adds layers to an INetworkDefinition. dtype: the trt.DataType of activations and matrices.
 
-    fp8: the source of fp8 matrices and input scales; None: nothing is quantised.
+    fp8: the source of fp8 matrices and input scales; None: nothing is quantized.
 
     The network points into the arrays of .weights (by layer name; bf16 as uint16 bits). They must outlive every reader
     of the network, which nothing checks.
@@ -144,7 +144,7 @@ class Graph:
     def _quantized(
         self, fp8: Fp8Layers, x: Any, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]
     ) -> tuple[Any, Any]:
-        """Quantise and dequantise x and the matrix: TensorRT then multiplies e4m3 numbers and scales the product."""
+        """Quantize and dequantize x and the matrix: TensorRT then multiplies e4m3 numbers and scales the product."""
         name, (matrix, scale) = _joined(names), fp8.matrix(names, num_in, num_out)
         bits = self._constant(f"{name}.weight", "e4m3", matrix.bits.shape, lambda: matrix.bits)
         scales = self._constant(f"{name}.weight_scale", "float32", matrix.scales.shape, lambda: matrix.scales)

@@ -93,7 +93,7 @@ class Routing:
 
     def fitted(self, counts: Sequence[tuple[float, float, float]]) -> Routing:
         """Return a copy whose overlaps fit counts best: (rows, requests, distinct experts) of passes whose rows are
-        spread evenly over the requests. Minimises squared errors of logs on ever finer grids."""
+        spread evenly over the requests. Minimizes squared errors of logs on ever finer grids."""
         rows, requests, found = np.array(counts, np.float64).reshape(-1, 3).T
         logs, chance = np.log(found), min(self.chance, MOST_OVERLAP)
 
@@ -108,8 +108,8 @@ class Routing:
             best = min([best, *pairs], key=error)
             steps = [axis[1] - axis[0] for axis in axes]
             axes = [
-                np.clip(np.linspace(centre - step, centre + step, 9), chance, MOST_OVERLAP)
-                for centre, step in zip(best, steps, strict=True)
+                np.clip(np.linspace(center - step, center + step, 9), chance, MOST_OVERLAP)
+                for center, step in zip(best, steps, strict=True)
             ]
         return replace(self, overlap=best[0], across=best[1])
 

@@ -118,7 +118,7 @@ class Eagle3Decoder(TorchDecoder):
                 part.copy_(self._ops.rms_norm(part, norm, self._eps))
 
     def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
-        """Return x times weight plus bias in x's dtype, since no later kernel normalises it."""
+        """Return x times weight plus bias in x's dtype, since no later kernel normalizes it."""
         found = self._ops.linear(x, weight).to(x.dtype)
         return found if bias is None else found.add_(bias)
 

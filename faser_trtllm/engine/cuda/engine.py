@@ -36,7 +36,7 @@ def load_weights(
     quantization: Quantization = Quantization.NONE,
     shard: Shard = WHOLE,
 ) -> DeviceWeights | MedusaWeights:
-    """Load the weights of any cuda engine file; see DeviceWeights.load. Medusa heads are never quantised."""
+    """Load the weights of any cuda engine file; see DeviceWeights.load. Medusa heads are never quantized."""
     if "medusa" in file.model:
         return MedusaWeights.load(file, device, dtype)
     return DeviceWeights.load(file, device, dtype, quantization, shard)

@@ -124,9 +124,9 @@ class DeviceWeights:
         quantization: Quantization = Quantization.NONE,
         shard: Shard = WHOLE,
     ) -> DeviceWeights:
-        """Copy a file's tensors to the device one by one, and quantise each matrix as soon as it is there.
+        """Copy a file's tensors to the device one by one, and quantize each matrix as soon as it is there.
 
-        shard: the rank's part. dtype: replaces the file's, in tests. Raises ConfigError if quantising fails.
+        shard: the rank's part. dtype: replaces the file's, in tests. Raises ConfigError if quantizing fails.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""fp8 GEMMs in e4m3 with one scale per row: weights are quantised when loaded, activations in each pass.
+"""fp8 GEMMs in e4m3 with one scale per row: weights are quantized when loaded, activations in each pass.
 
 Products are within 1.7e-3 of the reference below, mostly due to bf16's rounding, measured on an H100, 2026-11-26.
 """
@@ -18,12 +18,12 @@ MIN_CAPABILITY = (8, 9)
 
 
 def scaled_linear(x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """Return x bf16 [n, in], quantised to e4m3, times weight [out, in], plus bias [out]: new bf16 [n, out]."""
+    """Return x bf16 [n, in], quantized to e4m3, times weight [out, in], plus bias [out]: new bf16 [n, out]."""
     return scaled_product(x if isinstance(x, ScaledRows) else quantize_rows(x), weight, bias)
 
 
 def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-    """Return scaled_linear() of rows that are already quantised."""
+    """Return scaled_linear() of rows that are already quantized."""
     import torch
 
     y: Tensor = torch._scaled_mm(

@@ -112,7 +112,7 @@ class Ops:
     def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         """Return x [n, in] times weight [out, in], new [n, out]; in e4m3 if the weight is. scaled: x in e4m3, if known.
 
-        The result has x's dtype, except fp32 for fp16, which rows that are not normalised yet could overflow.
+        The result has x's dtype, except fp32 for fp16, which rows that are not normalized yet could overflow.
         """
         import torch
 

@@ -29,7 +29,7 @@ def open_engine(
     cache_dir: Path | None = None,
     hidden_rows: HiddenRows | None = None,
 ) -> GpuEngine:
-    """Deserialise an engine file and allocate its KV memory, inputs and outputs; for other options see GpuEngine.
+    """Deserialize an engine file and allocate its KV memory, inputs and outputs; for other options see GpuEngine.
 
     limits: at most those that the file was built for; linear caches always have the number of blocks they were built
     with. hidden_rows: rows kept for a head. Raises EngineFileError if the file does not fit this GPU or this TensorRT,

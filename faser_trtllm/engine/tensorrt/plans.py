@@ -1,4 +1,4 @@
-"""Deserialise, check and run the plans of one engine file, with their contexts and scratch memory. Not run on a GPU."""
+"""Deserialize, check and run the plans of one engine file, with their contexts and scratch memory. Not run on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PassShape:
 
 
 class Plans:
-    """Deserialised plans, in the file's order, and an execution context per plan, PassShape and stream.
+    """Deserialized plans, in the file's order, and an execution context per plan, PassShape and stream.
 
     A context is bound once and keeps its shapes: TensorRT updates internal state when shapes change, which must not be
     captured, and contexts that change shape have leaked modules of AOT plugins (NVIDIA/TensorRT issue 4849). Contexts
@@ -100,7 +100,7 @@ class Plans:
         finally:
             view.release()
         if engine is None:
-            raise EngineFileError(f"{label} cannot be deserialised ({self._last_error()}); rebuild it with faser build")
+            raise EngineFileError(f"{label} cannot be deserialized ({self._last_error()}); rebuild it with faser build")
         found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
         wanted = {spec.name for spec in (*plan.info.inputs, *plan.info.outputs)}
         if found != wanted:

@@ -1,4 +1,4 @@
-"""Matrices of fp8 checkpoints, dequantised on demand.
+"""Matrices of fp8 checkpoints, dequantized on demand.
 
 A matrix X [out, in] is stored in e4m3 as X.weight. A weight is its e4m3 number times its scale:
 - X.weight_scale, one number, one per output ([out] or [out, 1]) or one per block, in compressed-tensors ("float-
@@ -20,11 +20,11 @@ from faser_trtllm.models.checkpoint.quantization import Fp8Config
 from faser_trtllm.models.fp8 import NUMBERS, Fp8Matrix
 from faser_trtllm.models.weights import FP8, CheckpointWeights, Dtype, Weights, converted
 
-_ROWS_PER_PIECE = 256  # bounds the memory of dequantising
+_ROWS_PER_PIECE = 256  # bounds the memory of dequantizing
 
 
 class Fp8Weights(Weights):
-    """Weights of an fp8 checkpoint. Tensors that are not quantised pass unchanged."""
+    """Weights of an fp8 checkpoint. Tensors that are not quantized pass unchanged."""
 
     def __init__(self, weights: CheckpointWeights, config: Fp8Config) -> None:
         self._weights = weights

@@ -1,4 +1,4 @@
-"""Parse quantization_config, which says how the matrices of a quantised Hugging Face checkpoint are stored."""
+"""Parse quantization_config, which says how the matrices of a quantized Hugging Face checkpoint are stored."""
 
 from __future__ import annotations
 

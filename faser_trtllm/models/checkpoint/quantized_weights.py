@@ -1,4 +1,4 @@
-"""Matrices of AWQ and GPTQ checkpoints, dequantised on demand.
+"""Matrices of AWQ and GPTQ checkpoints, dequantized on demand.
 
 Both store, for a matrix X [out, in], 4- or 8-bit integers in int32 words as X.qweight, zero points as X.qzeros
 [groups, out / per word] and scales as X.scales [groups, out]; a weight is (integer - zero point) * scale, exact in
@@ -30,7 +30,7 @@ _INPUTS_PER_PIECE = 512  # bounds the memory of unpacking; a multiple of what a 
 
 
 class QuantizedWeights(Weights):
-    """Weights of a quantised checkpoint. Tensors that are not quantised pass unchanged."""
+    """Weights of a quantized checkpoint. Tensors that are not quantized pass unchanged."""
 
     def __init__(self, weights: CheckpointWeights, config: QuantizationConfig) -> None:
         self._weights = weights

@@ -156,7 +156,7 @@ def _experts(keys: _Keys) -> dict[str, Any]:
     data["moe_intermediate_size"] = width
     if keys.architecture == "qwen2moe":
         data["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
-    # GGUF has no key for norm_topk_prob: its runtimes normalise the weights of Qwen3's experts, but not Qwen2's.
+    # GGUF has no key for norm_topk_prob: its runtimes normalize the weights of Qwen3's experts, but not Qwen2's.
     return data | {"norm_topk_prob": keys.architecture == "qwen3moe"}
 
 

@@ -261,7 +261,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict
 
 
 def _merges_of_scores(vocabulary: _Vocabulary) -> Sequence[tuple[str, str]]:
-    """Return the merges that make BPE act as SentencePiece: the neighbours whose union has the best score merge first.
+    """Return the merges that make BPE act as SentencePiece: the neighbors whose union has the best score merge first.
 
     Pairs with the same union follow in the order of their parts' ids, as in transformers' conversion.
     """

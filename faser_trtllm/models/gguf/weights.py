@@ -82,7 +82,7 @@ class GgufWeights(Weights):
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the rows of q_proj and k_proj in our order; other tensors unchanged.
 
-        GGUF's rope for llama rotates neighbours, so files store each head's rows as 0, d/2, 1, d/2 + 1, ...; our rope
+        GGUF's rope for llama rotates neighbors, so files store each head's rows as 0, d/2, 1, d/2 + 1, ...; our rope
         rotates row i with row i + d/2.
         """
         num_heads = self._heads.get(name.rpartition(".")[0].split(".", 3)[-1])

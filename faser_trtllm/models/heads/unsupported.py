@@ -1,4 +1,4 @@
-"""Recognise unsupported draft checkpoints by config.json, files and tensor names, and refuse them by name.
+"""Recognize unsupported draft checkpoints by config.json, files and tensor names, and refuse them by name.
 
 They would draft badly if they were loaded as the supported kind that they resemble.
 """

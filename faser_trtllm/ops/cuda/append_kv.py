@@ -44,7 +44,7 @@ class Rope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QkvNorm:
-    """The arguments that turn a qkv product of rows that were not normalised into queries, keys and values.
+    """The arguments that turn a qkv product of rows that were not normalized into queries, keys and values.
 
     qkv is divided by the root mean square of each row of `hidden`, `bias` is added, and the heads of q and k are normed
     with q_norm and k_norm. All tensors have q_rotated's type; None: the model has no such tensor.

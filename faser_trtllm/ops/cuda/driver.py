@@ -155,7 +155,7 @@ def free_bytes() -> int:
 
 
 def load_driver() -> Any:
-    """Return cuda-python's driver bindings, initialised; raise ConfigError if they or a driver are missing."""
+    """Return cuda-python's driver bindings, initialized; raise ConfigError if they or a driver are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Quantise rows to e4m3 with one scale per row, the operand format of fp8 GEMMs.
+"""Quantize rows to e4m3 with one scale per row, the operand format of fp8 GEMMs.
 
 Reads a row and writes half of it, which bounds its time.
 """
@@ -46,10 +46,10 @@ class ScaledRows:
 
 
 def quantize_rows(x: Tensor) -> ScaledRows:
-    """Quantise rows [num_rows, width] to e4m3, each scaled by the smallest power of two that keeps it within 448.
+    """Quantize rows [num_rows, width] to e4m3, each scaled by the smallest power of two that keeps it within 448.
 
     A power of two scales exactly, costs less than one binade of range, and does not change with the last bit of the
-    largest number. Each row is quantised independently. NaN stays NaN. Uses torch, on any device and for any
+    largest number. Each row is quantized independently. NaN stays NaN. Uses torch, on any device and for any
     floating-point dtype, for weights and as the kernel's reference.
     """
     import torch
@@ -69,7 +69,7 @@ def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
 
 
 def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows) -> None:
-    """Compute hidden += x, both torch.bfloat16 [num_rows, width], and quantise hidden into `found`; see
+    """Compute hidden += x, both torch.bfloat16 [num_rows, width], and quantize hidden into `found`; see
     launch()."""
     _check_alignment("hidden", hidden)
     _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bf16", tuple(x.shape)),), found)

@@ -111,7 +111,7 @@ WITHOUT_EFFECT = (
     "runtime_top_p_reset_ids",
     "use_draft_logits",
 )
-"""Inputs without effect: they concern only beam search or top_p_decay, or ask for the default behaviour."""
+"""Inputs without effect: they concern only beam search or top_p_decay, or ask for the default behavior."""
 
 MAX_PROMPTS = 256
 MAX_LISTS = 4  # all lists of a batch together may have as many entries as this many prompts may

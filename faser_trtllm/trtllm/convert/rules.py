@@ -125,7 +125,7 @@ def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
                 otherwise = _RANKS if part in ("tp_size", "world_size") else _ONE_DEVICE
                 yield only(1, -1, otherwise=otherwise)(join(path, part), size)
             if not sizes:
-                yield Verdict(path, value, Outcome.IGNORED, "that is the behaviour here")
+                yield Verdict(path, value, Outcome.IGNORED, "that is the behavior here")
         else:
             yield Verdict(path, value, Outcome.IGNORED, "it is read from the checkpoint")
 

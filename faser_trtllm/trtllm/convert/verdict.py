@@ -124,14 +124,14 @@ def refused(reason: str) -> Rule:
 
 
 def only(*allowed: Any, otherwise: str) -> Rule:
-    """Return a rule that ignores these values, which describe our behaviour, and refuses others; case is ignored.
+    """Return a rule that ignores these values, which describe our behavior, and refuses others; case is ignored.
 
     otherwise: why others are refused; it ends with the fix.
     """
 
     def judge(key: str, value: Any) -> Verdict:
         if any(_same(value, choice) for choice in allowed):
-            return Verdict(key, value, Outcome.IGNORED, "that is the behaviour here")
+            return Verdict(key, value, Outcome.IGNORED, "that is the behavior here")
         return refusal(key, value, f"{key} is {show(value)}; {otherwise}")
 
     return judge

@@ -32,7 +32,7 @@ def append_kv_reference(
     outside [0, kv_len) or [0, max_seq_len), or in a block that does not exist; the query is then rotated with the
     nearest position in range.
 
-    norm (see QkvNorm): qkv is a product of rows that were not normalised, in fp32 if q_rotated is fp16, whose range it
+    norm (see QkvNorm): qkv is a product of rows that were not normalized, in fp32 if q_rotated is fp16, whose range it
     may leave. first_branch int32 [batch_size + 1], with a norm only: the branches of request i are the requests
     first_branch[i] to first_branch[i + 1], one row each; the rows of i before a branch in the same block are written to
     the branch's block, too.

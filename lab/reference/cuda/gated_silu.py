@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def gated_silu_reference(gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
     """Compute silu(gate) * up of gate_up / rms(hidden) + bias, in fp32 (fp64 for a gate_up of fp64).
 
-    gate_up [num_rows, 2 * inner]: the product of hidden [num_rows, hidden_size], which was not normalised; of out's
+    gate_up [num_rows, 2 * inner]: the product of hidden [num_rows, hidden_size], which was not normalized; of out's
     type, bf16 or fp16, but fp32 for fp16, whose range it may leave. bias [2 * inner] or None.
     """
     import torch

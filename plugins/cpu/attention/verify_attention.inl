@@ -1,5 +1,5 @@
 // Attention of one tile of queries, chunk by chunk with a running softmax. Chunks begin at multiples of kChunkTokens,
-// so that a query's sums do not depend on its neighbours. score_chunk() and add_chunk() come from the including file.
+// so that a query's sums do not depend on its neighbors. score_chunk() and add_chunk() come from the including file.
 namespace faser {
 namespace {
 

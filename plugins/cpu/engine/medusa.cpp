@@ -21,7 +21,7 @@ size_t matrix_words(int num_out, int num_in) {
 }  // namespace
 
 // Rows with logits are the first kept ones, in their order. A request's place rises with its steps, pending drafts
-// included, so that neighbours mostly share a head.
+// included, so that neighbors mostly share a head.
 void faser_engine::plan_medusa(const faser::HeadRows& kept, int num_logit_rows) {
   for (int i = 0; i < kept.count; i++) {
     int32_t& place = places_[kept.entries[i]];

@@ -11,7 +11,7 @@ namespace faser {
 // when another process occupies one of them, since each barrier then waits for the scheduler; this changes at run time.
 class TeamChooser {
  public:
-  // A size that has not run begins with the result of the nearest smaller one if that was the team: more work favours
+  // A size that has not run begins with the result of the nearest smaller one if that was the team: more work favors
   // the team even more, so the first passes need no trials.
   template <int kSizes>
   static TeamChooser& of_size(TeamChooser (&choosers)[kSizes], int size) {
@@ -58,7 +58,7 @@ class TeamChooser {
   }
 
   // A trial replaces a measurement that may be stale. The team gets the best of a few, since its threads were asleep
-  // and must be woken first, and a neighbour may have held a core.
+  // and must be woken first, and a neighbor may have held a core.
   void record_trial(double seconds_per_work) {
     fastest_trial_ = std::min(fastest_trial_, seconds_per_work);
     if (--num_trials_left_ > 0) return;
@@ -74,7 +74,7 @@ class TeamChooser {
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
   static constexpr double kWeight = 0.2, kMostSlower = 1.5;
   static constexpr int kColdPasses = 4, kFirstPasses = 8, kTeamTrials = 2;
-  // Calls between trials. Neighbours come and go, and using one thread where a team could run halves the speed.
+  // Calls between trials. Neighbors come and go, and using one thread where a team could run halves the speed.
   static constexpr int kMinInterval = 16, kMaxIntervalOfTeam = 512, kMaxIntervalOfOne = 256;
   double seconds_per_work_[2] = {kUnknown, kUnknown};  // one thread, team
   double fastest_trial_ = kUnknown;

@@ -54,7 +54,7 @@ alignas(64) constexpr uint16_t kInt4Table[32] = {0,      0x4d80, 0x4e00, 0x4e40,
                                                  0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
 
 // The values 2 kPair and 2 kPair + 1 of each word over kUnit. Values of four bits are looked up: only the lowest five
-// bits of an index count, and the tables hold everything twice, so bits left over from a neighbour do not matter.
+// bits of an index count, and the tables hold everything twice, so bits left over from a neighbor do not matter.
 // Values of eight bits become floats, whose upper halves are merged.
 template <Code kCode, int kPair>
 inline Part unpack_pair(U words) {
@@ -84,7 +84,7 @@ inline F add_product(F acc, Part weights, Part input) {
   return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)weights, (__m512bh)input);
 }
 
-// kLanes neighbouring inputs become kLanes / 2 pairs.
+// kLanes neighboring inputs become kLanes / 2 pairs.
 inline void store_pairs(F v, Pair* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh((__m512)v));
 }

@@ -1,6 +1,6 @@
 // The kernels of a forward pass for one instruction set, each for one row, one range of panels or one tile.
 //
-// Activations that are multiplied with weights, keys or values are rounded to bf16 and kept as pairs of neighbouring
+// Activations that are multiplied with weights, keys or values are rounded to bf16 and kept as pairs of neighboring
 // inputs. How a pair is stored depends on the instruction set (pair_bytes each); other code only moves pointers. A
 // row's result does not depend on other rows.
 #ifndef FASER_KERNELS_H_
@@ -30,7 +30,7 @@ struct Matrix {
   bool is_fp4 = false;  // the four bits are e2m1 instead of integers
 };
 
-// Type of a quantised weight: an integer, or e2m1.
+// Type of a quantized weight: an integer, or e2m1.
 enum Code { kInt8, kInt4, kFp4 };
 constexpr int bits_of(Code code) { return code == kInt8 ? 8 : 4; }
 
@@ -54,7 +54,7 @@ struct HeadShape {
 
 // KV memory of one layer: block b, KV head h starts at base + b * block_stride + h * head_stride (in words). First the
 // pages of keys, each [padded_dim / 2][16 tokens] bf16 pairs along head_dim, then at value_offset the values,
-// [tokens / 2][padded_dim] bf16 pairs of neighbouring tokens.
+// [tokens / 2][padded_dim] bf16 pairs of neighboring tokens.
 struct KvLayer {
   uint32_t* base;
   size_t block_stride, head_stride, value_offset;

@@ -28,7 +28,7 @@ inline Part input_part(const Pair* x) {
 
 inline F add_product(F acc, Part weights, Part input) { return madd(weights, input, acc); }
 
-// kLanes neighbouring inputs become kLanes / 2 pairs. Rounds to nearest even; NaN stays NaN.
+// kLanes neighboring inputs become kLanes / 2 pairs. Rounds to nearest even; NaN stays NaN.
 inline void store_pairs(F v, Pair* out) {
   const U bits = (U)v;
   const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;

@@ -7,7 +7,7 @@
 #include <limits>
 
 // Dispatch needs ifunc (glibc); elsewhere the baseline instruction set gives the same bits more slowly.
-// ThreadSanitizer is not initialised yet when the clone is chosen.
+// ThreadSanitizer is not initialized yet when the clone is chosen.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else

@@ -37,9 +37,9 @@ __device__ void merge_columns(const AttentionArguments& args, const Work& mine, 
     sums = make_float4(merge.of(sums.x, more.x), merge.of(sums.y, more.y), merge.of(sums.z, more.z),
                        merge.of(sums.w, more.w));
   }
-  const float normalise = normalisation(args, whole, head);
+  const float normalize = normalization(args, whole, head);
   *reinterpret_cast<uint2*>(out + first * head_dim + column) =
-      make_uint2(pack2<T>(sums.x * normalise, sums.y * normalise), pack2<T>(sums.z * normalise, sums.w * normalise));
+      make_uint2(pack2<T>(sums.x * normalize, sums.y * normalize), pack2<T>(sums.z * normalize, sums.w * normalize));
 }
 
 // Merges the chunks of a tile's rows, with all threads of the block.

@@ -35,7 +35,7 @@ __device__ inline Partial* partials_of(const AttentionArguments& args, int head_
   return reinterpret_cast<Partial*>(args.workspace + static_cast<int64_t>(args.max_slots) * args.num_heads * head_dim);
 }
 
-__device__ inline float normalisation(const AttentionArguments& args, Partial whole, int head) {
+__device__ inline float normalization(const AttentionArguments& args, Partial whole, int head) {
   if (whole.sum == 0.0f) return 0.0f;
   if (args.sinks == nullptr) return args.v_scale / whole.sum;
   return args.v_scale / (whole.sum + exp2_approx(args.sinks[head] * kLog2E - whole.top));
@@ -58,14 +58,14 @@ struct ResultWriter {
   const Merge& merge;
   T* out;
   float* sums;
-  float normalise;
+  float normalize;
 
   __device__ ResultWriter(const AttentionArguments& args, const RowPlan& plan, const Merge& merge)
       : plan(plan),
         merge(merge),
         out(static_cast<T*>(args.out) + (static_cast<int64_t>(plan.row) * args.num_heads + plan.head) * kHeadDim),
         sums(args.workspace + plan.in_slots(args) * kHeadDim),
-        normalise(normalisation(args, merge.both, plan.head)) {}
+        normalize(normalization(args, merge.both, plan.head)) {}
 
   __device__ void pair(int column, float low, float high) const {
     if (plan.is_merged) {
@@ -74,7 +74,7 @@ struct ResultWriter {
       high = merge.of(before.y, high);
     }
     if (plan.is_whole) {
-      *reinterpret_cast<uint32_t*>(out + column) = pack2<T>(low * normalise, high * normalise);
+      *reinterpret_cast<uint32_t*>(out + column) = pack2<T>(low * normalize, high * normalize);
     } else {
       *reinterpret_cast<float2*>(sums + column) = make_float2(low, high);
     }

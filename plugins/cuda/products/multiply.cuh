@@ -183,7 +183,7 @@ __device__ void multiply(const T* x, Weights outs, const Out* addend, const T* b
     stage = stage == Tile::kStages - 1 ? 0 : stage + 1;
   }
 
-  // Sums go through the memory of the copies, so that neighbouring threads write neighbouring outputs.
+  // Sums go through the memory of the copies, so that neighboring threads write neighboring outputs.
   float* const sums = reinterpret_cast<float*>(pool);
   const int num_slices = kIsSliceByWarp ? ceil_div(width, slice_size) : 1;
   for (int pass = 0; pass < Tile::kTileRows; pass += Tile::kPassRows) {

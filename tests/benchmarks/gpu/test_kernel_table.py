@@ -50,11 +50,11 @@ def test_every_measured_time_is_of_a_case(cases: list[expected.RecordedCase]) ->
 
 def test_the_model_is_near_what_an_h200_measured(cases: list[expected.RecordedCase]) -> None:
     """Only the layers' kernels, which passes consist of: sampling's model has the launches and bytes of one kind."""
-    modelled = expected.times_of(cases, find_gpu("h200"))
+    modeled = expected.times_of(cases, find_gpu("h200"))
     # The H200 ran another attention: with a second launch for each long context, and with more instructions.
     for ops, least, count in ((("append_kv", "gated_silu"), 0.6, 5), (("verify_attention",), 0.45, 20)):
         ratios = [
-            modelled[op, shape] / found["h200"]
+            modeled[op, shape] / found["h200"]
             for op in ops
             for shape, found in measured()["kernels_us"][op].items()
             if "h200" in found
@@ -64,13 +64,13 @@ def test_the_model_is_near_what_an_h200_measured(cases: list[expected.RecordedCa
     for claim in CLAIMS[:4]:
         wall_ms = claim.measured_ms("h200")
         assert wall_ms is not None
-        assert claim.modelled_ms(modelled, "h200") == pytest.approx(wall_ms, rel=0.1)
+        assert claim.modeled_ms(modeled, "h200") == pytest.approx(wall_ms, rel=0.1)
 
 
 def test_no_case_is_faster_than_its_bytes_or_its_launches(cases: list[expected.RecordedCase]) -> None:
     for each in cases:
         bytes_us = each.case.num_bytes / (1e6 * GPU.gb_per_ms)
-        assert expected.modelled_us(each, GPU) > max(bytes_us, expected.LAUNCH_US * len(each.launches) * 0.999)
+        assert expected.modeled_us(each, GPU) > max(bytes_us, expected.LAUNCH_US * len(each.launches) * 0.999)
 
 
 def test_more_of_anything_takes_longer(cases: list[expected.RecordedCase]) -> None:
@@ -79,11 +79,11 @@ def test_more_of_anything_takes_longer(cases: list[expected.RecordedCase]) -> No
     more = {"num_bytes": 2 * one.case.num_bytes, "more_bytes": 1e6, "num_issued": 1e6, "walks": ((number, 2 * tokens),)}
     for name, value in more.items():
         changed = dataclasses.replace(one, case=dataclasses.replace(one.case, **{name: value}))
-        assert expected.modelled_us(changed, GPU) > expected.modelled_us(one, GPU)
+        assert expected.modeled_us(changed, GPU) > expected.modeled_us(one, GPU)
     waves = dataclasses.replace(one, case=dataclasses.replace(one.case, walks=((10_000, tokens),)))
-    assert expected.modelled_us(waves, GPU) > expected.modelled_us(one, GPU)
+    assert expected.modeled_us(waves, GPU) > expected.modeled_us(one, GPU)
     twice = dataclasses.replace(one, launches=one.launches * 2)
-    assert expected.modelled_us(twice, GPU) > expected.modelled_us(one, GPU)
+    assert expected.modeled_us(twice, GPU) > expected.modeled_us(one, GPU)
 
 
 @pytest.mark.parametrize(

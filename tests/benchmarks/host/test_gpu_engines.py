@@ -8,7 +8,7 @@ from benchmarks.host.gpu_engines import HostClock
 from benchmarks.host.host_step import PROMPT_LEN, Stopwatch, measure_step, open_executor
 from benchmarks.host.null_engines import DRAFTED, OTHER
 from benchmarks.host.options import GPU, NULL
-from benchmarks.host.runner import modelled_costs
+from benchmarks.host.runner import modeled_costs
 from faser_trtllm.core.sampling_params import SamplingParams
 
 pytest.importorskip("torch")
@@ -25,7 +25,7 @@ OTHERS = (
 
 @pytest.fixture(scope="module")
 def costs():
-    return modelled_costs(8)
+    return modeled_costs(8)
 
 
 def outputs(engines, system, costs, params, num_steps):
@@ -71,13 +71,13 @@ def test_two_drafters_serve_every_kind_of_request_in_every_step(costs):
 
 def test_a_step_brings_as_many_tokens_as_the_acceptance_promises():
     num_requests, num_steps = 64, 50
-    steps = outputs(GPU, "fixed:4", modelled_costs(num_requests), [GREEDY] * num_requests, num_steps)[1:]
+    steps = outputs(GPU, "fixed:4", modeled_costs(num_requests), [GREEDY] * num_requests, num_steps)[1:]
     found = sum(len(tokens) for step in steps for tokens in step.values()) / (num_requests * len(steps))
     assert found == pytest.approx(sum(ACCEPTANCE**n for n in range(5)), rel=0.05)
 
 
 def test_more_requests_than_a_graph_has_rows_are_drafted_for(costs):
-    steps = outputs(GPU, "fixed:2", modelled_costs(520), [GREEDY, {**GREEDY, "num_draft_tokens": 0}] * 260, 6)
+    steps = outputs(GPU, "fixed:2", modeled_costs(520), [GREEDY, {**GREEDY, "num_draft_tokens": 0}] * 260, 6)
     assert max(len(tokens) for tokens in steps[-1].values()) == 3
     assert len(steps[-1]) == 520
 

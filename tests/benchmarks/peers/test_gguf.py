@@ -71,7 +71,7 @@ def test_bf16_round_trip(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "source", "num_heads"), [("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)])
-def test_rotated_halves_become_neighbours(checkpoint: Path, name: str, source: str, num_heads: int) -> None:
+def test_rotated_halves_become_neighbors(checkpoint: Path, name: str, source: str, num_heads: int) -> None:
     _, tensors = read_gguf(write(checkpoint, "bf16"))
     weights = CheckpointWeights(checkpoint)
     source = f"model.layers.0.self_attn.{source}.weight"
@@ -144,9 +144,9 @@ def test_a_mixture(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values(tensors[f"blk.1.ffn_{part}_exps.weight"]), experts)
     assert tensors["blk.1.ffn_gate_inp.weight"].tensor_type == KINDS.F32
     assert len(tensors) == 3 + 12 * 2
-    unnormalised = replace(load_model_config(checkpoint).experts, norm_topk=False)
+    unnormalized = replace(load_model_config(checkpoint).experts, norm_topk=False)
     with pytest.raises(CheckpointError, match="norm_topk_prob is false"):
-        write_gguf(tmp_path / "x", replace(load_model_config(checkpoint), experts=unnormalised), weights, "bf16")
+        write_gguf(tmp_path / "x", replace(load_model_config(checkpoint), experts=unnormalized), weights, "bf16")
 
 
 def test_what_llamacpp_would_misread_is_refused(checkpoint: Path) -> None:

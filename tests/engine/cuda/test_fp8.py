@@ -145,7 +145,7 @@ def test_a_whole_model_stays_near_its_bf16_engine(pair) -> None:
 
 
 class ScalingOps(TorchOps):
-    """Rows are quantised by the very kernels, emulated: alone, with the residual, and with the activation."""
+    """Rows are quantized by the very kernels, emulated: alone, with the residual, and with the activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class UnfusedOps(ScalingOps):
         return self.gated_silu(gate_up, hidden, bias, eps)
 
 
-def test_rows_that_come_in_e4m3_are_those_that_are_quantised_later(pair) -> None:
+def test_rows_that_come_in_e4m3_are_those_that_are_quantized_later(pair) -> None:
     """The emulated fused kernels match torch's arithmetic with a launch per operation, bit for bit."""
     rows = [(0, random_tokens(9), 0, 9)]
     found = []
@@ -273,7 +273,7 @@ def test_a_torch_without_the_product_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert "multiplies e4m3 rows wrongly here" in refusal(lambda: check_product(torch.device("cpu")))
 
 
-def test_engines_that_cannot_be_quantised_are_refused(tmp_path, pair) -> None:
+def test_engines_that_cannot_be_quantized_are_refused(tmp_path, pair) -> None:
     check_matrix("layers.0.qkv", (48, 64), "bfloat16")
     assert "layers.0.down is 64 x 72, and both sizes must be multiples of 16; set" in refusal(
         lambda: check_matrix("layers.0.down", (64, 72), "bfloat16")

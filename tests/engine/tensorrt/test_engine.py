@@ -221,7 +221,7 @@ def test_damaged_and_foreign_plans_are_refused(make: Callable[..., StandIn]) -> 
         open_engine(stand_in)
     stand_in.trt.extra_tensor = ""
     stand_in.trt.interpret = lambda plan: None
-    with pytest.raises(EngineFileError, match="cannot be deserialised"):
+    with pytest.raises(EngineFileError, match="cannot be deserialized"):
         open_engine(stand_in)
 
 

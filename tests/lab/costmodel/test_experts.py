@@ -11,7 +11,7 @@ from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.passes import PassModel
 from lab.costmodel.shape import SHAPES, find_shape
-from lab.costmodel.table import ExitSignal, modelled_table
+from lab.costmodel.table import ExitSignal, modeled_table
 
 H100, QWEN = GPUS["h100"], SHAPES["qwen3-30b-a3b"]
 SMALL = SHAPES["qwen3-0.6b"]
@@ -55,7 +55,7 @@ def test_the_h100_takes_what_the_reference_has_for_all_experts_at_256_rows():
         assert expert_times(H100, shape).ms(256, shape.experts.routing.num_experts) == pytest.approx(us / 1e3, rel=0.02)
 
 
-def test_experts_of_another_size_are_between_their_neighbours():
+def test_experts_of_another_size_are_between_their_neighbors():
     larger = replace(QWEN, hidden_size=4096, experts=replace(QWEN.experts, intermediate_size=1536))
     ms = [expert_times(H100, shape).expert_ms for shape in (QWEN, larger, SHAPES["mixtral-8x7b"])]
     assert ms[0] < ms[1] < ms[2]
@@ -86,7 +86,7 @@ def test_rows_that_share_fewer_experts_take_longer():
 
 
 def test_the_table_says_what_the_model_says_with_its_experts():
-    table = modelled_table(Pair(H100, QWEN, SMALL), max_batch_size=64, exit_signal=ExitSignal())
+    table = modeled_table(Pair(H100, QWEN, SMALL), max_batch_size=64, exit_signal=ExitSignal())
     pair = Pair(H100, QWEN, SMALL)
     for n, b in ((1, 1), (4, 1), (4, 4), (16, 4), (32, 32), (64, 16), (256, 64)):
         assert table.verify_ms(n, b, 1024) == pytest.approx(pair.verify_ms(n, b, 1024), rel=0.08)
@@ -112,7 +112,7 @@ def test_the_closed_form_has_public_counts_with_one_overlap():
         (lambda: SMALL.with_overlap(0.2), "qwen3-0.6b has no experts"),
     ],
 )
-def test_what_is_not_modelled_is_refused(make, words):
+def test_what_is_not_modeled_is_refused(make, words):
     with pytest.raises(InvalidArgumentError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tests of modelled pass times: the anchors where they were measured, sensible values between and beyond them."""
+"""Tests of modeled pass times: the anchors where they were measured, sensible values between and beyond them."""
 
 from statistics import fmean
 
@@ -111,7 +111,7 @@ def test_a_prompt_takes_what_the_operator_tables_say():
         (lambda: PassModel(GPUS["a100"], B8.in_fp8()), "a100, which has no fp8"),
     ],
 )
-def test_what_is_not_modelled_is_refused(make, words):
+def test_what_is_not_modeled_is_refused(make, words):
     with pytest.raises(InvalidArgumentError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)

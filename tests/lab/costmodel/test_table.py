@@ -1,4 +1,4 @@
-"""A modelled table: the model's times in the project's format, for simulations only."""
+"""A modeled table: the model's times in the project's format, for simulations only."""
 
 import json
 
@@ -9,20 +9,20 @@ from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import HostTimes, Pair
 from lab.costmodel.shape import SHAPES
-from lab.costmodel.table import ExitSignal, modelled_table
+from lab.costmodel.table import ExitSignal, modeled_table
 
 PAIR = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
 
 
 @pytest.fixture(scope="module")
 def table():
-    return modelled_table(PAIR, exit_signal=ExitSignal())
+    return modeled_table(PAIR, exit_signal=ExitSignal())
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_the_table_says_what_the_model_says(gpu):
     pair = Pair(GPUS[gpu], PAIR.target.shape, PAIR.draft.shape)
-    table = modelled_table(pair)
+    table = modeled_table(pair)
     for n, b, c in ((1, 1, 512), (8, 8, 1024), (40, 8, 1024), (64, 64, 1024), (160, 32, 2048), (384, 64, 1024)):
         assert table.verify_ms(n, b, c) == pytest.approx(pair.verify_ms(n, b, c), rel=0.06)
         on_fewer = pair.verify_ms(n, b, c, 1.0 - pair.draft_share)
@@ -45,17 +45,17 @@ def test_an_exit_that_doubts_makes_acceptance_less_likely_by_bayes():
     assert model.intercept == pytest.approx(0.4804, abs=1e-3)  # log(0.97 / 0.6)
 
 
-def test_it_says_that_it_is_modelled_and_how_far_off(table):
+def test_it_says_that_it_is_modeled_and_how_far_off(table):
     again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
     assert again == table
-    assert again.source == "modelled"
+    assert again.source == "modeled"
     assert "aiconfigurator-core 0.12.0" in again.anchors
     assert again.held_out_errors["verify"] == 0.10
 
 
 def test_serving_refuses_it(table, tmp_path):
     table.save(tmp_path / "profile.json")
-    with pytest.raises(ConfigError, match=r"profile\.json is modelled .* `faser profile`"):
+    with pytest.raises(ConfigError, match=r"profile\.json is modeled .* `faser profile`"):
         CostTable.load(tmp_path / "profile.json", table.fingerprint)
 
 
@@ -78,12 +78,12 @@ def test_a_block_drafter_pays_for_a_block_at_once_and_draws_the_rest():
     assert four - one == pytest.approx(3 * HostTimes().draft_step_ms)
     assert one > 5 * 0.14 + pair.target.head_ms(1)  # five layers of 0.44 GB, and the target's LM head
     assert pair.drafting_ms(1, 64, 1024) > 2.5 * one  # 16 rows of each request
-    table = modelled_table(pair, max_batch_size=64)
+    table = modeled_table(pair, max_batch_size=64)
     assert table.has("draft_block")
     assert not table.has("draft_rows")
     for requests in (1, 8, 64):
-        modelled = pair.draft_rows_ms(2 * requests, requests, 1024)
-        assert table.draft_rows_ms(2 * requests, requests, 1024) == pytest.approx(modelled, rel=0.25)
+        modeled = pair.draft_rows_ms(2 * requests, requests, 1024)
+        assert table.draft_rows_ms(2 * requests, requests, 1024) == pytest.approx(modeled, rel=0.25)
 
 
 def test_a_split_that_no_green_context_has_is_refused():

@@ -124,7 +124,7 @@ class Linear:
     """One product in fp8: x [rows, num_in] of a dtype through weight e4m3 [num_out, num_in]."""
 
     def __init__(self, bits: np.ndarray, **changes: Any) -> None:
-        """changes: scale, scale_dtype, weight_scales, axis, dtype (of x and what is dequantised)."""
+        """changes: scale, scale_dtype, weight_scales, axis, dtype (of x and what is dequantized)."""
         given = {"scale": np.float32(0.5), "weight_scales": np.array(0.25, np.float32), "axis": None} | changes
         dtype = given.get("dtype", trt.float32)
         self._builder = new_builder(trt)

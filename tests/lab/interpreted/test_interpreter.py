@@ -124,9 +124,9 @@ WRONG_INPUTS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "write index too large": ("write_idx", _one_more),
     "write index too small": ("write_idx", _one_less),
     "key too few": ("kv_lens", _one_less),
-    "rows of a neighbour": ("unpad_idx", lambda index: np.roll(index, 1)),
-    "queries of a neighbour": ("pad_idx", lambda index: np.roll(index, 1, axis=1)),
-    "logits of a neighbour": ("logit_rows", lambda rows: np.roll(rows, 1)),
+    "rows of a neighbor": ("unpad_idx", lambda index: np.roll(index, 1)),
+    "queries of a neighbor": ("pad_idx", lambda index: np.roll(index, 1, axis=1)),
+    "logits of a neighbor": ("logit_rows", lambda rows: np.roll(rows, 1)),
     "rows of another request": ("cu_q_lens", lambda cu: np.sort(np.where(cu == cu[-1], cu, np.maximum(cu - 1, 0)))),
 }
 

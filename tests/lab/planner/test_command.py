@@ -24,7 +24,7 @@ def test_it_prints_json_and_writes_a_report_and_a_table(tmp_path):
     assert [run["system"] for run in json.loads(done.stdout)["runs"]] == ["off", "price"]
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
     table = CostTable.from_json(json.loads((tmp_path / "t.json").read_text()))
-    assert (table.source, table.num_segments) == ("modelled", 0)
+    assert (table.source, table.num_segments) == ("modeled", 0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import SHAPES
-from lab.costmodel.table import modelled_table
+from lab.costmodel.table import modeled_table
 from lab.planner.advice import batch_size, notes, service_config
 from lab.planner.options import parse_acceptance, parse_loads, parse_requests
 from lab.planner.page import render_page
@@ -103,7 +103,7 @@ def test_where_nothing_pays_off_is_recommended():
 
 def test_json_is_all_of_it(plan):
     data = json.loads(plan.to_json())
-    assert data["source"] == "modelled"
+    assert data["source"] == "modeled"
     assert data["recommended"] == plan.recommended
     assert data["runs"][3]["tokens_per_s"].keys() == {"low", "value", "high"}
 
@@ -117,7 +117,7 @@ def test_text_has_no_bare_figure(plan):
     assert len(rows) == 2 * len(SYSTEMS)
     for row in rows:
         assert len(re.findall(r"[\d,.]+%? \([\d,.%]+-[\d,.%]+\)", row)) == (6 if row.startswith("  off") else 7)
-    assert "modelled" in text
+    assert "modeled" in text
     assert plan.recommended in text
 
 
@@ -161,18 +161,18 @@ def test_names_cannot_break_the_page(plan):
 
 def test_a_measured_table_takes_the_models_place(tmp_path):
     pair = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
-    table = modelled_table(pair, max_batch_size=8)
+    table = modeled_table(pair, max_batch_size=8)
     slow = {key: replace(c, ms=tuple(3.0 * ms for ms in c.ms)) for key, c in table.curves.items()}
     errors = {"verify@all": CurveError(held_out=0.02)}
     measured = replace(table, curves=slow, source="measured", anchors="", errors=errors)
     measured.save(tmp_path / "profile.json")
     asked = make(loads=parse_loads("2", 0), systems=("off",), max_requests=20)
     found = make_plan(replace(asked, table=tmp_path / "profile.json"))
-    modelled = make_plan(asked)
+    modeled = make_plan(asked)
     assert found.source == "measured"
-    assert found.runs[0].tpot_ms["p50"].value > 2.5 * modelled.runs[0].tpot_ms["p50"].value
+    assert found.runs[0].tpot_ms["p50"].value > 2.5 * modeled.runs[0].tpot_ms["p50"].value
     assert found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value == pytest.approx(1.02)
-    assert not any("modelled" in sentence for sentence in notes(found))
+    assert not any("modeled" in sentence for sentence in notes(found))
 
 
 def test_a_table_of_a_measured_gpu_goes_by_its_name():

@@ -1,4 +1,4 @@
-"""Experts of quantised checkpoints stand for the weights that were stored in them, under Qwen3's names."""
+"""Experts of quantized checkpoints stand for the weights that were stored in them, under Qwen3's names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_mxfp4_numbers_are_those_of_transformers() -> None:
     ("family", "settings"),
     [("qwen3_moe", {"quant_method": "mxfp4"}), ("gpt_oss", {"quant_method": "gptq", "bits": 4, "group_size": 32})],
 )
-def test_quantisations_of_other_families_are_named(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
+def test_quantizations_of_other_families_are_named(tmp_path: Path, family: str, settings: dict[str, Any]) -> None:
     folder = make_moe_checkpoint(tmp_path, family, num_layers=1)
     change(folder, {"quantization_config": settings})
     sentence = "with this quantization_config is not supported: mxfp4 is supported only for GptOssForCausalLM"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from faser_trtllm.errors import CheckpointError
-from tests.models.checkpoint.dequantised import check_logits
+from tests.models.checkpoint.dequantized import check_logits
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fp8_writer import KINDS, LINEAR, write_fp8
@@ -44,7 +44,7 @@ def test_every_e4m3_number_is_torchs(tmp_path: Path, plain: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["compressed-tensors-channel", "qwen"])
-def test_logits_are_those_of_the_dequantised_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
+def test_logits_are_those_of_the_dequantized_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
     folder, exact = write_fp8(plain, tmp_path / "q", kind)
     same = make_checkpoint(tmp_path / "same", dtype="float32", intermediate_size=160)
     notes = check_logits(folder, same, exact)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.errors import CheckpointError
-from tests.models.checkpoint.dequantised import check_logits
+from tests.models.checkpoint.dequantized import check_logits
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized_writer import write_quantized
@@ -42,7 +42,7 @@ def test_weights_are_those_that_were_packed(tmp_path: Path, plain: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", ["awq", "gptq-desc-act"])
-def test_logits_are_those_of_the_dequantised_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
+def test_logits_are_those_of_the_dequantized_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
     folder, exact = write_quantized(plain, tmp_path / "q", **KINDS[kind])
     same = make_checkpoint(tmp_path / "same", dtype="float32")
     notes = check_logits(folder, same, exact)

@@ -39,7 +39,7 @@ def check(folder: Path, path: Path) -> None:
             np.testing.assert_array_equal(values, expected, err_msg=name)
 
 
-def test_a_quantised_expert_is_decoded_alone(tmp_path: Path) -> None:
+def test_a_quantized_expert_is_decoded_alone(tmp_path: Path) -> None:
     """Each expert is what it is as a matrix by itself, and memory holds one, not the tensor with all of them."""
     num_experts, inner, hidden = 64, 64, 256
     sizes: dict[str, Any] = {"num_experts": num_experts, "moe_intermediate_size": inner, "hidden_size": hidden}

@@ -174,7 +174,7 @@ def sentencepiece_metadata(scores: list[float] | None = None) -> dict[str, Any]:
 
 
 def merged(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's rule: join the neighbours whose union scores best while there are any."""
+    """SentencePiece's rule: join the neighbors whose union scores best while there are any."""
     parts = list("\u2581" + text.replace(" ", "\u2581")) if text else []
     while True:
         known = [
@@ -195,7 +195,7 @@ def merged(text: str, scores: dict[str, float]) -> list[str]:
     ),
     order=st.permutations(range(len(PIECES))),
 )
-def test_sentencepiece_joins_the_best_neighbours(text: str, order: list[int]) -> None:
+def test_sentencepiece_joins_the_best_neighbors(text: str, order: list[int]) -> None:
     metadata = sentencepiece_metadata([-float(rank) for rank in order])
     tokenizer = from_metadata(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -72,12 +72,12 @@ def test_logits_of_f16_and_f32_files_are_those_of_the_folder(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", [TYPE_Q4_0, TYPE_Q8_0])
-def test_logits_of_quantised_files_are_those_of_the_dequantised_folder(tmp_path: Path, kind: int) -> None:
+def test_logits_of_quantized_files_are_those_of_the_dequantized_folder(tmp_path: Path, kind: int) -> None:
     folder = make_checkpoint(tmp_path / "folder")
     file = write_gguf(tmp_path / "model.gguf", folder, kind)
     rounded = make_checkpoint(tmp_path / "rounded", dtype="float32")
     kinds = [own for _, own, _ in gguf_of(folder, kind)[1].values()]
-    values = {  # rows are quantised one by one, so their order does not matter
+    values = {  # rows are quantized one by one, so their order does not matter
         name: decode(encode(array, own), own, array.shape)
         for (name, array), own in zip(read_float32(folder).items(), kinds, strict=True)
     }
@@ -214,7 +214,7 @@ def test_bf16_matrices_are_views_of_the_file(tmp_path: Path) -> None:
         assert not bits.flags.writeable
 
 
-def test_a_pair_of_a_folder_and_a_file_builds_and_is_recognised(tmp_path: Path) -> None:
+def test_a_pair_of_a_folder_and_a_file_builds_and_is_recognized(tmp_path: Path) -> None:
     target, draft = make_pair(tmp_path / "pair")
     file = write_gguf(tmp_path / "draft.gguf", draft, TYPE_Q8_0)
     options = BuildOptions(target, file, tmp_path / "engines", max_seq_len=64)

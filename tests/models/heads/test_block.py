@@ -259,7 +259,7 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, target, layout, options, messag
 
 
 @pytest.mark.parametrize("name", ["Gemma4DSparkModel", "DFlash3DraftModel"])
-def test_unsupported_architectures_are_recognised_and_refused(tmp_path, target, name):
+def test_unsupported_architectures_are_recognized_and_refused(tmp_path, target, name):
     drafter = make_block_drafter(tmp_path / "d", target)
     config = json.loads((drafter / "config.json").read_text())
     (drafter / "config.json").write_text(json.dumps(config | {"architectures": [name]}))

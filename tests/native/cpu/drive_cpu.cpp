@@ -1,4 +1,4 @@
-// Runs the CPU engine under a sanitizer: models of all kinds and quantisations, batches, drafting, rejection sampling
+// Runs the CPU engine under a sanitizer: models of all kinds and quantizations, batches, drafting, rejection sampling
 // and early exit, on one thread and on several. All must give the same bits.
 //
 //   drive_cpu [--seed=N] [--seconds=N]

@@ -247,7 +247,7 @@ void Model::unload() {
   is_loaded_ = false;
   while (model_->num_users.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (const std::string error = taken(TRITONBACKEND_ModelFinalize(model_.get())); !error.empty())
-    broken("a model cannot be finalised: " + error);
+    broken("a model cannot be finalized: " + error);
 }
 
 // The server's metrics.
@@ -331,7 +331,7 @@ TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char* f
 TRITONSERVER_Error* TRITONSERVER_MessageSerializeToJson(TRITONSERVER_Message* message, const char** base,
                                                         size_t* size) {
   message->marked.check(kMessage, "a message");
-  if (message->json == "unserialisable") return failure("MessageSerializeToJson");
+  if (message->json == "unserializable") return failure("MessageSerializeToJson");
   *base = message->json.data();
   *size = message->json.size();
   return nullptr;
@@ -453,7 +453,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelConfig(TRITONBACKEND_Model* model, uint32
   if (config_version != 1) broken("a configuration of another version than 1");
   FAIL_IF(checked(model), "ModelConfig");
   *config = new TRITONSERVER_Message{
-      Marked{kMessage}, fails(*model, "MessageSerializeToJson") ? std::string("unserialisable") : model->config};
+      Marked{kMessage}, fails(*model, "MessageSerializeToJson") ? std::string("unserializable") : model->config};
   return nullptr;
 }
 

@@ -73,7 +73,7 @@ class Request {
   bool is_done_ = false;
 };
 
-// A model of the server. Its threads follow Triton: execute() is called by one thread at a time, and unload() finalises
+// A model of the server. Its threads follow Triton: execute() is called by one thread at a time, and unload() finalizes
 // it when nothing of it is left, on the calling thread, which is none of the backend's.
 class Model {
  public:

@@ -100,7 +100,7 @@ def assert_near(found: AppendCase, wanted: AppendCase) -> None:
 
 
 def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool, has_norms: bool) -> op.QkvNorm:
-    """Makes the case's qkv a product of rows that were not normalised, of very different sizes."""
+    """Makes the case's qkv a product of rows that were not normalized, of very different sizes."""
     dtype, (num_rows, _, head_dim) = case.q_rotated.dtype, case.q_rotated.shape
     sizes = 2.0 ** torch.randint(-6, 7, (num_rows, 1), generator=generator)
     hidden = (torch.randn((num_rows, hidden_size), generator=generator) * sizes).to(dtype)

@@ -13,7 +13,7 @@ EPS = 1e-5
 
 
 class Case:
-    """A product of rows of very different sizes that were not normalised."""
+    """A product of rows of very different sizes that were not normalized."""
 
     def __init__(self, num_rows: int, inner: int, hidden_size: int, dtype: str, has_bias: bool, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -97,7 +97,7 @@ def test_any_batch_on_the_cpu(batch, seed, heads, head_dim, tokens_per_block, dt
     fp8=st.booleans(),
     has_norms=st.booleans(),
 )
-def test_rows_that_were_not_normalised_on_the_cpu(
+def test_rows_that_were_not_normalized_on_the_cpu(
     batch, seed, heads, head_dim, hidden_size, dtype, has_bias, fp8, has_norms
 ):
     generator = torch.Generator().manual_seed(seed)
@@ -151,7 +151,7 @@ def test_the_reference_norms_as_torch_does():
     torch.testing.assert_close(found, torch.cat((q, k, v), 1).view(3, 512))
 
 
-def test_a_row_that_was_not_normalised_depends_on_no_other_row():
+def test_a_row_that_was_not_normalized_depends_on_no_other_row():
     generator = torch.Generator().manual_seed(3)
     whole = append_case(generator, [4], [30])
     norm = normed_case(whole, 264, generator, has_bias=True, has_norms=True)

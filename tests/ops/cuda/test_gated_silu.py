@@ -53,7 +53,7 @@ def test_the_kernel_is_the_reference(num_rows, inner, hidden_size, dtype, has_bi
     order=st.integers(0, 2),
     seed=st.integers(0, 10**6),
 )
-def test_in_e4m3_it_is_what_would_be_quantised(num_rows, inner, hidden_size, has_bias, order, seed) -> None:
+def test_in_e4m3_it_is_what_would_be_quantized(num_rows, inner, hidden_size, has_bias, order, seed) -> None:
     case = Case(num_rows, inner, hidden_size, "bf16", has_bias, seed)
     assert_same(run_scaled(case, emulated("gated_silu", order=order)), quantize_rows(case.run(emulated("gated_silu"))))
 

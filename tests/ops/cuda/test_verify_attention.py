@@ -249,7 +249,7 @@ def test_broken_kernels_are_found(breakage, tmp_path):
 
 
 @pytest.mark.parametrize("split_tokens", [NEVER, 64])
-def test_a_row_does_not_depend_on_its_neighbours(split_tokens):
+def test_a_row_does_not_depend_on_its_neighbors(split_tokens):
     """Bit for bit: a request alone and among others, whose contexts are longer and shorter, as long as the tile is the
     same."""
     generator = torch.Generator().manual_seed(9)

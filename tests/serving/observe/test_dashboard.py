@@ -96,14 +96,14 @@ def test_every_query_parses_and_names_metrics_there_are():
             assert not kept_labels(parsed), f"{title}: series that the legend does not tell apart"
 
 
-def test_a_ratio_of_labelled_series_leaves_out_series_that_count_nothing():
+def test_a_ratio_of_labeled_series_leaves_out_series_that_count_nothing():
     """A drafter that is not used would be 0 / 0, a series of NaN."""
     parsed = [promql.parse(query_of(target)) for _, target in TARGETS]
     ratios = [node.rhs for node in parsed if str(getattr(node, "op", None)) == "/"]
     divisors = [node.expr if isinstance(node, promql.ParenExpr) else node for node in ratios]
-    labelled = [node for node in divisors if kept_labels(node)]
-    assert labelled
-    for node in labelled:
+    labeled = [node for node in divisors if kept_labels(node)]
+    assert labeled
+    for node in labeled:
         assert str(getattr(node, "op", None)) == ">", node.prettify()
 
 

@@ -184,7 +184,7 @@ def test_once_prints_the_screen(metrics_server):
     result = run("--url", metrics_server.url, "--once", "--interval", "0.1")
     assert result.exit_code == 0
     assert "output tokens/s" in result.stdout
-    assert "\x1b" not in result.stdout, "no colours where no terminal is"
+    assert "\x1b" not in result.stdout, "no colors where no terminal is"
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{port}", "http://127.0.0.1:{port}/", "http://127.0.0.1:{port}/metrics"])

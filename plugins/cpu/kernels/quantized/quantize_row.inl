@@ -1,4 +1,4 @@
-// Quantises a row of inputs to 8 bits: symmetric, with a scale for each group of the weights (of 128 inputs if a scale
+// Quantizes a row of inputs to 8 bits: symmetric, with a scale for each group of the weights (of 128 inputs if a scale
 // covers a whole output), rounded to nearest even. The values are the same on every instruction set, the layout is not
 // (ByteRow, store_bytes).
 namespace faser {

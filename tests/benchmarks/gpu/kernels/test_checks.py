@@ -50,9 +50,9 @@ def test_on_a_gpu_each_time_stands_next_to_the_model_s(
     found = walk("kernels", options, Machine(emulator))
     assert [len(table["rows"]) for table in found["tables"]] == [2, 1]
     for table in found["tables"]:
-        place = table["header"].index("modelled us")
+        place = table["header"].index("modeled us")
         assert all(LAUNCH_US <= float(row[place]) < LAUNCH_US + 1 for row in table["rows"])
-    assert all(result["modelled_us"] >= LAUNCH_US for result in found["values"]["gated_silu"])
+    assert all(result["modeled_us"] >= LAUNCH_US for result in found["values"]["gated_silu"])
 
 
 def test_inputs_rotate_until_they_outgrow_the_cache() -> None:

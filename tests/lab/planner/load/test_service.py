@@ -11,7 +11,7 @@ from lab.clock import ManualClock
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.pair import Pair
 from lab.costmodel.shape import SHAPES
-from lab.costmodel.table import ExitSignal, modelled_table
+from lab.costmodel.table import ExitSignal, modeled_table
 from lab.planner.load.acceptance import Acceptance
 from lab.planner.load.arrivals import Arrival, generated_arrivals
 from lab.planner.load.arrivals import Lengths as Tokens
@@ -29,7 +29,7 @@ TOKENS = Tokens(200, 0.5, 60, 0.5)
 
 @pytest.fixture(scope="module")
 def table() -> CostTable:
-    return modelled_table(PAIR, max_batch_size=64, exit_signal=ExitSignal())
+    return modeled_table(PAIR, max_batch_size=64, exit_signal=ExitSignal())
 
 
 def closed_loop(table, speculation, concurrency=8, acceptance=0.7, num_requests=None, **options):

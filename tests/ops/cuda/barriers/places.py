@@ -12,7 +12,7 @@ from faser_trtllm.ops.cuda.compiler import source_dir
 # Not shuffles and the like, which order no memory accesses.
 _BARRIER = re.compile(r"\b__sync\w+\(|\bcp_async_wait<")
 _UNKNOWN = re.compile(r"\bbar\.|barrier|fence|cooperative_groups|wait_all|__nanosleep", re.IGNORECASE)
-# A fence makes nobody wait; what it orders, memory between blocks, is not modelled here.
+# A fence makes nobody wait; what it orders, memory between blocks, is not modeled here.
 _COMMENT = re.compile(r"//.*|\b__threadfence\(\)")
 
 

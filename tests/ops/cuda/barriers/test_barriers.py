@@ -43,7 +43,7 @@ def sanitized() -> list[str]:
     for command in (["setarch", "-R", *loaded], loaded):
         if shutil.which(command[0]) and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
             return command
-    pytest.skip(f"{library} does not start here, with or without address space randomisation")
+    pytest.skip(f"{library} does not start here, with or without address space randomization")
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@
 // warp's collective), then the next one runs, in an order that launch() is given, so that a missing barrier shows in
 // one of the orders; compiled for ThreadSanitizer it shows in each (races.h). Copies by cp.async happen when they are
 // waited for, and until then their destination holds NaNs; shared memory holds a byte of the launch's choice when a
-// block begins. Blocks run one after the other, in descending order where a block's threads do. What this cannot show: speed, bank conflicts, memory ordering between
-// blocks.
+// block begins. Blocks run one after the other, in descending order where a block's threads do. What this cannot show:
+// speed, bank conflicts, memory ordering between blocks.
 #ifndef FASER_CUDA_EMULATOR_H_
 #define FASER_CUDA_EMULATOR_H_
 

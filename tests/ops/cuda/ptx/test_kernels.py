@@ -186,8 +186,8 @@ def test_gated_silu(memory, arch, order, dtype):
     case = silu_case.Case(2, 72, 64, dtype, True, 1)
     silu_case.assert_near(case.run(module), case.reference())
     if dtype == "bf16":
-        quantised = quantize_rows(case.run(module))
-        silu_case.assert_same(silu_case.run_scaled(case, module), quantised)
+        quantized = quantize_rows(case.run(module))
+        silu_case.assert_same(silu_case.run_scaled(case, module), quantized)
 
 
 @every_way
