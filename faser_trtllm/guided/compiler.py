@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COMPILE_TIMEOUT_S = 2.0
 MAX_COMPILED_BYTES = 512 << 20
+MAX_IDLE_BYTES = 32 << 20  # of cached guides while no request runs
 _NICENESS = 5  # of the process in which compile() tries a guide
 _MIN_GUIDE_BYTES = 1 << 20  # least size that counts: the allocator rounds, so small guides cannot be measured
 
@@ -76,10 +77,15 @@ class GuideCompiler:
         return self.find(spec) or self._compile(spec, min(budget_s, self._timeout_s))
 
     def release(self) -> None:
-        """Drop guides that have grown or failed. Call it when no request runs, since they must be compiled again."""
+        """Drop guides that have grown or failed, and the oldest beyond MAX_IDLE_BYTES.
+
+        Call it when no request runs, since they must be compiled again.
+        """
         with self._lock:
             for spec in [spec for spec, guide in self._guides.items() if guide.has_grown or guide.has_failed]:
                 del self._guides[spec]
+            while sum(self._num_bytes[guide] for guide in self._guides.values()) > MAX_IDLE_BYTES:
+                self._guides.popitem(last=False)
 
     def close(self) -> None:
         """End the probe's processes; compile() starts them again."""

@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,6 +38,13 @@ std::string shown(double number, const char* format) {
   char text[64];
   std::snprintf(text, sizeof(text), format, number);
   return text;
+}
+
+// glibc keeps freed memory of each heap, and the server has a heap for most of its threads.
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace
@@ -120,6 +128,7 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
   ModelInfo info;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    has_served_ = true;
     if (refusal.message.empty()) {
       const Sent sent = accepts() ? channel_.send(frame) : Sent::kNobodyReads;
       if (sent == Sent::kYes) {
@@ -210,7 +219,7 @@ void Engine::serve_process() {
   Clock::time_point next_ping = started, next_check = started, last_pass = started;
   while (!closing_) {
     const Clock::time_point now = Clock::now();
-    bool wants_room = false;
+    bool wants_room = false, trims = false;
     int timeout_ms = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -223,6 +232,8 @@ void Engine::serve_process() {
         awaits_pong_ |= channel_.send(FrameWriter(ToEngine::kPing).frame()) == Sent::kYes;
         metrics_.set_ready(accepts());
         next_ping = now + ticks(kPingPeriodS);
+        trims = requests_.empty() && has_served_;
+        has_served_ &= !trims;
       }
       if (now >= next_check) {
         check_cancelled();
@@ -233,6 +244,7 @@ void Engine::serve_process() {
       if (!requests_.empty()) next = std::min(next, next_check);
       timeout_ms = std::max(1, static_cast<int>(std::ceil(1e3 * Seconds(next - now).count())));
     }
+    if (trims) return_free_memory();
     channel_.wait(timeout_ms, wants_room);
     if (!channel_.receive([this](const char* begin, const char* end) { handle(begin, end); })) return;
   }

@@ -94,6 +94,7 @@ class Engine {
   // How long a ping has waited for its answer, and how long the executor had not made progress at the last answer.
   double silent_s_ = 0, stalled_s_ = 0;
   bool awaits_pong_ = false;
+  bool has_served_ = false;  // requests, since free memory was last returned to the system
   double slow_step_s_ = 0;
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> next_handle_{1};

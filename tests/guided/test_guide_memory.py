@@ -58,6 +58,15 @@ def test_guides_that_have_grown_are_released(compiler):
     assert compiler.find(PLAIN) is not None, "it has computed few masks"
 
 
+def test_few_bytes_of_guides_are_kept_while_no_request_runs(compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_IDLE_BYTES", 2 << 20)
+    specs = [GuideSpec("regex", letter) for letter in "abc"]
+    for spec in specs:
+        compiler.compile(spec)
+    compiler.release()
+    assert [compiler.find(spec) is not None for spec in specs] == [False, True, True], "each counts as 1 MiB"
+
+
 def test_guides_that_have_grown_take_more_of_the_cache(compiler, monkeypatch):
     monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 18 << 20)
     compiler.compile(PLAIN)

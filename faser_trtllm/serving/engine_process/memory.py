@@ -15,7 +15,6 @@ BYTES_PER_TOPS = 640  # a token's most probable tokens, with their arrays
 BYTES_PER_LOGITS_ROW = 128  # in addition to its numbers
 BYTES_PER_PREDICTED_TOKEN = 256  # in the automaton that searches the prediction
 MIN_TRIMMED_BYTES = 16 << 20  # while requests are open
-MIN_TRIMMED_AT_REST_BYTES = 1 << 20
 MAX_HEAPS = 2
 _M_ARENA_MAX = -8  # from glibc's malloc.h
 
@@ -64,9 +63,10 @@ class RequestMemory:
                     del self._of_clients[client]
 
     def trim(self) -> None:
-        """Return free memory to the system if requests hold much less than at the last peak."""
+        """Return free memory to the system if requests hold MIN_TRIMMED_BYTES less than at the last peak, or once after
+        all requests have ended."""
         with self._lock:
-            least = MIN_TRIMMED_BYTES if self._taken else MIN_TRIMMED_AT_REST_BYTES
+            least = MIN_TRIMMED_BYTES if self._taken else 1
             if self._highest - self._num_bytes < least:
                 return
             self._highest = self._num_bytes

@@ -138,9 +138,9 @@ def test_memory_is_given_back_after_a_burst(fake_engine_dir, num_others):
 
 @pytest.mark.parametrize(
     ("num_bytes", "num_left", "num_trims"),
-    [(1 << 20, 0, 1), ((1 << 20) - 1, 0, 0), (15 << 20, 1, 0), (17 << 20, 1, 1)],
+    [(1, 0, 1), (0, 0, 0), (15 << 20, 1, 0), (17 << 20, 1, 1)],
 )
-def test_memory_is_given_back_after_smaller_peaks_while_no_request_is_open(monkeypatch, num_bytes, num_left, num_trims):
+def test_memory_is_given_back_once_after_all_requests_have_ended(monkeypatch, num_bytes, num_left, num_trims):
     calls = []
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=calls.append))
     memory = RequestMemory(1 << 30)
