@@ -81,6 +81,14 @@ class DraftWorker:
         stack.callback(self.close)
 
     def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            drafting, plan = item
-            drafting.run(self._stage, plan)
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run the next drafting, if any comes; between two, this thread keeps no plan alive."""
+        item = self._work.get()
+        if item is None:
+            return False
+        drafting, plan = item
+        drafting.run(self._stage, plan)
+        return True

@@ -93,7 +93,7 @@ class Executor(Closing):
         """Run one pass over everything in flight; return False if there is nothing to do."""
         self._read_inbox()
         if not self._scheduler.has_work():
-            self._before_pass()
+            self._rest()
             return False
         begun_s = self._clock.now_s()
         plan = self._scheduler.schedule()
@@ -114,7 +114,7 @@ class Executor(Closing):
         for watcher in self._watchers:
             watcher.step(record)
         if not self._scheduler.has_work():
-            self._before_pass()
+            self._rest()
         return True
 
     def submit(
@@ -280,6 +280,11 @@ class Executor(Closing):
             self._num_steps += 1
             self._moved_s = time.monotonic()
             self._slow_steps.observe(self._moved_s - started_s)
+
+    def _rest(self) -> None:
+        """Hand over what is left, and forget the last step's requests: there is no next step."""
+        self._stats.rest()
+        self._before_pass()
 
     def _read_inbox(self) -> None:
         while self._inbox:

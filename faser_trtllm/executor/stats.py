@@ -113,7 +113,8 @@ class ExecutorStats(StepWatcher):
         self._ended: list[Request] = []  # since the last step
         self._steady: Sequence[Request] = ()  # requests of a held plan, whose last tokens all came at _steady_s
         self._steady_s = 0.0
-        self._last: StepRecord | None = None
+        self._last: StepRecord | None = None  # None while no request is left, whose memory it would keep
+        self._last_counts = dict.fromkeys(_LAST_STEP, 0.0)
 
     def step(self, record: StepRecord) -> None:
         num, ms = self._num, self._ms
@@ -147,6 +148,13 @@ class ExecutorStats(StepWatcher):
             self._record_admitted(request)
         self._record_tokens(plan.scheduled, result.num_tokens.tolist(), record.updated_s)
         self._last = record
+
+    def rest(self) -> None:
+        """Note that no request is left: keep the counts of the last step, but not its requests."""
+        self._last_counts, self._last = self._last_step(), None
+        self._last_token_s.clear()
+        self._ended.clear()
+        self._steady = ()
 
     def finished(self, request: Request) -> None:
         num, stats = self._num, request.stats
@@ -218,7 +226,7 @@ class ExecutorStats(StepWatcher):
 
     def _last_step(self) -> dict[str, float]:
         if self._last is None:
-            return dict.fromkeys(_LAST_STEP, 0)
+            return self._last_counts
         rows = self._last.plan.scheduled
         num_contexts = rows.num_running - rows.num_decoding
         return {

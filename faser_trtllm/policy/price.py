@@ -12,6 +12,7 @@ draft is verified, never whether, whatever they are based on (docs/policies.md).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -65,7 +66,8 @@ class PricePolicy:
         self._candidates = Candidates(TABLE_ERROR)
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
-        self._planned: dict[int, tuple[Request, int]] = {}  # by slot: its request in the plan, and the length
+        # By slot: its request in the plan, which may have ended, and the length.
+        self._planned: dict[int, tuple[weakref.ref[Request], int]] = {}
         self._size = 0  # number of requests in the plan
         self._context_len = 1.0
         self._prompts = Prompts()
@@ -98,7 +100,8 @@ class PricePolicy:
             self.estimator.fit()
             self._size, self._context_len = size, mean_context(decoding)
             self._decision = self._decide(view)
-            self._planned = {r.slot: (r, k) for r, k in zip(decoding, self._decision.lengths, strict=True)}
+            planned = zip(decoding, self._decision.lengths, strict=True)
+            self._planned = {request.slot: (weakref.ref(request), length) for request, length in planned}
             return self._decision
         usual = round(sum(self._decision.lengths) / max(1, len(self._decision.lengths)))
         return replace(self._decision, lengths=[usual if length is None else length for length in lengths])
@@ -106,7 +109,7 @@ class PricePolicy:
     def _planned_length(self, request: Request) -> int | None:
         """Return the planned length, or None if the request came after the plan (its slot may have had another one)."""
         planned = self._planned.get(request.slot)
-        return planned[1] if planned is not None and planned[0] is request else None
+        return planned[1] if planned is not None and planned[0]() is request else None
 
     def _decide(self, view: StepView) -> Decision:
         """Make the plan for the next steps."""

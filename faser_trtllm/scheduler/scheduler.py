@@ -86,8 +86,8 @@ class Scheduler:
         return request
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """End a request and free its slot and blocks."""
-        self._num_held = 0
+        """End a request and free its slot and blocks; nothing here refers to it any more."""
+        self._num_held, self._held = 0, None
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._give_up_slot(request)
@@ -100,6 +100,8 @@ class Scheduler:
         self._waiting.forget(request)
         del self._requests[request.request_id]
         self._deadlines.compact(len(self._requests))
+        if not self._requests:
+            self._meter.rest()
 
     def has_work(self) -> bool:
         return bool(self._requests)

@@ -1,5 +1,7 @@
 """Tests of the executor's counts against those of its requests."""
 
+import gc
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -78,6 +80,27 @@ def test_cancelled_requests_leave_nothing_behind_and_have_no_end_to_end_time():
     )
     assert not run.executor._stats._last_token_s
     assert not run.executor._stats._ended
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_requests_are_forgotten_when_the_last_one_ends(policy, is_cancelled):
+    """They hold their guides, tokens, log probs and logits; the last step's counts stay."""
+    executor, alive = Setup(policy=policy, max_batch_size=3).open(), weakref.WeakSet()
+    for name in "abc":
+        executor.submit(name, [1, 2, 3], SamplingParams(max_tokens=20), lambda output: alive.add(output.request))
+    for _ in range(6):
+        executor.step()
+    assert len(alive) == 3
+    if is_cancelled:
+        for name in "abc":
+            executor.cancel(name)
+    while executor.step():
+        pass
+    gc.collect()
+    assert not alive
+    assert executor.stats()["num_generation_requests"] > 0
+    executor.close()
 
 
 def test_prefix_hits_are_counted_in_tokens():

@@ -139,18 +139,22 @@ class GuideQueue:
 
     def _run(self, levels: Sequence[FairQueue[_Job]]) -> None:
         while True:
-            with self._changed:
-                while (job := self._take(levels)) is None:
-                    self._changed.wait()
-            found = self._compile(job)
-            if found is not None:
-                self._finish(job, found)
-                continue
-            with self._changed:
-                job.level += 1
-                lost = self._put(job)
-            if lost is not None:
-                self._finish(lost, _too_many())
+            self._run_next(levels)
+
+    def _run_next(self, levels: Sequence[FairQueue[_Job]]) -> None:
+        """Compile the next job's guide. A function of its own, so that a waiting thread keeps no guide alive."""
+        with self._changed:
+            while (job := self._take(levels)) is None:
+                self._changed.wait()
+        found = self._compile(job)
+        if found is not None:
+            self._finish(job, found)
+            return
+        with self._changed:
+            job.level += 1
+            lost = self._put(job)
+        if lost is not None:
+            self._finish(lost, _too_many())
 
     def _end_late(self) -> None:
         """End requests whose time is over, one thread for all, until none waits with a timeout."""

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -218,6 +219,30 @@ def test_only_so_many_wait_and_the_oldest_goes(case, monkeypatch):
         case.submit("d", "e+")
     case.compiler.gate.set()
     assert [case.last(name).finish_reason for name in ("first", "c", "d")] == ["length"] * 3
+
+
+def test_a_waiting_thread_keeps_no_guide_alive():
+    """A compiled guide can take 100 MiB."""
+
+    class Compiled:
+        def find(self, spec):
+            return None
+
+        def compile_quickly(self, spec, budget_s):
+            return Compiled()
+
+    alive, done = weakref.WeakSet(), threading.Event()
+
+    def take(guide):
+        alive.add(guide)
+        done.set()
+
+    GuideQueue(Compiled()).submit("1", GuideSpec("regex", "a+"), take, lambda error: None)
+    assert done.wait(WAIT_S)
+    deadline_s = time.monotonic() + WAIT_S
+    while alive:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_a_guide_waits_for_no_slow_one(case):
