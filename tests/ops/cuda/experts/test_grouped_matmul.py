@@ -92,7 +92,7 @@ BREAKAGES = {
     "a group begins at the one before": ("ends[group - 1]", "ends[group]"),
     "a tile is the next one": ("num_before + sum > tile", "num_before + sum >= tile"),
     "groups before are not counted": ("num_before += ", "num_before = "),
-    "a scale is the next block's": ("scale = load(first + Tile::kStep);", "scale = load(first);"),
+    "a scale is the block's before": ("? scales[place] :", "? scales[place > 0 ? place - 1 : 0] :"),
     "halves of a byte are swapped": (
         "value(codes) * scale, value(codes >> 4)",
         "value(codes >> 4) * scale, value(codes)",
