@@ -60,6 +60,12 @@ def test_a_mixture_of_experts(tmp_path: Path) -> None:
     assert lint.ops["aten._grouped_mm.default"] % 2 == 0
 
 
+@pytest.mark.parametrize(("quantization", "deterministic"), [("none", True), ("mxfp4", False)])
+def test_a_mixture_of_experts_with_products_of_ours(tmp_path: Path, quantization: str, deterministic: bool) -> None:
+    lint = capture(build_moe_pair(tmp_path, exit_layers=(1,), quantization=quantization), deterministic=deterministic)
+    assert lint.ops["aten._grouped_mm.default"] == 0
+
+
 def test_a_block_drafter(tmp_path: Path) -> None:
     lint = capture(build_with_head(tmp_path, **HEADS["dflash2"]))
     assert lint.ops["aten.searchsorted.Tensor"] > 0, "blocks are set up on the device"
