@@ -225,14 +225,15 @@ class ExecutorStats(StepWatcher):
         self._ended.clear()
 
     def _last_step(self) -> dict[str, float]:
-        if self._last is None:
+        last = self._last  # once, since other threads ask while rest() clears it
+        if last is None:
             return self._last_counts
-        rows = self._last.plan.scheduled
+        rows = last.plan.scheduled
         num_contexts = rows.num_running - rows.num_decoding
         return {
             "num_scheduled": len(rows),
             "num_context_requests": num_contexts,
             "num_generation_requests": len(rows) - num_contexts,
-            "num_context_tokens": self._last.num_context_rows,
-            "num_paused": len(self._last.plan.paused),
+            "num_context_tokens": last.num_context_rows,
+            "num_paused": len(last.plan.paused),
         }
