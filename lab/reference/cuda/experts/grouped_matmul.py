@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 from faser_trtllm.models.mxfp4 import mxfp4_values
 from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def decoded(weights: Mxfp4Matrices) -> Tensor:
