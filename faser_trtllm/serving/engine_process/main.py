@@ -29,7 +29,7 @@ from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.client_rules import ClientRules
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
 from faser_trtllm.serving.engine_process.intake import Intake
-from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, limit_heaps, sequence_bytes
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.metrics import MetricChanges, ModelMetrics
 from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel, load_model_config, note_start_error
 from faser_trtllm.serving.engine_process.open_request import OpenRequest
@@ -363,7 +363,6 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoR
     parser.add_argument("--parent_pid", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent_pid)
-    limit_heaps()
     os.closerange(args.backend_fd + 1, os.sysconf("SC_OPEN_MAX"))  # inherited from the server, such as its ports
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")

@@ -15,8 +15,6 @@ BYTES_PER_TOPS = 640  # a token's most probable tokens, with their arrays
 BYTES_PER_LOGITS_ROW = 128  # in addition to its numbers
 BYTES_PER_PREDICTED_TOKEN = 256  # in the automaton that searches the prediction
 MIN_TRIMMED_BYTES = 16 << 20  # while requests are open
-MAX_HEAPS = 2
-_M_ARENA_MAX = -8  # from glibc's malloc.h
 
 
 class RequestMemory:
@@ -82,21 +80,8 @@ def sequence_bytes(params: SamplingParams, prompt_len: int, num_output: int, voc
     return num_bytes + num_log_probs * log_prob + num_rows * (BYTES_PER_LOGITS_ROW + 4 * vocab_size)
 
 
-def limit_heaps() -> None:
-    """Make glibc keep MAX_HEAPS heaps instead of 8 per core, since each keeps free memory of its own.
-
-    Python's lock lets one thread allocate at a time, so more heaps would not be faster.
-    """
-    _call_glibc("mallopt", _M_ARENA_MAX, MAX_HEAPS)
-
-
 def _trim_heap() -> None:
-    """Make glibc return freed memory to the system."""
-    _call_glibc("malloc_trim", 0)
-
-
-def _call_glibc(name: str, *args: int) -> None:
-    """Call a function that other allocators lack."""
-    function = getattr(ctypes.CDLL(None), name, None)
-    if function is not None:
-        function(*args)
+    """Make glibc return freed memory to the system; other allocators lack the function."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -2,8 +2,6 @@
 
 import ctypes
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from faser_trtllm.errors import UnavailableError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
 from faser_trtllm.serving.engine_process import wire
-from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, MAX_HEAPS, RequestMemory, sequence_bytes
+from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
 from tests.serving.engine_process.outbox_world import ints
 from tests.support.backend_frames import texts_array
@@ -151,41 +149,6 @@ def test_memory_is_given_back_once_after_all_requests_have_ended(monkeypatch, nu
     memory.trim()
     memory.trim()
     assert calls == [0] * num_trims
-
-
-COUNT_HEAPS = """
-import ctypes, sys, tempfile, threading
-from faser_trtllm.serving.engine_process.memory import limit_heaps
-
-if sys.argv[1] == "limit":
-    limit_heaps()
-all_run = threading.Barrier(8)
-
-def allocate():
-    all_run.wait()
-    held = [bytearray(5000) for _ in range(200)]
-    all_run.wait()
-
-threads = [threading.Thread(target=allocate) for _ in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-libc = ctypes.CDLL(None)
-libc.fopen.restype = ctypes.c_void_p
-with tempfile.NamedTemporaryFile() as file:
-    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
-    libc.malloc_info(0, stream)
-    libc.fclose(stream)
-    print(file.read().count(b"<heap "))
-"""
-
-
-@pytest.mark.parametrize(("limited", "is_bounded"), [("limit", True), ("no", False)])
-def test_threads_share_two_heaps(limited, is_bounded):
-    command = [sys.executable, "-c", COUNT_HEAPS, limited]
-    num_heaps = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert (num_heaps <= MAX_HEAPS) == is_bounded
 
 
 def test_guides_are_released_while_no_request_is_open(fake_engine_dir, tmp_path, monkeypatch):
