@@ -166,6 +166,7 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     own = {"max_seq_len": max_seq_len, "rope_attention_factor": factor, "tied": config.tie_word_embeddings}
     sizes = {name: own[name] if name in own else getattr(config, name) for name in MODEL_FIELDS}
     sizes |= {"windows": list(config.windows), "has_sinks": config.has_sinks}
+    sizes |= {"norms_all_heads": True} if config.norms_all_heads else {}
     return sizes if config.experts is None else sizes | {"experts": config.experts.sizes()}
 
 

@@ -342,6 +342,9 @@ def check_counts(model: Mapping[str, Any], num_tensors: int) -> None:
         raise ValueError("model.num_outputs is of a model whose LM head is its own")
     if not isinstance(model["num_layers"], int) or not 0 <= model["num_layers"] <= num_tensors:
         raise ValueError(f"model.num_layers is {model['num_layers']!r:.80} in a file of {num_tensors} tensors")
+    norms_all_heads = model.get("norms_all_heads", False)
+    if type(norms_all_heads) is not bool or (norms_all_heads and not model.get("qk_norm", True)):
+        raise ValueError(f"model.norms_all_heads is {norms_all_heads!r:.80}")
     if "experts" in model:
         experts = experts_of(model["experts"])
         is_own = experts.intermediate_size == model["intermediate_size"]

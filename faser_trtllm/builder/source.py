@@ -231,7 +231,9 @@ def _open_medusa(directory: Path, target: Source, stack: ExitStack) -> Source:
     weights = MedusaWeights(files)
     head = MedusaHeads(load_medusa_config(directory, weights, target.config), weights)
     # Medusa heads are dense and have no attention.
-    config = dataclasses.replace(target.config, num_layers=1, windows=(0,), has_sinks=False, experts=None)
+    config = dataclasses.replace(
+        target.config, num_layers=1, windows=(0,), norms_all_heads=False, has_sinks=False, experts=None
+    )
     checkpoint = _head_checkpoint(directory, files, config, target.weights, target)
     return Source("draft", checkpoint, config, target.weights, (0, 1), head)
 

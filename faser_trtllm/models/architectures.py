@@ -4,12 +4,17 @@ from __future__ import annotations
 
 OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # models/heads/mtp.py reads MiMo's MTP layer
 DENSE = ("LlamaForCausalLM", "MistralForCausalLM", *OF_QWEN2, "Qwen3ForCausalLM")
-MIXTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
+MIXTURES = (
+    "Qwen3MoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "OlmoeForCausalLM",
+    "MixtralForCausalLM",
+    "GptOssForCausalLM",
+)
 SUPPORTED_ARCHITECTURES = (*DENSE, *MIXTURES)
 
 _MLA = "its attention is latent (MLA), which needs another KV cache"
 _HYBRID = "some of its layers keep a recurrent state instead of a KV cache"
-_WHOLE_NORMS = "its norms of queries and keys run over all heads, ours over one head at a time"
 _REASONS = {
     _MLA: {
         "DeepseekV2ForCausalLM": "deepseek2",
@@ -31,7 +36,6 @@ _REASONS = {
         "Lfm2ForCausalLM": "lfm2",
         "Lfm2MoeForCausalLM": "lfm2moe",
     },
-    _WHOLE_NORMS: {"OlmoeForCausalLM": "olmoe"},
 }
 _REASON_OF = {
     name: reason for reason, families in _REASONS.items() for family in families.items() for name in family if name

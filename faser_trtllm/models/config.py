@@ -18,7 +18,7 @@ MAX_LAYERS = 1000  # a limit for damaged files: each layer has a dozen tensors t
 MAX_EXPERTS = 1 << 15  # in all layers
 # Defaults of missing keys in transformers' configuration of a family.
 _DEFAULT_THETA = {"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150000.0}
-_DEFAULT_EPS = {"MixtralForCausalLM": 1e-5, "GptOssForCausalLM": 1e-5}
+_DEFAULT_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5, "GptOssForCausalLM": 1e-5}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}
 _DEFAULT_ROPE = {
     "GptOssForCausalLM": {
@@ -34,6 +34,7 @@ _OF_QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _QWEN = (*OF_QWEN2, *_OF_QWEN3, "Qwen2MoeForCausalLM")
 _SLIDING = "sliding_attention"
 _MAX_INTEGER = 2**31 - 1
+_NORM_SIZE = 16  # the CPU engine norms vectors of so many floats
 _MAX_NUMBER = 1e30
 
 
@@ -44,6 +45,7 @@ class ModelConfig:
     intermediate_size: width of an MLP, or of one expert.
     windows: per layer, tokens that a row attends to, including itself; 0 for all.
     torch_dtype: type of the weights that config.json names.
+    qk_norm: queries and keys are normed, each head for itself, or all heads of a row together if norms_all_heads.
     has_sinks: attention's softmax has one more logit per head, and drops that logit's share.
     experts: the mixture of experts, None for dense layers.
     """
@@ -68,6 +70,7 @@ class ModelConfig:
     torch_dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    norms_all_heads: bool = False
     has_sinks: bool = False
     experts: ExpertsConfig | None = None
 
@@ -98,6 +101,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         raise CheckpointError(
             f"{source}: architecture {architecture} is not supported; {refusal(architecture, SUPPORTED_ARCHITECTURES)}"
         )
+    is_gpt_oss, is_olmoe = architecture == "GptOssForCausalLM", architecture == "OlmoeForCausalLM"
     if data.get("quantization_config"):
         raise CheckpointError(
             f"{source}: quantization_config is set; the weights of this checkpoint must be bf16, fp16 or fp32; use the "
@@ -124,9 +128,15 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
             )
     if head_dim % 2:
         raise CheckpointError(f"{source}: head_dim is {head_dim}, rotary embedding needs an even number")
+    if is_olmoe and num_kv_heads * head_dim % _NORM_SIZE:
+        raise CheckpointError(
+            f"{source}: num_key_value_heads {num_kv_heads} times head_dim {head_dim} is {num_kv_heads * head_dim}, the "
+            f"norm of all keys of a row needs a multiple of {_NORM_SIZE}"
+        )
     max_position_embeddings = fields.integer("max_position_embeddings")
-    is_gpt_oss = architecture == "GptOssForCausalLM"
-    has_attention_bias = is_gpt_oss or architecture in ("LlamaForCausalLM", *_OF_QWEN3)
+    if is_olmoe and fields.number("clip_qkv", default=None) is not None:
+        raise CheckpointError(f"{source}: clip_qkv is {data['clip_qkv']!r}, only null is supported")
+    has_attention_bias = is_gpt_oss or is_olmoe or architecture in ("LlamaForCausalLM", *_OF_QWEN3)
     attention_bias = has_attention_bias and fields.boolean("attention_bias", default=is_gpt_oss)
     qkv_bias = architecture == "Qwen2MoeForCausalLM" and fields.boolean("qkv_bias", default=True)
     experts = _parse_experts(fields, architecture, num_layers) if architecture in MIXTURES else None
@@ -147,7 +157,8 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         qkv_bias=attention_bias or qkv_bias or architecture in OF_QWEN2,
         o_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and fields.boolean("mlp_bias", default=False),
-        qk_norm=architecture in _OF_QWEN3,
+        qk_norm=is_olmoe or architecture in _OF_QWEN3,
+        norms_all_heads=is_olmoe,
         torch_dtype=str(data.get("dtype") or data.get("torch_dtype") or "bfloat16"),
         bos_token_id=fields.integer("bos_token_id", default=None, minimum=0),
         eos_token_ids=token_ids(data.get("eos_token_id"), f"{source}: eos_token_id"),
@@ -212,9 +223,11 @@ class Fields:
 
 def _parse_experts(fields: Fields, architecture: str, num_layers: int) -> ExpertsConfig:
     is_qwen, is_gpt_oss = architecture.startswith("Qwen"), architecture == "GptOssForCausalLM"
-    count, width = ("num_experts", "moe_intermediate_size") if is_qwen else ("num_local_experts", "intermediate_size")
+    is_olmoe = architecture == "OlmoeForCausalLM"
+    count = "num_experts" if is_qwen or is_olmoe else "num_local_experts"
+    width = "moe_intermediate_size" if is_qwen else "intermediate_size"
     if fields.data.get(count) is None and "num_local_experts" in fields.data:
-        count = "num_local_experts"  # spelling of transformers 5 for Qwen3
+        count = "num_local_experts"  # spelling of transformers 5
     num_experts = fields.integer(count)
     if num_layers * num_experts > MAX_EXPERTS:
         raise CheckpointError(
@@ -230,7 +243,7 @@ def _parse_experts(fields: Fields, architecture: str, num_layers: int) -> Expert
     inner = fields.integer(width)
     if is_gpt_oss:
         return ExpertsConfig(num_experts, top_k, inner, TOP_K_SOFTMAX, False, CLAMPED, has_bias=True)
-    norm_topk = not is_qwen or fields.boolean("norm_topk_prob", default=False)
+    norm_topk = not (is_qwen or is_olmoe) or fields.boolean("norm_topk_prob", default=False)
     is_shared = architecture == "Qwen2MoeForCausalLM"
     shared_size = fields.integer("shared_expert_intermediate_size") if is_shared else 0
     return ExpertsConfig(num_experts, top_k, inner, SOFTMAX, norm_topk, shared_size=shared_size)

@@ -95,8 +95,9 @@ def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, t
     qkv = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
     linear("qkv", qkv, qkv_inputs, "qkv_bias")
     if sizes.get("qk_norm", True):
-        vector("q_norm", "self_attn.q_norm", head_dim)
-        vector("k_norm", "self_attn.k_norm", head_dim)
+        is_whole = sizes.get("norms_all_heads", False)
+        vector("q_norm", "self_attn.q_norm", q_size if is_whole else head_dim)
+        vector("k_norm", "self_attn.k_norm", kv_size if is_whole else head_dim)
     linear("o", {"self_attn.o_proj": hidden}, q_size, "o_bias")
     if sizes.get("has_sinks"):
         found["sinks"] = ((f"{layer}.self_attn.sinks", (sizes["num_heads"],)),)

@@ -98,11 +98,13 @@ class ReferenceModel:
 
         config = self.config
         x = self._norm(f"{layer}.input_layernorm", x)
-        heads = {
-            part: self.linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim) for part in "qkv"
-        }
-        if config.qk_norm:
-            for part in "qk":
+        heads = {part: self.linear(f"{layer}.self_attn.{part}_proj", x) for part in "qkv"}
+        for part, values in heads.items():
+            is_normed = config.qk_norm and part != "v"
+            if is_normed and config.norms_all_heads:
+                values = self._norm(f"{layer}.self_attn.{part}_norm", values)
+            heads[part] = values.view(len(x), -1, config.head_dim)
+            if is_normed and not config.norms_all_heads:
                 heads[part] = self._norm(f"{layer}.self_attn.{part}_norm", heads[part])
 
         def rotate(t: torch.Tensor) -> torch.Tensor:

@@ -91,6 +91,7 @@ class FaserModel(Structure):
         (c_void_p, "lm_head_scales"),
         (c_int32, "weight_bits group_size activation_bits num_outputs"),
         (c_void_p, "output_ids"),
+        (c_int32, "norms_all_heads"),
     )
 
 

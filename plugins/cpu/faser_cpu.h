@@ -49,7 +49,7 @@ typedef struct {
   const float* input_norm;  // [hidden]
   const uint32_t* qkv;      // packed [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: all q heads, k heads, v heads
   const float* qkv_bias;    // [(num_heads + 2 * num_kv_heads) * head_dim] or NULL
-  const float* q_norm;      // [head_dim] or NULL: RMSNorm of each q head before rope (Qwen3)
+  const float* q_norm;      // [head_dim] or NULL: RMSNorm of each q head before rope (Qwen3); see norms_all_heads
   const float* k_norm;      // [head_dim] or NULL
   const uint32_t* o;        // packed [hidden, num_heads * head_dim]
   const float* o_bias;      // [hidden] or NULL
@@ -174,6 +174,9 @@ typedef struct {
   // have logit -inf. Such a model has an embedding.
   int32_t num_outputs;
   const int32_t* output_ids;  // [num_outputs] token ids of lm_head's outputs, ascending, or NULL: the same
+  // 1: q_norm [num_heads * head_dim] and k_norm [num_kv_heads * head_dim] are each of all heads of a row (OLMoE), and
+  // their sizes multiples of 16.
+  int32_t norms_all_heads;
 } faser_model;
 
 // Engine: KV memory, workspaces and the forward pass.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,31 @@ def logits_of(model: Any, vocab_size: int = 320) -> tuple[list[int], np.ndarray]
         return token_ids, model(torch.tensor([token_ids])).logits[0].float().numpy()
 
 
+def median_error(logits: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.median(np.sqrt(np.square(logits - expected).mean(-1)) / expected.std()))
+
+
+def test_olmoe(tmp_path: Path) -> None:
+    """Closer to transformers in fp32 than transformers in bf16 is, and far from norms of single heads."""
+    directory = tmp_path / "checkpoint"
+    model = publish(directory, "olmoe", dtype="bfloat16", num_hidden_layers=4)
+    engines = build_engines(BuildOptions(directory, None, tmp_path / "engines"))
+    assert engines is not None
+    token_ids, expected = logits_of(model)
+    found = engine_logits(engines.target_path, token_ids)
+    assert median_error(found, expected) < median_error(logits_of(copy.deepcopy(model).bfloat16())[1], expected)
+    for layer in model.model.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.forward = functools.partial(norm_heads, norm)
+    assert median_error(found, logits_of(model)[1]) > 0.1
+
+
+def norm_heads(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Norm each head alone, as Qwen3 does, with the weights of a norm of all heads."""
+    heads = x.unflatten(-1, (-1, 16))
+    return (heads * heads.pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()).flatten(-2) * norm.weight
+
+
 @pytest.mark.parametrize("quantization", ["none", "mxfp4"])
 def test_gpt_oss(tmp_path: Path, quantization: str) -> None:
     """Closer to transformers in fp32 than transformers in bf16 is, and far from what it is not."""
@@ -67,19 +93,14 @@ def test_gpt_oss(tmp_path: Path, quantization: str) -> None:
     assert engines is not None
     token_ids, expected = logits_of(model)
     found = engine_logits(engines.target_path, token_ids)
-
-    def median_error(logits: np.ndarray) -> float:
-        return float(np.median(np.sqrt(np.square(logits - expected).mean(-1)) / expected.std()))
-
-    assert median_error(found) < median_error(logits_of(copy.deepcopy(model).bfloat16())[1])
+    assert median_error(found, expected) < median_error(logits_of(copy.deepcopy(model).bfloat16())[1], expected)
     others = [copy.deepcopy(model) for _ in range(3)]
     for layer in others[0].model.layers:
         layer.self_attn.sinks.data.fill_(-100.0)  # as if there were none
     others[1].config.layer_types.reverse()
     others[2].config.sliding_window += 1
     for other in others:
-        expected = logits_of(other)[1]
-        assert median_error(found) > 0.1
+        assert median_error(found, logits_of(other)[1]) > 0.1
 
 
 def test_expansion_keeps_the_logits_bit_for_bit(tmp_path: Path) -> None:

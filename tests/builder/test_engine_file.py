@@ -193,6 +193,7 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header["model"].update(windows=[-1, 0]),
         lambda header: header["model"].pop("windows"),
         lambda header: header["model"].update(has_sinks=True),
+        lambda header: header["model"].update(norms_all_heads=[1]),
         lambda header: header["model"].update(quantization={"bits": 4, "group_size": 32, "is_mxfp4": True}),
         lambda header: header["model"].update(num_layers=2**40),
         lambda header: header["model"].pop("head_dim"),

@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-normalized": ("qwen2", {"norm_topk_prob": True, "qkv_bias": False}),
     "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-normalized": ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": None, "attention_bias": True}),
     "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 9}),
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
     "gpt_oss": ("gpt_oss", {}),
@@ -103,7 +105,7 @@ def test_experts_run_in_ascending_order(tmp_path: Path) -> None:
     assert len(seen) > 3 * 3
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen2", "olmoe", "mixtral", "gpt_oss"])
 def test_expansion_preserves_the_function(tmp_path: Path, family: str) -> None:
     publish(tmp_path, family)
     with opened(tmp_path) as found:
@@ -116,7 +118,8 @@ def test_expansion_preserves_the_function(tmp_path: Path, family: str) -> None:
 
 
 def mixture(family: str = "Qwen3Moe", **changes: Any) -> dict[str, Any]:
-    sizes = {"Qwen3Moe": ("num_experts", "moe_intermediate_size"), "Qwen2Moe": ("num_experts", "moe_intermediate_size")}
+    sizes = dict.fromkeys(("Qwen3Moe", "Qwen2Moe"), ("num_experts", "moe_intermediate_size"))
+    sizes["Olmoe"] = ("num_experts", "intermediate_size")
     count, width = sizes.get(family, ("num_local_experts", "intermediate_size"))
     config = {
         "architectures": [f"{family}ForCausalLM"],
@@ -134,10 +137,13 @@ def mixture(family: str = "Qwen3Moe", **changes: Any) -> dict[str, Any]:
 
 
 def test_what_the_families_are() -> None:
-    of = {family: parse_model_config(mixture(family)) for family in ("Qwen3Moe", "Qwen2Moe", "Mixtral", "GptOss")}
+    families = ("Qwen3Moe", "Qwen2Moe", "Olmoe", "Mixtral", "GptOss")
+    of = {family: parse_model_config(mixture(family)) for family in families}
     plain = ExpertsConfig(8, 2, 32, "softmax", norm_topk=False)
     assert of["Qwen3Moe"].experts == plain  # transformers' default; the published files say true
     assert of["Qwen2Moe"].experts == dataclasses.replace(plain, shared_size=48)
+    assert of["Olmoe"].experts == plain
+    assert [family for family in families if of[family].norms_all_heads] == ["Olmoe"]
     assert of["Mixtral"].experts == dataclasses.replace(plain, norm_topk=True)
     assert of["GptOss"].experts == ExpertsConfig(8, 2, 32, "top_k_softmax", False, "clamped", has_bias=True)
     assert of["GptOss"].rope == RopeConfig("yarn", 150000.0, 32.0, 4096, truncate=False)
@@ -148,6 +154,7 @@ def test_what_the_families_are() -> None:
     assert traits == {
         "Qwen3Moe": (True, False, False),
         "Qwen2Moe": (False, True, False),
+        "Olmoe": (True, False, False),
         "Mixtral": (False, False, False),
         "GptOss": (False, True, True),
     }
@@ -197,7 +204,12 @@ def test_both_names_of_the_number_of_experts(tmp_path: Path) -> None:
         ("DeepseekV3", {}, "DeepseekV3ForCausalLM is not supported; its attention is latent (MLA)"),
         ("DeepseekV2", {}, "DeepseekV2ForCausalLM is not supported; its attention is latent (MLA)"),
         ("Qwen3Next", {}, "Qwen3NextForCausalLM is not supported; some of its layers keep a recurrent state"),
-        ("Olmoe", {}, "OlmoeForCausalLM is not supported; its norms of queries and keys run over all heads"),
+        ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, only null is supported"),
+        (
+            "Olmoe",
+            {"head_dim": 10},
+            "num_key_value_heads 4 times head_dim 10 is 40, the norm of all keys of a row needs",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_named(family: str, changes: dict[str, Any], message: str) -> None:

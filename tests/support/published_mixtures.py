@@ -32,6 +32,7 @@ _QWEN = {"intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", "qwen3moe", _QWEN | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen2": ("Qwen2Moe", "qwen2moe", _QWEN | {"shared_expert_intermediate_size": 96}),
+    "olmoe": ("Olmoe", "olmoe", {"intermediate_size": 32, "num_experts": 8}),
     "mixtral": ("Mixtral", "llama", {"intermediate_size": 32, "num_local_experts": 8, "sliding_window": 9}),
     "gpt_oss": (
         "GptOss",
@@ -172,7 +173,7 @@ def _metadata(config: dict[str, Any], family: str, changes: dict[str, Any]) -> d
         "expert_feed_forward_length": config.get("moe_intermediate_size") or config["intermediate_size"],
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
-    if family == "mixtral":
+    if family in ("mixtral", "olmoe"):
         del found["expert_feed_forward_length"]
     if rope["rope_type"] == "yarn":
         found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}

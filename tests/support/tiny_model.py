@@ -35,6 +35,7 @@ class TinyConfig:
     tied: bool = True
     biases: bool = False
     qk_norm: bool = False
+    norms_all_heads: bool = False
     seed: int = 0
     quantization: str = "none"
     quantize_lm_head: bool = False
@@ -106,7 +107,8 @@ class TinyModel:
                     sizes |= {"down": c.hidden_size, "gate": c.intermediate_size, "up": c.intermediate_size}
                 layer |= {f"{name}_bias": vector(size, 0.0) for name, size in sizes.items()}
             if c.qk_norm:
-                layer |= {"q_norm": vector(c.head_dim, 1.0), "k_norm": vector(c.head_dim, 1.0)}
+                of_q, of_k = (c.num_heads, c.num_kv_heads) if c.norms_all_heads else (1, 1)
+                layer |= {"q_norm": vector(of_q * c.head_dim, 1.0), "k_norm": vector(of_k * c.head_dim, 1.0)}
             if c.sinks:  # as large as the scores
                 layer["sinks"] = vector(c.num_heads, 1.0)
             self.layers.append(layer)
@@ -152,6 +154,7 @@ class TinyModel:
             tensors |= {f"layers.{i}.{name}": array for name, array in packed.items()}
         model = {name: getattr(c, name) for name in names}
         model |= {"windows": [c.window(i) for i in range(c.num_layers)], "has_sinks": c.sinks}
+        model["norms_all_heads"] = c.norms_all_heads
         if c.experts is not None:
             model["experts"] = c.experts.sizes()
         write_engine_file(path, model, segments or [0, c.num_layers], tensors.items(), scheme=c.scheme)
@@ -190,7 +193,9 @@ class TinyModel:
             qkv = _linear(x, layer, "qkv").view(num_tokens, -1, c.head_dim)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
             if c.qk_norm:
-                q, k = self._norm(q, layer["q_norm"]), self._norm(k, layer["k_norm"])
+                parts = zip((q, k), ("q_norm", "k_norm"), strict=True)
+                rows = [(x.flatten(1) if c.norms_all_heads else x, layer[name], x.shape) for x, name in parts]
+                q, k = (self._norm(x, weight).view(shape) for x, weight, shape in rows)
             q, k, v = cast(_rotate(q, cos, sin)), cast(_rotate(k, cos, sin)), cast(v)
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(c.head_dim)

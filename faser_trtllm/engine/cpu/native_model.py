@@ -72,6 +72,7 @@ def native_model(file: EngineFile, max_seq_len: int) -> FaserModel:
     scheme = _BF16 if is_mxfp4 else scheme
     model.weight_bits, model.group_size, model.activation_bits = scheme.bits, scheme.group_size, scheme.activation_bits
     model.num_outputs = sizes.get("num_outputs", 0)
+    model.norms_all_heads = sizes.get("norms_all_heads", False)
     for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales", "output_ids"):
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")

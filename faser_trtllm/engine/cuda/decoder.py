@@ -71,6 +71,7 @@ class TorchDecoder:
         self.weights = weights
         self._num_heads, self._num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         self._head_dim, self._eps = sizes["head_dim"], sizes["rms_norm_eps"]
+        self._norms_all_heads = sizes.get("norms_all_heads", False)
         self._windows = layer_windows(sizes)
         device, dtype = weights.embedding.device, weights.embedding.dtype
         heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
@@ -146,9 +147,22 @@ class TorchDecoder:
     def _layer(self, index: int, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds) -> ScaledRows | None:
         """Run a layer. scaled: its input `hidden` in e4m3, if known. Return the new `hidden` in e4m3, if known."""
         layer = self.weights.layers[index]
+        if self._norms_all_heads:
+            return self._finish_layer(index, self._normed_qkv(layer, hidden), None, hidden, bounds)
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
         return self._finish_layer(index, qkv, norm, hidden, bounds)
+
+    def _normed_qkv(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        """Return the first product with q_norm and k_norm of all heads applied, which append_kv cannot do."""
+        ops, q_size = self._ops, self._num_heads * self._head_dim
+        k_end = q_size + self._num_kv_heads * self._head_dim
+        qkv = ops.linear(ops.rms_norm(hidden, None, self._eps), layer.qkv).to(hidden.dtype)
+        if layer.qkv_bias is not None:
+            qkv.add_(layer.qkv_bias)
+        for part, norm in ((qkv[:, :q_size], layer.q_norm), (qkv[:, q_size:k_end], layer.k_norm)):
+            part.copy_(ops.rms_norm(part, norm, self._eps))
+        return qkv
 
     def _finish_layer(
         self, index: int, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds

@@ -193,8 +193,8 @@ class Ops:
             lambda to: matmul.launch(to, x, weight, out, addend, bias),
         )
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return RMSNorm of x over the last dimension, new, of x's shape and dtype."""
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Return RMSNorm of x over the last dimension, new, of x's shape and dtype. weight: None for ones."""
         import torch
 
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)

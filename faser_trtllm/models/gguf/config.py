@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
 }
 """Hugging Face's architecture by general.architecture. "llama" is also Mistral, and with expert_count Mixtral."""
@@ -129,7 +130,7 @@ def model_config(file: GgufFile) -> ModelConfig:
     if architecture == "llama":
         data["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
     is_mixtral = architecture == "llama" and keys.integer("expert_count", 0) > 0
-    if is_mixtral or architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+    if is_mixtral or architecture in ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss"):
         data |= _experts(keys)
     else:
         data["intermediate_size"] = keys.integer("feed_forward_length")
@@ -147,16 +148,16 @@ def _experts(keys: _Keys) -> dict[str, Any]:
                 f"{keys.source}: {keys.architecture}.{key} is {keys.number(key)}, only {neutral[-1]} is supported"
             )
     data = {"num_local_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count")}
-    if keys.architecture == "llama":
-        width = keys.integer("feed_forward_length")
-        return data | {"architectures": ["MixtralForCausalLM"], "intermediate_size": width}
+    if keys.architecture in ("llama", "olmoe"):
+        data["intermediate_size"] = keys.integer("feed_forward_length")
+        return data | ({"architectures": ["MixtralForCausalLM"]} if keys.architecture == "llama" else {})
     width = keys.integer("expert_feed_forward_length")
     if keys.architecture == "gpt-oss":
         return data | {"intermediate_size": width, "sliding_window": keys.integer("attention.sliding_window")}
     data["moe_intermediate_size"] = width
     if keys.architecture == "qwen2moe":
         data["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
-    # GGUF has no key for norm_topk_prob: its runtimes normalize the weights of Qwen3's experts, but not Qwen2's.
+    # GGUF has no key for norm_topk_prob: of these three, its runtimes normalize the weights of Qwen3's experts only.
     return data | {"norm_topk_prob": keys.architecture == "qwen3moe"}
 
 

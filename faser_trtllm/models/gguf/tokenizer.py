@@ -49,6 +49,7 @@ _GPT2 = _Pre(None)
 _LLAMA3 = _Pre(_WORDS + r"\p{N}{1,3}" + _REST, ignore_merges=True, add_bos=True)
 _QWEN2 = _Pre(_WORDS + r"\p{N}" + _REST, nfc=True)
 _GPT4O = _Pre(_CASED + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES, ignore_merges=True)
+_OLMO = _Pre(None, nfc=True)
 _SMOLLM = _Pre(None, splits_digits=True)
 _PRES = {
     "gpt-2": _GPT2,
@@ -58,6 +59,7 @@ _PRES = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "olmo": _OLMO,
     "smollm": _SMOLLM,
 }
 

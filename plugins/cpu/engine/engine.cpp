@@ -87,7 +87,8 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   if (model.windows != nullptr) std::copy_n(model.windows, model.num_layers, windows_.begin());
   const auto [least, most] = std::minmax_element(windows_.begin(), windows_.end());
   if (*least > 0) widest_window_ = *most;
-  heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 32), model.rms_norm_eps};
+  heads_ = {model.num_heads,    model.num_kv_heads,        model.head_dim, round_up(model.head_dim, 32),
+            model.rms_norm_eps, model.norms_all_heads != 0};
   const int q_size = model.num_heads * model.head_dim;
   const int qkv_size = q_size + 2 * model.num_kv_heads * model.head_dim;
   hidden_stride_ = round_up(model.hidden_size, kPanel);
@@ -103,10 +104,12 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   pairs_.shared_pairs = round_up(experts_.shared_size, kPanel) / 2;
 
   memory_.reserve(32 + 9 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
+  const int q_norm_size = heads_.norms_all_heads ? q_size : model.head_dim;
+  const int k_norm_size = heads_.norms_all_heads ? model.num_kv_heads * model.head_dim : model.head_dim;
   for (const faser_layer& layer : layers_) {
     vectors_.push_back(
         {padded_copy(layer.input_norm, model.hidden_size, kPanel), padded_copy(layer.qkv_bias, qkv_size, kPanel),
-         padded_copy(layer.q_norm, model.head_dim, 32), padded_copy(layer.k_norm, model.head_dim, 32),
+         padded_copy(layer.q_norm, q_norm_size, 32), padded_copy(layer.k_norm, k_norm_size, 32),
          padded_copy(layer.o_bias, model.hidden_size, kPanel), padded_copy(layer.post_norm, model.hidden_size, kPanel),
          padded_copy(is_mixture ? nullptr : layer.gate_up_bias, 2 * mlp_size_, kPanel),
          padded_copy(is_mixture ? nullptr : layer.down_bias, model.hidden_size, kPanel),

@@ -91,6 +91,7 @@ bool is_valid(const faser_model& model) {
                      model.head_dim > 0 && model.head_dim % 2 == 0 && model.head_dim <= kMaxHeadDim &&
                      model.intermediate_size > 0 && model.vocab_size > 0 && model.max_seq_len > 0;
   const int group_size = model.group_size;
+  if (model.norms_all_heads != 0 && model.num_kv_heads * model.head_dim % 16 != 0) return false;
   const bool is_quantized = model.weight_bits != 16;
   if (model.weight_bits != 16 && model.weight_bits != 8 && model.weight_bits != 4) return false;
   if (group_size != 0 && group_size != 32 && group_size != 128) return false;
@@ -112,6 +113,7 @@ bool is_valid(const faser_model& model) {
   for (int i = 0; i < model.num_layers; i++) {
     const faser_layer& layer = model.layers[i];
     if (model.windows != nullptr && model.windows[i] < 0) return false;
+    if (model.norms_all_heads != 0 && (layer.q_norm == nullptr || layer.k_norm == nullptr)) return false;
     if (layer.input_norm == nullptr || layer.qkv == nullptr || layer.o == nullptr || layer.post_norm == nullptr ||
         layer.gate_up == nullptr || layer.down == nullptr)
       return false;

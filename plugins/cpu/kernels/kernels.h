@@ -50,6 +50,7 @@ struct HeadShape {
   int num_heads, num_kv_heads, head_dim;
   int padded_dim;  // head_dim rounded up to 32
   float rms_norm_eps;
+  bool norms_all_heads;  // see faser_model
 };
 
 // KV memory of one layer: block b, KV head h starts at base + b * block_stride + h * head_stride (in words). First the

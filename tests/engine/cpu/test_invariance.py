@@ -45,6 +45,14 @@ CONFIGS |= {
     "gpt_oss": replace(
         CONFIGS["sinks"], experts=ExpertsConfig(8, 3, 160, TOP_K_SOFTMAX, False, CLAMPED, True), num_heads=8
     ),
+    "olmoe": replace(
+        CONFIGS["plain"],
+        head_dim=24,
+        num_kv_heads=4,
+        qk_norm=True,
+        norms_all_heads=True,
+        experts=ExpertsConfig(9, 3, 768, SOFTMAX, False),
+    ),
     "experts": replace(CONFIGS["window"], experts=ExpertsConfig(9, 3, 160, SOFTMAX, True, shared_size=70)),
     "gpt_oss-mxfp4": replace(
         CONFIGS["sinks"], experts=ExpertsConfig(8, 3, 160, TOP_K_SOFTMAX, False, CLAMPED, True), quantization="mxfp4"

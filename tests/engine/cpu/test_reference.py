@@ -23,6 +23,7 @@ CONFIGS = {
     "no_groups": TinyConfig(num_heads=3, num_kv_heads=3, head_dim=80),
     "head_dim_2": TinyConfig(head_dim=2, num_heads=8),
     "head_dim_96": TinyConfig(head_dim=96),
+    "norms_all_heads": TinyConfig(qk_norm=True, norms_all_heads=True, head_dim=40, num_kv_heads=2),
     "head_dim_128": TinyConfig(head_dim=128, num_layers=2, qk_norm=True, biases=True),
     "head_dim_256": TinyConfig(head_dim=256, num_heads=2, num_kv_heads=1, num_layers=2),
     "window": TinyConfig(windows=(37,)),

@@ -76,7 +76,8 @@ class ExactOps(ReferenceOps):
 
     def rms_norm(self, x, weight, eps):
         y = x.double()
-        return (y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()).to(x.dtype)
+        y = y * (y.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return (y if weight is None else y * weight.double()).to(x.dtype)
 
     def gated_silu(self, gate_up, hidden, bias, eps):
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype)

@@ -69,10 +69,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
     return build_moe_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1, 2))
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "gpt_oss"])
 def test_ragged_passes_compute_what_the_reference_does(tmp_path: Path, family: str) -> None:
     if family == "qwen2_moe":  # with a shared expert, and weights that are not divided by their sum
         publish(tmp_path / "checkpoints" / "target", "qwen2", dtype="bfloat16", hidden_size=256)
+    if family == "olmoe":  # with norms of all heads
+        publish(tmp_path / "checkpoints" / "target", "olmoe", dtype="bfloat16", hidden_size=256, attention_bias=True)
     if family == "gpt_oss":  # with biases, sinks, a window of 9 in every second layer, and the clamped activation
         publish(tmp_path / "checkpoints" / "target", "gpt_oss", dtype="bfloat16", head_dim=64)
     engines = build_moe_pair(tmp_path, family)

@@ -15,7 +15,7 @@ from tests.models.gguf.opened import opened
 from tests.support.published_mixtures import pack_experts, publish, write_mixture
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-FAMILIES = ("qwen3", "qwen2", "mixtral", "gpt_oss")
+FAMILIES = ("qwen3", "qwen2", "olmoe", "mixtral", "gpt_oss")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

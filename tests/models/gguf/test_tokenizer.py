@@ -118,16 +118,16 @@ def split_tokenizer(metadata: dict[str, Any], regex: str) -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "gpt-4o", "llama-bpe", "qwen2", "smollm"])
+@pytest.mark.parametrize("pre", ["gpt-2", "gpt-4o", "llama-bpe", "qwen2", "olmo", "smollm"])
 @settings(max_examples=examples(100))
 @given(text=TEXTS)
 def test_texts_are_split_as_the_families_do(base: dict[str, Any], pre: str, text: str) -> None:
     ours = from_metadata(base | {"tokenizer.ggml.pre": pre})
     theirs = split_tokenizer(base, {"gpt-4o": GPT_OSS, "qwen2": QWEN2}.get(pre, LLAMA3))
-    if pre in ("gpt-2", "smollm"):
+    if pre in ("gpt-2", "olmo", "smollm"):
         steps = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
         theirs.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False)])
-    if pre == "qwen2":
+    if pre in ("qwen2", "olmo"):
         theirs.normalizer = normalizers.NFC()
     assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False).ids
 
