@@ -160,6 +160,7 @@ class GpuEngine(HostPruning, Closing):
         return self.graphs.num_left_out - before
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> Any | None:
+        self._check_open()
         num_segments = len(self._spec.segments) - 1
         if not 0 <= segment < num_segments:
             raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {num_segments - 1}")
@@ -215,14 +216,13 @@ class GpuEngine(HostPruning, Closing):
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """See Engine.draft. Drafting runs and ends on the device; the host waits once, for the drafts."""
-        import torch
-
+        self._check_open()
         max_draft_len = draft_batch.max_draft_len
         if self._draft_loop is None or max_draft_len > self._draft_loop.max_draft_len:
             held = 0 if self._draft_loop is None else self._draft_loop.max_draft_len
             raise ConfigError(f"max_draft_len is {max_draft_len}, the engine was opened for {held}")
         self._boundary.leave()
-        with self.runtime.on(self.partition), torch.no_grad():
+        with self._enqueueing():
             return self._draft_loop.draft(self, draft_batch)
 
     def run_rows(self, batch: RaggedBatch) -> None:
@@ -284,8 +284,7 @@ class GpuEngine(HostPruning, Closing):
     def _run(self, batch: RaggedBatch, part: int, has_logits: bool) -> None:
         import torch
 
-        if self._is_closed:
-            raise ValueError("the engine is closed")
+        self._check_open()
         num_logits = batch.logit_rows.size
         if has_logits and num_logits > self._max_logit_rows:
             raise InvalidArgumentError(f"logits of {num_logits} rows, the engine was opened for {self._max_logit_rows}")
@@ -370,10 +369,15 @@ class GpuEngine(HostPruning, Closing):
     def _key(self, part: int, rows: int, bounds: Bounds) -> tuple[Any, ...]:
         return ("pass", part, rows, bounds.max_query_rows, bounds.max_kv_len, self.partition.name)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the engine is closed")
+
     @contextlib.contextmanager
     def _enqueueing(self) -> Iterator[None]:
         import torch
 
+        self._check_open()
         with self.runtime.on(self.partition), torch.no_grad():
             yield
 

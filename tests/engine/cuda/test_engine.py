@@ -412,10 +412,19 @@ def test_batches_that_cannot_be_are_refused(pair) -> None:
         wrong = dataclasses.replace(batch, block_table=np.full_like(batch.block_table, 999))
         with pytest.raises(InvalidArgumentError, match="block ids are not all within 0 to 47"):
             engine.forward(wrong)
+        drafting = Drafting(engine, 1)
         with pytest.raises(ConfigError, match="max_draft_len is 4, the engine was opened for 0"):
-            Drafting(engine, 1).run([1])
-    with pytest.raises(ValueError, match="closed"):
-        engine.forward(batch)
+            drafting.run([1])
+    calls_when_closed = (
+        lambda: engine.forward(batch),
+        lambda: engine.run_segment(batch, 1),
+        lambda: engine.compact_rows(np.array([0], np.int32)),
+        lambda: engine.early_exit(np.array([0], np.int32), np.array([[1]], np.int32)),
+        lambda: drafting.run([1]),
+    )
+    for call in calls_when_closed:
+        with pytest.raises(ValueError, match="the engine is closed"):
+            call()
     engine.close()
     with pytest.raises(ConfigError, match="max_seq_len is 257, the engine allows 1 to 256"):
         open_engine(pair.target_path, max_seq_len=257)
