@@ -13,6 +13,7 @@ import numpy.typing as npt
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_at
 from faser_trtllm.ops.philox import Stream, philox4x32
+from faser_trtllm.ops.transfer.count_tests import count_tests
 from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, VerificationRows
 
 
@@ -76,7 +77,9 @@ class SyntheticRejectionSampler:
             row_status[drawing] = drawn.row_status
         num_committed = accepted + (outcome == Outcome.BONUS) + (outcome == Outcome.RECOVERED)
         counts = (np.asarray(values, np.int32) for values in (num_committed, accepted, outcome, row_status))
-        return AcceptResult(token_ids, *counts)
+        found = AcceptResult(token_ids, *counts)
+        count_tests(sampling, slots, num_tokens, found.num_accepted, found.outcome)
+        return found
 
     def _num_accepted(
         self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array

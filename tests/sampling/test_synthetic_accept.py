@@ -1,10 +1,11 @@
-"""Synthetic acceptance takes drafts by a coin and draws what follows from the target's distribution."""
+"""Synthetic acceptance takes drafts at random and draws what follows from the target's distribution."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.accept import Outcome
@@ -75,12 +76,13 @@ def test_outcomes_are_those_of_rejection_sampling():
     ]
     assert result.num_accepted.tolist() == [2, 2, 2, 0]
     assert result.num_tokens.tolist() == [3, 3, 2, 1]
+    assert case.table.tests(native.BY_MODEL) == (7, 6)
     committed = [row[:count].tolist() for row, count in zip(result.token_ids, result.num_tokens, strict=True)]
     assert committed == [[5, 6, 2], [5, 6, 6], [5, 6], [9]]
     assert all(array.dtype == np.int32 for array in (result.token_ids, result.num_tokens, result.outcome))
 
 
-def test_a_coin_is_a_function_of_seed_prompt_and_position():
+def test_acceptance_is_a_function_of_seed_prompt_and_position():
     def accepted(prompts, seed):
         case = Case([0.5] * 4, seed)
         for prompt in prompts:

@@ -30,7 +30,7 @@ def broken(found: list[Figure]) -> dict[str, str]:
 
 
 def test_with_drafts_that_pass_at_the_days_rate_all_claims_hold_but_of_first_rounds():
-    """Texts by a coin, so rows differ from the day's; the rounds that do not warm up depend on which rows are new."""
+    """Texts are random, so rows differ from the day's; the rounds that do not warm up depend on which rows are new."""
     rng = np.random.default_rng(0)
     num_right = np.minimum(MAX_DRAFT_LEN, rng.geometric(0.25, (96, NUM_OUTPUT)) - 1).astype(np.int32)
     margins = np.ones((96, NUM_OUTPUT, MAX_DRAFT_LEN), np.float32)
