@@ -49,8 +49,12 @@ def main() -> NoReturn:
     warnings.simplefilter("ignore")
     import atheris
 
+    # atheris skips modules of an editable install's own loader; without its finder they come from this folder.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")]
     with atheris.instrument_imports(include=["faser_trtllm"], enable_loader_override=False):
         from tests.fuzz.targets import TARGETS
+    if not type(sys.modules["faser_trtllm"].__loader__).__module__.startswith("atheris"):
+        sys.exit("tests.fuzz: atheris did not instrument faser_trtllm, so nothing would guide it; run it in a checkout")
     from tests.fuzz.mutation import mutated
     from tests.fuzz.target import FindingError
 

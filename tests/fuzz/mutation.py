@@ -13,6 +13,7 @@ from tests.fuzz.target import Target
 
 MAX_LENGTH = 1 << 20  # of texts, bytes and lists
 MAX_NODES = 150  # of an input, whose neighbors are made
+MAX_CHANGED_NODES = 1 << 17  # of an input that is changed as a value: aliases and repeated lists can have billions
 _DROPPED = object()
 Bytes = Callable[[bytes], bytes]
 
@@ -110,8 +111,10 @@ def changed_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def changed(value: Any, rng: random.Random, words: Sequence[str], of_bytes: Bytes) -> Any:
-    """The value with one of its nodes changed."""
-    nodes = list(_nodes(value))
+    """The value with one of its nodes changed; ValueError if it has too many."""
+    nodes = list(itertools.islice(_nodes(value), MAX_CHANGED_NODES + 1))
+    if len(nodes) > MAX_CHANGED_NODES:
+        raise ValueError("too many nodes")
     holder, key = rng.choice(nodes)
     if holder is None:
         return _new(value, value, rng, words, of_bytes)
@@ -155,7 +158,7 @@ def _change_items(holder: list[Any], place: int, rng: random.Random) -> None:
     elif kind == 1:
         holder.insert(place, copy.deepcopy(holder[place]))
     elif kind == 2:
-        holder[place : place + 1] = [holder[place]] * rng.choice((2, 10, 1000))
+        holder[place : place + 1] = _repeated([holder[place]], rng.choice((2, 10, 1000)))
     else:
         rng.shuffle(holder)
 
@@ -196,7 +199,8 @@ def _text(old: str, rng: random.Random, words: Sequence[str]) -> str:
 
 
 def _repeated(old: Any, times: int) -> Any:
-    return old * (times if len(old) * times <= MAX_LENGTH else 1)
+    size = sum(1 for _ in itertools.islice(_nodes(old), MAX_LENGTH)) if isinstance(old, list) else len(old)
+    return old * (times if size * times <= MAX_LENGTH else 1)
 
 
 def _other(root: Any, rng: random.Random, words: Sequence[str]) -> Any:
