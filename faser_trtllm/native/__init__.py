@@ -11,7 +11,7 @@ from typing import Any
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 from faser_trtllm.native.signatures import SIGNATURES
 
-ABI_VERSION = 24
+ABI_VERSION = 25
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1

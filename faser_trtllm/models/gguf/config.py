@@ -88,9 +88,9 @@ def model_config(file: GgufFile) -> ModelConfig:
     """Check and translate a file's metadata; CheckpointError names file, key and value."""
     source = file.path.name
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise CheckpointError(
-            f"{source}: general.architecture {architecture!r} is not supported; "
+            f"{source}: general.architecture {architecture!r:.80} is not supported; "
             f"{refusal(architecture, tuple(ARCHITECTURES))}"
         )
     keys = _Keys(file.metadata, architecture, source)
@@ -162,7 +162,12 @@ def _experts(keys: _Keys) -> dict[str, Any]:
 
 
 def _rope(keys: _Keys) -> dict[str, Any]:
-    kind = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", "none")
+    kind = keys.text("rope.scaling.type", "none")
+    if keys.number("rope.scale_linear", 1.0) not in (0.0, 1.0):  # an older spelling of the factor
+        raise CheckpointError(
+            f"{keys.source}: {keys.architecture}.rope.scale_linear is {keys.number('rope.scale_linear')}, only its "
+            "newer spelling, rope.scaling.type linear and rope.scaling.factor, is supported; convert the model again"
+        )
     rope = {"rope_type": "default" if kind == "none" else kind, "rope_theta": keys.number("rope.freq_base", 10000.0)}
     known = {"type", "finetuned", "original_context_length"}
     if kind != "none":
@@ -229,6 +234,12 @@ class _Keys:
             value = value[0].item()
         if value is not default and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise self._wrong(key, "one integer of at least 0, the same for all layers")
+        return value
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> Any:

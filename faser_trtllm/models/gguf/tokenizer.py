@@ -76,7 +76,7 @@ class GgufTokenizer:
 def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
     """Convert the tokenizer; CheckpointError, which names source, if it is incomplete or not supported."""
     model = metadata.get("tokenizer.ggml.model")
-    if model not in ("gpt2", "llama"):
+    if not isinstance(model, str) or model not in ("gpt2", "llama"):
         raise CheckpointError(
             f"{source}: tokenizer.ggml.model is {model!r}, only 'gpt2' and 'llama' are read; {_REMEDY}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import threading
 from collections.abc import Callable
@@ -13,10 +14,17 @@ NUM_THREADS = 2
 MAX_INLINE_BYTES = 8 << 10  # a frame up to this size is read at once: its text takes a few ms at most
 
 
+class Mark(enum.Enum):
+    """How a queued request is to end as soon as it was read."""
+
+    CANCELLED = enum.auto()
+    STOPPED = enum.auto()
+
+
 class Intake:
     """Reads small requests on the caller's thread, and others on NUM_THREADS threads, the smallest first.
 
-    put() and cancel() must be called on one thread.
+    put(), cancel() and stop() must be called on one thread.
     """
 
     def __init__(self, read: Callable[[RequestFrame], None]) -> None:
@@ -25,7 +33,8 @@ class Intake:
         self._work: PriorityQueue[tuple[int, int, RequestFrame]] = PriorityQueue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._waiting: dict[int, bool] = {}  # handle -> True if the client has cancelled the request
+        self._waiting: dict[int, RequestFrame] = {}  # by handle
+        self._marks: dict[int, Mark] = {}
         self._threads: list[threading.Thread] = []
 
     def put(self, frame: RequestFrame) -> None:
@@ -34,7 +43,7 @@ class Intake:
             self._read(frame)
             return
         with self._lock:
-            self._waiting[frame.handle] = False
+            self._waiting[frame.handle] = frame
         if len(self._threads) < NUM_THREADS:
             thread = threading.Thread(target=self._run, name="faser-intake", daemon=True)
             self._threads.append(thread)
@@ -46,13 +55,21 @@ class Intake:
         with self._lock:
             if handle not in self._waiting:
                 return False
-            self._waiting[handle] = True
+            self._marks[handle] = Mark.CANCELLED
             return True
 
-    def take_cancelled(self, handle: int) -> bool:
-        """Forget a request that was read; return True if it was cancelled meanwhile. cancel() then returns False."""
+    def stop(self, model: int, client_id: tuple[str, str]) -> None:
+        """Mark the queued requests of a client's id as stopped (RequestFrame.client_id)."""
         with self._lock:
-            return self._waiting.pop(handle, False)
+            for handle, frame in self._waiting.items():
+                if frame.model == model and frame.client_id == client_id:
+                    self._marks.setdefault(handle, Mark.STOPPED)
+
+    def take_mark(self, handle: int) -> Mark | None:
+        """Forget a request that was read and started; return its mark. cancel() then returns False."""
+        with self._lock:
+            self._waiting.pop(handle, None)
+            return self._marks.pop(handle, None)
 
     def _run(self) -> None:
         while True:

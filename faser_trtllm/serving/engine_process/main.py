@@ -28,7 +28,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.client_rules import ClientRules
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
-from faser_trtllm.serving.engine_process.intake import Intake
+from faser_trtllm.serving.engine_process.intake import Intake, Mark
 from faser_trtllm.serving.engine_process.memory import BYTES_PER_BODY_BYTE, RequestMemory, sequence_bytes
 from faser_trtllm.serving.engine_process.metrics import MetricChanges, ModelMetrics
 from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel, load_model_config, note_start_error
@@ -56,7 +56,7 @@ from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import contract_of
 from faser_trtllm.serving.triton.reply import check_log_probs
-from faser_trtllm.serving.triton.request import check_request_id, is_stop
+from faser_trtllm.serving.triton.request import check_request_id
 
 log = logging.getLogger("faser.engine")
 
@@ -163,44 +163,50 @@ class EngineServer:
                 self._send_settings(ServiceConfig())
 
     def _take(self, frame: RequestFrame) -> None:
+        """Answer a stop at once, whatever waits, and queue other requests."""
         try:
+            if frame.is_stop:
+                self._stop(frame)
+                return
             self._memory.take(frame.handle, BYTES_PER_BODY_BYTE * frame.num_bytes, frame.client_key)
-        except UnavailableError as error:
-            self._refuse(frame, self._models.get(frame.model), error)
+        except FaserError as error:
+            self._refuse(frame, error)
         else:
             self._intake.put(frame)
+
+    def _model_of(self, frame: RequestFrame) -> ServedModel:
+        """Return the model of a frame; raise UnavailableError if it is not open, or InvalidArgumentError."""
+        check_request_id(frame.request_id)
+        model = self._models.get(frame.model)
+        if model is None:  # the backend keeps the models of the previous engine process
+            why = self._unopened.get(frame.model, "it is not known here")
+            raise UnavailableError(
+                f"the model did not open when the engine process started again: {why}; correct that and load it again"
+            )
+        return model
 
     def _cancel(self, handle: int) -> None:
         for request in list(self._requests.get(handle, ())):
             request.cancel()
 
     def _request(self, frame: RequestFrame) -> None:
-        model = self._models.get(frame.model)
         try:
-            check_request_id(frame.request_id)
-            if model is not None:
-                self._submit(frame, model, frame.tensors(model.check_input))
-            else:  # the backend keeps the models of the previous engine process
-                why = self._unopened.get(frame.model, "it is not known here")
-                raise UnavailableError(
-                    f"the model did not open when the engine process started again: {why}; correct that and load it "
-                    "again"
-                )
+            model = self._model_of(frame)
+            self._submit(frame, model, frame.tensors(model.check_input))
         except FaserError as error:
-            self._refuse(frame, model, error)
+            self._refuse(frame, error)
         except Exception as error:
             log.exception("a request could not be read")
-            self._refuse(frame, model, FaserError(f"the request could not be read: {type(error).__name__}"))
+            self._refuse(frame, FaserError(f"the request could not be read: {type(error).__name__}"))
         if frame.handle not in self._requests:
             self._memory.release(frame.handle)
-        if self._intake.take_cancelled(frame.handle):
-            self._cancel(frame.handle)
+        mark = self._intake.take_mark(frame.handle)
+        if mark is not None:
+            for request in list(self._requests.get(frame.handle, ())):
+                request.cancel() if mark is Mark.CANCELLED else request.stop()
 
     def _submit(self, frame: RequestFrame, model: ServedModel, tensors: wire.Tensors) -> None:
         """Start all sequences of a request or none."""
-        if is_stop(tensors):
-            self._stop(frame, model)
-            return
         if self._is_draining:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
@@ -232,9 +238,11 @@ class EngineServer:
         del self._requests[handle]
         self._memory.release(handle)
 
-    def _stop(self, frame: RequestFrame, model: ServedModel) -> None:
+    def _stop(self, frame: RequestFrame) -> None:
         """End the requests of this client and id with the output that they have so far."""
+        model = self._model_of(frame)
         model.rules.check_stop(frame.request_id, frame.client_key)
+        self._intake.stop(frame.model, frame.client_id)
         for sequences in list(self._requests.values()):
             for request in list(sequences):
                 if request.model is model and request.client_id == frame.client_id:
@@ -243,8 +251,8 @@ class EngineServer:
         answer = wire.final_flag(frame.handle) if model.is_decoupled else wire.response(frame.handle, (), True)
         self._connection.send(ToBackend.RESPONSES, answer)
 
-    def _refuse(self, frame: RequestFrame, model: ServedModel | None, error: FaserError) -> None:
-        names = {}
+    def _refuse(self, frame: RequestFrame, error: FaserError) -> None:
+        model, names = self._models.get(frame.model), {}
         if model is not None:
             names = model.contract.names
             model.metrics.ended(None, error)

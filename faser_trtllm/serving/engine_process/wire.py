@@ -87,6 +87,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 FINAL, ERROR, OUTPUTS = 1, 2, 4  # flags of a response
 
 _LARGE_BYTES = 64 << 10  # outputs from this size on are not copied
+_MAX_STOP_BYTES = 64  # of the input stop that are read; a larger one fits no shape and is refused
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<IB")
 _REQUEST = struct.Struct("<IQ")
@@ -124,6 +125,11 @@ class RequestFrame:
     def client_id(self) -> tuple[str, str]:
         """The client's key and its id for the request."""
         return self.client_key, self.request_id
+
+    @property
+    def is_stop(self) -> bool:
+        """True if the frame asks to stop the requests with its id; its other inputs then do not matter."""
+        return any(tensor.name == "stop" and any(tensor.content[:_MAX_STOP_BYTES]) for tensor in self.inputs)
 
     def tensors(self, check: Callable[[str, Sequence[int], int, bool], None]) -> Tensors:
         """Return the inputs by name; raise InvalidArgumentError if the bytes of one do not fit its shape.

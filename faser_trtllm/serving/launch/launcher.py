@@ -304,7 +304,7 @@ def keep_serving(
             what = f"the server was ended by {launcher.end_signal} and is started again"
         except StoppedError:
             return 0
-        except FaserError as error:
+        except (FaserError, OSError) as error:  # a full disk or too many processes, which may pass
             if config is None:
                 raise
             what = f"the server could not be started again and is tried once more: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ _MAX_SHOWN_CHARS = 60
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse the body as a JSON object; raise RequestError."""
     try:
-        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not valid UTF-8 at byte {error.start}; send JSON encoded as UTF-8") from error
     except RecursionError as error:
@@ -131,6 +132,14 @@ def kind_of(value: Any) -> str:
     if isinstance(value, list):
         return f"an array of length {len(value)}"
     return {str: "a string", int: "a number", float: "a number"}.get(type(value), "an object")
+
+
+def _finite_float(text: str) -> float:
+    """Parse a number; raise RequestError if it is too large for a float, since JSON cannot repeat infinity."""
+    value = float(text)
+    if math.isinf(value):
+        raise RequestError(f"the body has the number {text[:_MAX_SHOWN_CHARS]}, which is too large; shorten it")
+    return value
 
 
 def _refuse_constant(name: str) -> float:

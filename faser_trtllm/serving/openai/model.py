@@ -70,7 +70,7 @@ class Model:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield first
             if await is_left:
-                yield self._request(request_id, {name: prompt, "stop": True})
+                yield self._request(request_id, {"text_input": "", "stop": True})
 
         answers = self._client.stream_infer(requests(), headers={CLIENT_HEADER: client_key} if client_key else None)
         reading: asyncio.Future[Any] | None = None

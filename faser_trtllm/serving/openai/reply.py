@@ -93,15 +93,17 @@ class Reply:
 
     def _usage(self) -> dict[str, Any]:
         """Return token counts so far; a prompt counts once for all its choices."""
-        firsts = self._choices[:: self._request.num_choices]
-        num_input_tokens = sum(choice.num_input_tokens for choice in firsts)
+        size = self._request.num_choices
+        prompts = [self._choices[first : first + size] for first in range(0, len(self._choices), size)]
+        # Sequences of a prompt report its length, each with its first response.
+        num_input_tokens = sum(max(choice.num_input_tokens for choice in choices) for choices in prompts)
         num_output_tokens = sum(choice.num_output_tokens for choice in self._choices)
         details = prediction_usage(choice.final for choice in self._choices)
         return {
             "prompt_tokens": num_input_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_input_tokens + num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
+            "prompt_tokens_details": {"cached_tokens": sum(choices[0].num_cached_tokens for choices in prompts)},
             **({"completion_tokens_details": details} if details else {}),
         }
 

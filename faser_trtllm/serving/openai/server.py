@@ -111,7 +111,7 @@ class _OwnTriton:
         self._hurry, self._draft_changed = hurry, draft_changed
         self._ready, self._stop = threading.Event(), threading.Event()
         self._code = 0
-        self._error: FaserError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="faser-triton")
         self._thread.start()
 
@@ -128,7 +128,7 @@ class _OwnTriton:
         return False
 
     def stop(self) -> int:
-        """Drain it; return 1 if it had ended by itself. Raise the FaserError of a failed start."""
+        """Drain it; return 1 if it had ended by itself. Raise what ended its thread, such as a failed start."""
         self._stop.set()
         self._thread.join()
         if self._error is not None:
@@ -140,7 +140,7 @@ class _OwnTriton:
             self._code = keep_serving(
                 self._options, self._stop, self._hurry, lambda *_: self._note_ready(), self._draft_changed
             )
-        except FaserError as error:
+        except Exception as error:
             self._error = error
 
     def _note_ready(self) -> None:

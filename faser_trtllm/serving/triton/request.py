@@ -65,11 +65,6 @@ def check_request_id(request_id: str) -> None:
         )
 
 
-def is_stop(tensors: Tensors) -> bool:
-    """Return True if the request asks to stop the requests with its id; its other inputs then do not matter."""
-    return "stop" in tensors and bool(tensors["stop"].any())
-
-
 def parse_request(
     tensors: Tensors,
     contract: ModelContract = FASER,

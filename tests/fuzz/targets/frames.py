@@ -23,7 +23,7 @@ from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel
 from faser_trtllm.serving.engine_process.wire import Body, FromBackend, WireError
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import INPUTS, MODELS
-from faser_trtllm.serving.triton.request import check_request_id, is_stop
+from faser_trtllm.serving.triton.request import check_request_id
 from tests.fuzz.target import Codec, Target
 from tests.fuzz.targets.served import tokenizer
 from tests.support.backend_frames import packed, packed_text, request_body
@@ -197,10 +197,9 @@ def run_triton(data: bytes) -> None:
     model = served[frame.model % len(served)]
     _check_as_triton(model.contract.name, frame)
     check_request_id(frame.request_id)
-    tensors = frame.tensors(model.check_input)
-    if is_stop(tensors):
+    if frame.is_stop:
         return
-    prepared, parts = None, model.parse(tensors, frame.client_key)
+    prepared, parts = None, model.parse(frame.tensors(model.check_input), frame.client_key)
     for part in parts:
         prepared = generator.prepare(part.request, like=prepared, num_sequences=len(parts))
         prepared.request.guide()

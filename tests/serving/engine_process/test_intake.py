@@ -2,7 +2,7 @@
 
 import threading
 
-from faser_trtllm.serving.engine_process.intake import MAX_INLINE_BYTES, NUM_THREADS, Intake
+from faser_trtllm.serving.engine_process.intake import MAX_INLINE_BYTES, NUM_THREADS, Intake, Mark
 from faser_trtllm.serving.engine_process.wire import RequestFrame
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -18,7 +18,7 @@ class Reader:
 
     def __init__(self, held=()):
         self.held = {handle: threading.Event() for handle in held}
-        self.begun, self.read, self.cancelled = [], [], []
+        self.begun, self.read, self.marks = [], [], []
         self.intake = Intake(self)
 
     def __call__(self, frame):
@@ -26,8 +26,7 @@ class Reader:
         if frame.handle in self.held:
             assert self.held[frame.handle].wait(PATIENCE_S)
         self.read.append(frame.handle)
-        if self.intake.take_cancelled(frame.handle):
-            self.cancelled.append(frame.handle)
+        self.marks.append((frame.handle, self.intake.take_mark(frame.handle)))
 
 
 def test_small_requests_do_not_wait_for_large_ones():
@@ -66,5 +65,18 @@ def test_a_request_that_was_cancelled_before_it_was_read_is_cancelled_after_it()
     for event in reader.held.values():
         event.set()
     wait_until(lambda: sorted(reader.read) == [1, 2])
-    wait_until(lambda: reader.cancelled == [1])
+    wait_until(lambda: sorted(reader.marks) == [(1, Mark.CANCELLED), (2, None)])
     assert not reader.intake.cancel(2), "whoever cancels now asks those that run"
+
+
+def test_a_stop_reaches_the_queued_requests_of_its_client_and_id():
+    reader = Reader(held=range(6))
+    names = [(0, "id", ""), (0, "id", ""), (0, "other", ""), (0, "id", "client"), (1, "id", ""), (0, "id", "")]
+    for handle, (model, request_id, client_key) in enumerate(names):
+        reader.intake.put(RequestFrame(model, handle, request_id, b"", (), LARGE, client_key))
+    reader.intake.cancel(5)
+    reader.intake.stop(0, ("", "id"))
+    for event in reader.held.values():
+        event.set()
+    wait_until(lambda: len(reader.marks) == 6)
+    assert dict(reader.marks) == {0: Mark.STOPPED, 1: Mark.STOPPED, 2: None, 3: None, 4: None, 5: Mark.CANCELLED}

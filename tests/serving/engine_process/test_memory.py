@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import tracemalloc
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,19 @@ FOURTHS = {
     "logits": {"text_input": b"a", "return_generation_logits": YES, "max_tokens": ints(160)},
 }
 """Requests that may take almost a fourth of the limit."""
+
+
+def test_a_stop_takes_no_memory(backend):
+    """It is answered where no further request is admitted."""
+    own = str(uuid.uuid4())
+    for handle in range(8):
+        backend.ask(0, handle, request_id=own, **FOURTHS["bodies"])
+    refused = set(backend.answers(5))
+    backend.ask(0, 100, request_id=own, text_input=BODY, stop=YES)
+    ended = backend.answers(4)
+    assert ended.pop(100) == [{}]
+    assert set(ended) == set(range(8)) - refused
+    assert all(answers[-1]["finish_reason"][2][4:] == b"cancelled" for answers in ended.values())
 
 
 @pytest.mark.parametrize("name", FOURTHS)

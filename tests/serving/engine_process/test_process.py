@@ -182,6 +182,21 @@ def test_a_stop_request_ends_all_of_its_id_with_what_they_have(shared):
     assert "A request id must be provided" in shared.answers(1)[5][0].message
 
 
+def test_a_stop_reaches_a_request_that_is_still_to_be_read(shared):
+    """Large requests are read on threads, whatever the size of the stop that follows them."""
+    rng = np.random.default_rng(0)
+    for handle in range(1, 13, 2):
+        own, stream = str(uuid.uuid4()), np.array([[True]])
+        prediction = rng.integers(97, 123, 60_000, np.uint8).tobytes()
+        asked = {"text_input": b"abc", "max_tokens": ints(ENDLESS), "stream": stream, "prediction": prediction}
+        shared.ask(0, handle, request_id=own, **asked)
+        text = b"a" * 10 ** (handle % 5)
+        shared.ask(0, handle + 1, request_id=own, text_input=text, stop=np.array([[True]]))
+        answers = shared.answers(2)
+        assert answers[handle + 1] == [{}]
+        assert answers[handle][-1]["finish_reason"][2][4:] == b"cancelled"
+
+
 def test_many_cancelled_requests_end_once(shared):
     for handle in range(50):
         shared.ask(0, handle, text_input=b"abc", max_tokens=ints(ENDLESS), stream=np.array([[True]]))
