@@ -1,6 +1,7 @@
 """The cost table, corrected by what passes take on the running machine.
 
-Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which hardly changes.
+Every kind of pass has an average of log(ms / table) by log2 of its rows, in steps of a half: the table's error, which
+hardly changes.
 What all well-known kinds have in common is the machine's current speed, which is forgotten quickly and on which no
 choice depends. All costs are in ms at the machine's usual speed.
 
@@ -33,6 +34,8 @@ KNOWN_MS = 50.0  # ms of passes after which their error is known and their time 
 ALIKE = 3.0  # a common slowdown of two kinds is at most this many times the smaller of theirs
 MOST = math.log(1000.0)  # limit on a curve's error
 SETTLED_MS = 2_000.0  # minimum weight of a known error, in ms of passes
+LONGEST = 3.0  # a known time counts at most this many times what is expected: more is a pause of the machine
+HOST_SLACK_MS = 0.1  # added to the expected host time of a step for that limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class MeasuredCosts:
         self.table = table
         self._max_draft_len = max_draft_len
         self._speed = Average(SPEED_MS)  # log
-        # Logs by kind, log2(rows) and, for a mixture of experts, log2(requests).
+        # Logs by kind, 2 log2(rows) and, for a mixture of experts, log2(requests).
         self._errors: dict[tuple[str, int, int], Average] = {}
         self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
@@ -124,14 +127,16 @@ class MeasuredCosts:
         if self._routing is not None and num_experts and not (stats.num_context_rows or stats.num_pruned):
             self._observe_experts(self._routing, stats)
         pass_ms = steps * self._pass_ms(kind, rows, n, context_len, num_experts)
-        key = kind, _octave(rows), self._size(n)
+        key = kind, round(2.0 * _log2(rows)), self._size(n)
         error = self._errors.get(key)
         if error is None:  # start from the nearest sizes
             error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows, n))
         seen: list[tuple[float, float]] = []  # (log of ms over expected ms, ms) of kinds whose error is known
-        is_timed = stats.verify_ms > 0.0 and pass_ms > 0.0
+        verify_ms = stats.verify_ms
+        is_timed = verify_ms > 0.0 and pass_ms > 0.0
         if is_timed and error.weight >= KNOWN_MS:
-            seen.append((math.log(stats.verify_ms / pass_ms) - error.mean, stats.verify_ms))
+            verify_ms = min(verify_ms, LONGEST * pass_ms * math.exp(error.mean) * self.slowness)
+            seen.append((math.log(verify_ms / pass_ms) - error.mean, verify_ms))
         drafts = self._drafts.expect(stats, context_len)
         if drafts is not None and drafts.is_known:
             seen.append((math.log(stats.draft_ms / drafts.ms), stats.draft_ms))
@@ -141,8 +146,8 @@ class MeasuredCosts:
         slowness = self.slowness
         if is_timed:
             self._errors[key] = error
-            wrong = math.log(stats.verify_ms / pass_ms) - self._speed.mean
-            error.add(min(max(wrong, -MOST), MOST), stats.verify_ms)
+            wrong = math.log(verify_ms / pass_ms) - self._speed.mean
+            error.add(min(max(wrong, -MOST), MOST), verify_ms)
             if error.weight >= KNOWN_MS:  # from now on, quick changes are the machine's
                 error.weight = max(error.weight, SETTLED_MS)
         self._drafts.observe(stats, context_len, slowness)
@@ -159,7 +164,10 @@ class MeasuredCosts:
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))
         host_ms = max(0.0, stats.ms - stats.draft_ms - stats.verify_ms) / slowness / steps
-        self._host.setdefault((bool(stats.num_draft_calls), _octave(n)), Average(ERROR_MS)).add(host_ms, stats.ms)
+        host = self._host.setdefault((bool(stats.num_draft_calls), _octave(n)), Average(ERROR_MS))
+        if host.weight >= KNOWN_MS:
+            host_ms = min(host_ms, LONGEST * (host.mean + HOST_SLACK_MS))
+        host.add(host_ms, stats.draft_ms + verify_ms + host_ms * slowness * steps)
         return stats.ms / slowness - prompts_ms
 
     def _observe_experts(self, routing: RoutingEstimator, stats: PlanStats) -> None:
@@ -196,22 +204,23 @@ class MeasuredCosts:
         """Return the log of the table's error at the nearest batch size, interpolated between measured numbers of rows
         and constant beyond them."""
         known = self._known(kind, num_requests)
-        return interpolate(math.log2(max(rows, 1.0)), *known) if known else 0.0
+        return interpolate(2.0 * _log2(rows), *known) if known else 0.0
 
     def _error_curve(self, kind: str, rows: Float64Array, num_requests: float) -> Float64Array:
         known = self._known(kind, num_requests)
-        found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), *known) if known else np.zeros(rows.size)
+        places = 2.0 * np.log2(np.maximum(rows, 1.0))
+        found: Float64Array = np.interp(places, *known) if known else np.zeros(rows.size)
         return found
 
     def _known(self, kind: str, num_requests: float) -> tuple[list[int], list[float]] | None:
-        """Return log2 of the measured numbers of rows, ascending, and their errors; None if there are none."""
+        """Return 2 log2 of the measured numbers of rows, ascending, and their errors; None if there are none."""
         wanted = self._size(num_requests)
         sizes = {size for name, _, size in self._errors if name == kind}
         if not sizes:
             return None
         size = min(sizes, key=lambda known: (abs(known - wanted), known))
-        octaves = sorted(octave for name, octave, of in self._errors if (name, of) == (kind, size))
-        return octaves, [self._errors[kind, octave, size].mean for octave in octaves]
+        places = sorted(place for name, place, of in self._errors if (name, of) == (kind, size))
+        return places, [self._errors[kind, place, size].mean for place in places]
 
     def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
         """Return the host time for the nearest measured number of requests, preferably with the same is_drafting."""
@@ -251,5 +260,9 @@ def _in_common(seen: Sequence[tuple[float, float]]) -> float:
     return max(-bound, min(mean, bound))
 
 
+def _log2(number: float) -> float:
+    return math.log2(max(number, 1.0))
+
+
 def _octave(number: float) -> int:
-    return round(math.log2(max(number, 1.0)))
+    return round(_log2(number))
