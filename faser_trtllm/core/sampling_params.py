@@ -226,6 +226,7 @@ class SamplingParams(SamplingFields):
             check_allowed(self.allowed_token_ids)
             check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check_token_ids("end_id", self.end_ids, vocab_size)
+        check_token_ids("prediction", self.prediction, vocab_size)
         check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         if not all(self.bad_words):
             raise InvalidArgumentError("holds an empty word, each needs at least one token", "bad_words", "", "1 token")

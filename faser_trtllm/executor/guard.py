@@ -9,7 +9,11 @@ import enum
 import logging
 from collections import Counter
 
+import numpy as np
+
+from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.counts import DRAFTERS
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, StepRecord
 from faser_trtllm.drafters.base import nothing_drafted
 from faser_trtllm.errors import OutOfMemoryError
@@ -88,7 +92,7 @@ class SpeculationGuard(StepWatcher):
             )
         elif num_drafted:
             self._num_empty = 0
-        else:
+        elif _asks_without_mask(plan, drafts):
             self._num_empty += 1
             if self._num_empty >= EMPTY_STEPS:
                 self._disable(DisabledReason.DRAFT_NAN, f"{EMPTY_STEPS} draft calls in a row gave no draft")
@@ -121,6 +125,17 @@ class SpeculationGuard(StepWatcher):
         self._retry_at_s = self._clock.now_s() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
         self._num_fruitless = self._num_empty = 0
+
+
+def _asks_without_mask(plan: SchedulerOutput, drafts: DraftResult) -> bool:
+    """Return True if some request was drafted for without a token mask, which may exclude all that a drafter can draw:
+    a draft model's tokens may be those of another vocabulary, or fewer than the target's."""
+    rows = plan.scheduled
+    num_pending = rows.num_pending if drafts.num_free is None else rows.num_pending + drafts.num_free
+    wants_drafts = (rows.max_model_drafts > num_pending) & (rows.counts[DRAFTERS] >> native.BY_MODEL & 1 != 0)
+    wanting = [rows.requests[index].params for index in np.flatnonzero(wants_drafts).tolist()]
+    num_masked = sum(params.guide is not None or params.allowed_token_ids is not None for params in wanting)
+    return drafts.num_asked > num_masked  # some of those that want drafts were not asked, if rows ran short
 
 
 class GuardedDrafter:

@@ -81,14 +81,16 @@ def keep_rows(
     asking = [one for one in keeping if one.request.params.return_log_probs]
     log_probs = _log_probs(asking, _entries(asking, sampling), logits, sampler)
     found = dict(context)
+    keeps_logits = any(one.request.params.return_generation_logits for one in keeping)
+    host_logits = logits[:, :vocab_size] if keeps_logits else None  # a GPU's logits are copied once for all requests
     for one in keeping:
         kept = context.get(one.index, _NOTHING)
         if one.index in log_probs:
             part = log_probs[one.index]
             kept = replace(kept, log_probs=part.values.tolist(), tops=part.tops)
-        if one.request.params.return_generation_logits:
+        if host_logits is not None and one.request.params.return_generation_logits:
             end = one.first_row + len(one.token_ids)
-            kept = replace(kept, logits=[row.copy() for row in logits[one.first_row : end, :vocab_size]])
+            kept = replace(kept, logits=[row.copy() for row in host_logits[one.first_row : end]])
         found[one.index] = kept
     return found
 

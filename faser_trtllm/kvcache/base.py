@@ -45,7 +45,7 @@ class KVCache(Protocol):
     tokens_per_block: int
     block_table: npt.NDArray[np.int32]
     bounds: npt.NDArray[np.int32]
-    num_reused_blocks: int
+    num_reused_blocks: int  # counted by the scheduler, since a sequence may be closed again before it runs
     num_allocated_blocks: int
 
     @property

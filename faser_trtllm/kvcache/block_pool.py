@@ -27,8 +27,9 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._by_key: dict[Key, int] = {}
-        self._keys: list[Key | None] = [None] * num_blocks
+        self._by_key: dict[Key, int] = {}  # cached blocks
+        self._twins: dict[Key, list[int]] = {}  # blocks in use that equal a cached block and can take its place
+        self._keys: list[Key | None] = [None] * num_blocks  # of cached blocks and twins
         self._chain_ids = [ROOT] * num_blocks
         self._next_chain_id = ROOT + 1
         self._draft_valid = [False] * num_blocks
@@ -60,15 +61,21 @@ class BlockPool:
         self._ref_counts[block] += 1
 
     def release(self, block: int) -> None:
-        """Drop a reference; an unreferenced block becomes evictable if it is cached, else free."""
+        """Drop a reference; an unreferenced block becomes evictable if it is cached, else free.
+
+        The caller releases a prefix from its end, so that no block is evicted before those that follow it.
+        """
         count = self._ref_counts[block] - 1
         assert count >= 0, f"block {block} was released more often than acquired"
         self._ref_counts[block] = count
         if count == 0:
-            if self._keys[block] is None:
+            key = self._keys[block]
+            if key is None:
                 self._free.append(block)
-            else:
+            elif self._by_key[key] == block:
                 self._evictable[block] = None
+            else:
+                self._free_twin(block, key)
 
     def lookup(self, key: Key) -> int | None:
         """Return the cached block of this prefix, or None."""
@@ -77,12 +84,15 @@ class BlockPool:
     def register(self, block: int, key: Key) -> int:
         """Make a full block reusable and return the chain id of the prefix that ends with it, negative under a salt.
 
-        If another block already caches the prefix, this one stays private and the other's chain id is returned.
+        If another block already caches the prefix, this one is its twin: private, with the same chain id, and cached
+        from when the other is evicted. The prefix thus stays in the cache as long as a sequence holds it.
         """
+        assert self._keys[block] is None, f"block {block} is cached under another prefix"
         known = self._by_key.get(key)
         if known is not None:
-            return self._chain_ids[known]
-        assert self._keys[block] is None, f"block {block} is cached under another prefix"
+            self._keys[block], self._chain_ids[block] = self._keys[known], self._chain_ids[known]
+            self._twins.setdefault(key, []).append(block)
+            return self._chain_ids[block]
         self._by_key[key] = block
         self._keys[block] = key
         previous, token_ids = key
@@ -118,15 +128,43 @@ class BlockPool:
         assert not free & evictable, "a block is both free and cached"
         for block in range(self.num_blocks):
             unreferenced = counts[block] == 0
-            cached = self._keys[block] is not None
+            key = self._keys[block]
+            cached = key is not None and self._by_key[key] == block
             assert (block in free) == (unreferenced and not cached), f"block {block} leaked or was freed in use"
             assert (block in evictable) == (unreferenced and cached), f"cached block {block} leaked"
-        assert {key: block for block, key in enumerate(self._keys) if key is not None} == self._by_key
+        equal: dict[Key, set[int]] = {}
+        for block, key in enumerate(self._keys):
+            if key is not None:
+                equal.setdefault(key, set()).add(block)
+        assert equal == {key: {block, *self._twins.get(key, ())} for key, block in self._by_key.items()}
+        assert all(counts[twin] for twins in self._twins.values() for twin in twins), "a twin is not in use"
+        chain_ids = {ROOT, *(self._chain_ids[block] for block in self._by_key.values())}
+        assert all(isinstance(key[0], str) or key[0] in chain_ids for key in self._by_key), "no lookup finds a block"
 
     def _forget(self, block: int) -> None:
+        """End the caching of a block; a twin takes its place."""
         key = self._keys[block]
         assert key is not None
-        del self._by_key[key]
         self._keys[block] = None
+        twins = self._twins.get(key)
+        if twins is not None:
+            self._by_key[key] = twins[0]
+            self._drop_twin(twins[0], key)
+            return
+        del self._by_key[key]
         if self.listener is not None and self._chain_ids[block] > ROOT:
             self.listener.removed(self._chain_ids[block])
+
+    def _free_twin(self, block: int, key: Key) -> None:
+        self._drop_twin(block, key)
+        self._keys[block] = None
+        self._free.append(block)
+        cached = self._by_key[key]
+        if cached in self._evictable:  # it stays longer than the blocks after it, which were released before
+            self._evictable.move_to_end(cached)
+
+    def _drop_twin(self, block: int, key: Key) -> None:
+        twins = self._twins[key]
+        twins.remove(block)
+        if not twins:
+            del self._twins[key]

@@ -106,7 +106,6 @@ class KVCacheManager:
             draft_valid = draft_valid and pool.is_draft_valid(block)
             sequence.num_draft_registered += draft_valid
         self._note_blocks(slot, sequence)
-        self.num_reused_blocks += sequence.num_registered
         return CachedPrefix(sequence.num_registered * size, sequence.num_draft_registered * size)
 
     def allocate(self, slot: int, num_tokens: int) -> bool:

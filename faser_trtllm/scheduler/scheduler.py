@@ -370,6 +370,7 @@ class Scheduler:
             self._free_slots.pop()
             self._waiting.pop()
             self._table.enter(slot, request)
+            kv.num_reused_blocks += prefix.num_cached_tokens // kv.tokens_per_block
             request.state = RequestState.RUNNING
             if request.stats.first_scheduled_s is None:
                 request.stats.first_scheduled_s = self._clock.now_s()

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from faser_trtllm.core.plan import DraftResult
+from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests
+from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
 from faser_trtllm.executor.guard import DisabledReason, SpeculationGuard
@@ -142,16 +143,24 @@ def test_a_slow_draft_is_a_timeout_but_not_while_it_reads_prompts():
     assert reasons(5.0, [1, 2, 3, 4] * 10, 1) == set()
 
 
-def _call(rows_per_request, draft_ms=0.0, new=(2, 2), free=None):
+MASKED, FREE = SamplingParams(allowed_token_ids=(1,)), SamplingParams()
+
+
+def _call(rows_per_request, draft_ms=0.0, new=(2, 2), free=None, params=(FREE, FREE), asked=2):
     """A step of two requests, whose draft call took draft_ms."""
     drafts = DraftResult(
         *columns(new, [3, 3]),
         draft_ms,
         num_rows=2 * rows_per_request,
-        num_asked=2,
+        num_asked=asked,
         num_free=None if free is None else np.array(free, np.int32),
     )
-    return SimpleNamespace(scheduled=range(2)), drafts
+    items = []
+    for one in params:
+        request = Request(str(len(items)), [1, 2], one, max_seq_len=64, max_draft_len=4)
+        request.num_computed_tokens = 1
+        items.append(ScheduledRequest(request, 1, 4, 4))
+    return SimpleNamespace(scheduled=ScheduledRequests.of(items)), drafts
 
 
 @pytest.mark.parametrize(("rows_per_request", "reasons"), [(1, {"draft_timeout"}), (6, {"draft_timeout"}), (7, set())])
@@ -167,6 +176,37 @@ def test_drafts_of_the_text_do_not_hide_a_draft_model_without_drafts(new, free, 
     for _ in range(guard_module.EMPTY_STEPS):
         guard.drafted(*_call(1, new=new, free=free))
     assert guard.gauges()["num_spec_fallbacks_draft_nan"] == is_off
+
+
+@pytest.mark.parametrize(
+    ("params", "asked", "free", "is_off"),
+    [
+        ([MASKED, MASKED], 2, None, False),
+        ([MASKED, FREE], 2, None, True),
+        ([MASKED, FREE], 1, None, False),  # it may have been the masked one
+        ([SamplingParams(allowed_token_ids=(1,), drafters=("suffix",)), FREE], 1, None, True),
+        ([SamplingParams(allowed_token_ids=(1,), num_draft_tokens=0), FREE], 1, None, True),
+        ([MASKED, FREE], 1, (4, 0), True),  # the text gave the masked one all drafts that it wants
+    ],
+)
+def test_calls_without_a_draft_count_if_a_request_without_a_mask_was_drafted_for(params, asked, free, is_off):
+    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2)
+    for _ in range(guard_module.EMPTY_STEPS):
+        guard.drafted(*_call(1, new=free or (0, 0), free=free, params=params, asked=asked))
+    assert guard.gauges()["num_spec_fallbacks_draft_nan"] == is_off
+
+
+def test_a_mask_without_the_draft_models_tokens_switches_speculation_off_for_nobody():
+    """Toy drafts of another vocabulary lack token 1, the only one that is allowed."""
+    faults = "draft_error@step999999"
+    masked = ([1, 2, 3], SamplingParams(max_tokens=40, allowed_token_ids=(1,)))
+    setup = Setup(policy="fixed:3", drafters="foreign", faults=faults)
+    executor, collector = _drive(setup, [masked])
+    assert collector.tokens["0"] == [1] * 40
+    assert executor.stats()["num_draft_tokens"] == 0
+    assert _disabled(executor) == set()
+    executor, _ = _drive(Setup(policy="fixed:3", drafters="foreign", faults="draft_nan@step2+"), [masked, REQUESTS[0]])
+    assert _disabled(executor) == {"draft_nan"}, "a request without a mask shows that the drafts failed"
 
 
 def _opposed_tables(setup):

@@ -1,10 +1,13 @@
 """Predictions of the output: they change how many passes it takes, and no token of it."""
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
 from tests.support.effort import examples
 from tests.support.executor_harness import Setup, run
 from tests.support.random_setups import VOCAB, prompts, setups
@@ -101,3 +104,12 @@ def test_the_next_request_of_a_slot_has_a_prediction_of_its_own():
     for index, text in enumerate(texts):
         assert found.tokens[str(index)] == text
         assert found.requests[str(index)].stats.num_predicted > 0.7 * MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("prediction", "token"), [((1, 50), 50), ([-1, 3], -1), (array("i", [2, 2**31 - 1]), 2**31 - 1)]
+)
+def test_a_prediction_with_tokens_that_the_model_lacks_is_refused(prediction, token):
+    with pytest.raises(InvalidArgumentError) as caught:
+        ask(Setup(vocab_size=50, policy="fixed:4"), prediction)
+    assert str(caught.value) == f"prediction holds token id {token}, the vocabulary has ids 0 to 49"

@@ -215,6 +215,25 @@ def test_blocks_of_a_request_that_failed_are_not_reused():
     assert again.stats.num_cached_tokens == 0
 
 
+def test_reused_blocks_count_when_a_request_runs_and_not_in_each_step_that_it_waits():
+    bench = Bench(max_num_tokens=10)
+    bench.add(16)
+    while bench.scheduler.has_work():
+        bench.step()
+    assert bench.scheduler.gauges()["kv_num_reused_blocks"] == 0
+    bench.add(40, first=20)
+    bench.step()
+    cached = bench.add(24)  # four blocks of it are cached; the prompt before it leaves two rows
+    for _ in range(3):
+        bench.step()
+        assert cached.slot < 0
+        assert bench.scheduler.gauges()["kv_num_reused_blocks"] == 0
+    while bench.scheduler.has_work():
+        bench.step()
+    assert cached.stats.num_cached_tokens == 16
+    assert bench.scheduler.gauges()["kv_num_reused_blocks"] == 4
+
+
 def test_cancelled_requests_do_not_pile_up_behind_the_head_of_the_line():
     bench = Bench(max_batch_size=1)
     bench.add(2, max_tokens=40)
