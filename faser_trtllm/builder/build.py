@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -111,7 +112,8 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
     max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
         raise InvalidArgumentError(
-            f"max_seq_len is {max_seq_len}; it must be between 2 and {longest}, the target's max_position_embeddings"
+            f"max_seq_len is {max_seq_len}; it must be between 2 and {longest}, the target's "
+            "max_position_embeddings with its rope scaling"
         )
     max_draft_len, head = options.max_draft_len, sources[-1].head
     if isinstance(head, BlockDrafter):
@@ -137,6 +139,10 @@ def _check_output_dir(options: BuildOptions) -> None:
             raise InvalidArgumentError(
                 f"output_dir {options.output_dir} would replace {path}; choose a directory of its own"
             )
+    if os.path.ismount(output):
+        raise EngineFileError(
+            f"output_dir {options.output_dir} is a mount point, which cannot be replaced; name a folder inside it"
+        )
     if not options.output_dir.exists() or options.force:
         return
     if not options.output_dir.is_dir():

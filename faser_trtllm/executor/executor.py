@@ -126,16 +126,20 @@ class Executor(Closing):
         *,
         priority: float = 0.5,
         timeout_s: float | None = None,
+        arrived_s: float | None = None,
     ) -> None:
-        """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
-        now_s, key = self._clock.now_s(), params.client_key
+        """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called.
+
+        arrived_s: when the request arrived, on the executor's clock, which timeout_s counts from; None: now.
+        """
+        arrival_s, key = self._clock.now_s() if arrived_s is None else arrived_s, params.client_key
         request = self._admission.request(
             request_id,
             prompt_token_ids,
             params,
-            arrival_s=now_s,
+            arrival_s=arrival_s,
             priority=priority,
-            deadline_s=None if timeout_s is None else now_s + timeout_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
         )
         self._scheduler.check(request)
         with self._wake:

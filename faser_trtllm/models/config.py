@@ -43,6 +43,7 @@ class ModelConfig:
     """A decoder of the Llama family.
 
     intermediate_size: width of an MLP, or of one expert.
+    max_position_embeddings: tokens of the longest sequence, with linear or YaRN scaling.
     windows: per layer, tokens that a row attends to, including itself; 0 for all.
     torch_dtype: type of the weights that config.json names.
     qk_norm: queries and keys are normed, each head for itself, or all heads of a row together if norms_all_heads.
@@ -133,7 +134,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
             f"{source}: num_key_value_heads {num_kv_heads} times head_dim {head_dim} is {num_kv_heads * head_dim}, the "
             f"norm of all keys of a row needs a multiple of {_NORM_SIZE}"
         )
-    max_position_embeddings = fields.integer("max_position_embeddings")
+    rope, longest = _parse_rope(fields, architecture, fields.integer("max_position_embeddings"))
     if is_olmoe and fields.number("clip_qkv", default=None) is not None:
         raise CheckpointError(f"{source}: clip_qkv is {data['clip_qkv']!r}, only null is supported")
     has_attention_bias = is_gpt_oss or is_olmoe or architecture in ("LlamaForCausalLM", *_OF_QWEN3)
@@ -149,9 +150,9 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=longest,
         rms_norm_eps=fields.number("rms_norm_eps", default=_DEFAULT_EPS.get(architecture, 1e-6)),
-        rope=_parse_rope(fields, architecture, max_position_embeddings),
+        rope=rope,
         windows=_parse_windows(fields, architecture, num_layers),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         qkv_bias=attention_bias or qkv_bias or architecture in OF_QWEN2,
@@ -249,7 +250,11 @@ def _parse_experts(fields: Fields, architecture: str, num_layers: int) -> Expert
     return ExpertsConfig(num_experts, top_k, inner, SOFTMAX, norm_topk, shared_size=shared_size)
 
 
-def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int) -> RopeConfig:
+def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int) -> tuple[RopeConfig, int]:
+    """Return the rope and the tokens of the longest sequence.
+
+    Published recipes for long texts add a linear or YaRN scaling and leave max_position_embeddings as it was.
+    """
     data, source = fields.data, fields.source
     rope = data.get("rope_scaling") or data.get("rope_parameters") or _DEFAULT_ROPE.get(architecture, {})
     if not isinstance(rope, dict):
@@ -266,21 +271,27 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
     if partial != 1.0:
         raise CheckpointError(f"{source}: partial_rotary_factor is {partial!r}, only 1.0 is supported")
     original_len = data.get("original_max_position_embeddings") or max_position_embeddings
+    has_original = "original_max_position_embeddings" in rope
     rope = {"original_max_position_embeddings": original_len} | rope
     values = Fields(rope, f"{source}: rope")
     theta = values.number("rope_theta", default=_DEFAULT_THETA.get(architecture, 10000.0))
     if rope_type == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta), max_position_embeddings
     factor = values.number("factor")
+
+    def scaled(num_tokens: int) -> int:
+        return min(max(max_position_embeddings, int(factor * num_tokens)), _MAX_INTEGER)
+
     if rope_type == "linear":
-        return RopeConfig(rope_type, theta, factor)
+        return RopeConfig(rope_type, theta, factor), scaled(max_position_embeddings)
     original_len = values.integer("original_max_position_embeddings")
     if rope_type == "llama3":
         low, high = values.number("low_freq_factor"), values.number("high_freq_factor")
         if high <= low:
             raise CheckpointError(f"{source}: rope: high_freq_factor {high} must exceed low_freq_factor {low}")
-        return RopeConfig(rope_type, theta, factor, original_len, low_freq_factor=low, high_freq_factor=high)
-    return RopeConfig(
+        config = RopeConfig(rope_type, theta, factor, original_len, low_freq_factor=low, high_freq_factor=high)
+        return config, max_position_embeddings
+    config = RopeConfig(
         rope_type,
         theta,
         factor,
@@ -292,6 +303,7 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
         mscale_all_dim=values.number("mscale_all_dim", default=None),
         truncate=values.boolean("truncate", default=True),
     )
+    return config, scaled(original_len) if has_original else max_position_embeddings
 
 
 def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:

@@ -190,6 +190,11 @@ def _simulate(
         else:
             arrivals = itertools.islice(load.arrivals(), total)
             report = run_arrivals(executor, clock, arrivals, objectives, lambda done: progress(done, total))
+            if not report.num_requests:
+                raise InvalidArgumentError(
+                    f"load is {load.name}, which has no requests with output tokens; use a trace that has some or a "
+                    "higher rate"
+                )
             progress(report.num_requests, report.num_requests)  # a trace may end before max_requests
         return report, executor.stats()
 

@@ -196,7 +196,7 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"max_draft_len": -1}, "max_draft_len is -1; it must be between 0 and"),
         (
             {"max_seq_len": 513},
-            "max_seq_len is 513; it must be between 2 and 512, the target's max_position",
+            "it must be between 2 and 512, the target's max_position_embeddings with its rope scaling",
         ),
         ({"max_seq_len": 1}, "max_seq_len is 1"),
         ({"expand": 0}, "expand is 0"),
@@ -294,6 +294,26 @@ def test_a_file_in_the_way(options: BuildOptions) -> None:
     under = dataclasses.replace(options, output_dir=options.output_dir / "engines")
     with pytest.raises(EngineFileError, match=r"cannot be written: (Not a directory|File exists)"):
         build_engines(under)
+
+
+@pytest.mark.parametrize("changes", [{}, {"force": True}, {"dry_run": True}], ids=str)
+def test_a_mount_point_is_refused_before_any_work(
+    options: BuildOptions, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished engines are renamed to output_dir, which no mount point allows."""
+    options.output_dir.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == options.output_dir)
+    monkeypatch.setattr(build, "_manifest", lambda *_: pytest.fail("it went on"))
+    with pytest.raises(EngineFileError) as caught:
+        build_engines(dataclasses.replace(options, **changes))
+    assert str(caught.value) == (
+        f"output_dir {options.output_dir} is a mount point, which cannot be replaced; name a folder inside it"
+    )
+
+
+def test_a_folder_on_a_mounted_volume_is_built(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == options.output_dir.parent)
+    assert build_engines(options) is not None
 
 
 def test_a_full_disk_keeps_the_old_engines(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,6 +452,19 @@ def test_the_window_of_a_draft_model_does_not_cut_the_targets(options: BuildOpti
     assert engines is not None
     assert (engines.build_config.max_seq_len, engines.draft_window) == (max_seq_len or 512, 128)
     assert lines == [f"draft: it drafts within its 128 tokens only, max_seq_len is {max_seq_len or 512}"]
+
+
+def test_rope_scaling_lets_both_models_take_longer_texts(options: BuildOptions) -> None:
+    assert options.draft_checkpoint_dir is not None
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    make_checkpoint(options.checkpoint_dir, "qwen2", rope=yarn, max_position_embeddings=256)
+    make_checkpoint(options.draft_checkpoint_dir, rope={"rope_type": "linear", "factor": 4.0}, num_layers=1)
+    lines: list[str] = []
+    engines = build_engines(dataclasses.replace(options, max_seq_len=1024), note=lines.append)
+    assert engines is not None
+    assert (engines.build_config.max_seq_len, engines.draft_window, lines) == (1024, 2048, [])
+    with pytest.raises(InvalidArgumentError, match="max_seq_len is 1025; it must be between 2 and 1024"):
+        build_engines(dataclasses.replace(options, max_seq_len=1025))
 
 
 def test_texts_end_at_all_end_tokens_that_the_model_has(options: BuildOptions) -> None:

@@ -290,6 +290,28 @@ def test_preempted_and_late_requests_are_timed_by_their_deadline():
     assert collector.reasons["a"] == "length"
 
 
+def test_times_and_deadline_count_from_the_arrival_that_the_caller_knows():
+    setup = Setup(max_batch_size=1)
+    executor, collector = start(setup)
+    setup.clock.advance(5.0)
+    requests = {}
+
+    def sink(name):
+        take = collector.sink(name)
+        return lambda output: bool(requests.update({name: output.request})) or take(output)
+
+    for name, arrived_s in (("known", 3.5), ("now", None), ("late", 3.0)):
+        params = SamplingParams(max_tokens=1)
+        executor.submit(name, [1], params, sink(name), timeout_s=2.0, arrived_s=arrived_s)
+    finish(executor)
+    assert {name: (request.arrival_s, request.deadline_s) for name, request in requests.items()} == {
+        "known": (3.5, 5.5),
+        "now": (5.0, 7.0),
+        "late": (3.0, 5.0),
+    }
+    assert collector.reasons == {"known": "length", "now": "length", "late": "timeout"}
+
+
 def test_a_late_request_leaves_its_slot_to_one_that_comes_in_the_same_step():
     """The newcomer samples with what is its own, although the end of the late one is told after it."""
     setup = Setup(max_batch_size=1, policy="fixed:3")

@@ -59,6 +59,31 @@ def test_qwen3_has_its_own_default_head_dim() -> None:
     assert config.head_dim == 128
 
 
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 2048),
+        ({"type": "linear", "factor": 2.5}, 1280),
+        ({"rope_type": "linear", "factor": 0.5}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 400}, 1600),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "yarn", "factor": 4.0}, 512),
+        ({"rope_type": "yarn", "factor": 1e30, "original_max_position_embeddings": 128}, 2**31 - 1),
+        (LLAMA3_ROPE, 512),
+        ({"rope_type": "default"}, 512),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_linear_and_yarn_scaling_raise_the_limit_of_tokens(rope: dict[str, Any], longest: int, key: str) -> None:
+    """Qwen's recipe for long texts only adds rope_scaling, and vLLM serves what it allows."""
+    config = parse_model_config(llama(**{key: rope}))
+    assert config.max_position_embeddings == longest
+    if config.rope.rope_type == "yarn":
+        assert config.rope.original_max_position_embeddings == rope.get("original_max_position_embeddings", 512)
+
+
 def windows(**changes: Any) -> tuple[int, ...]:
     config: ModelConfig = parse_model_config(llama(**changes))
     return config.windows

@@ -52,7 +52,7 @@ class EchoExecutor:
     def before_pass(self, call):
         self._before_pass = call
 
-    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
+    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None, arrived_s=None):
         check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
         if CRASH_TOKEN in prompt_token_ids:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +64,7 @@ class EchoExecutor:
             params,
             max_seq_len=self.max_seq_len,
             max_draft_len=self.max_draft_len,
-            arrival_s=time.monotonic(),
+            arrival_s=time.perf_counter() if arrived_s is None else arrived_s,
             priority=priority,
         )
         self.submitted.append((request, timeout_s))

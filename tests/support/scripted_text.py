@@ -11,7 +11,7 @@ from tests.support.fake_engine import EchoExecutor
 class ScriptExecutor(EchoExecutor):
     """Remembers the sink; the test says what the engine commits."""
 
-    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
+    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None, arrived_s=None):
         check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
         self.request = Request(request_id, prompt_token_ids, params, max_seq_len=self.max_seq_len, max_draft_len=4)
         self.sink = sink

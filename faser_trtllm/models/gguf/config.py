@@ -135,6 +135,8 @@ def model_config(file: GgufFile) -> ModelConfig:
     else:
         data["intermediate_size"] = keys.integer("feed_forward_length")
     config = parse_model_config(data, source)
+    # context_length already includes the rope scaling.
+    config = dataclasses.replace(config, max_position_embeddings=data["max_position_embeddings"])
     if architecture != "gpt-oss":
         config = dataclasses.replace(config, windows=(keys.integer("attention.sliding_window", 0),) * num_layers)
     return _with_rope_freqs(config, file)

@@ -225,7 +225,7 @@ class EngineServer:
         self._requests[frame.handle] = sequences
         for request in list(sequences):
             try:
-                self._generator.start(request.id, request.prepared, request, request.fail)
+                self._generator.start(request.id, request.prepared, request, request.fail, frame.arrived_s)
             except FaserError as error:  # fail() ends the other sequences too
                 request.fail(error)
                 break

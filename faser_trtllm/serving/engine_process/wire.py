@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ class OpenFrame:
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """The frame of a client's request. num_bytes: the size of its body."""
+    """The frame of a client's request. num_bytes: the size of its body. arrived_s: of time.perf_counter()."""
 
     model: int
     handle: int
@@ -120,6 +121,7 @@ class RequestFrame:
     inputs: tuple[InputTensor, ...]
     num_bytes: int
     client_key: str = ""  # the client that the proxy names, if any
+    arrived_s: float = field(default_factory=time.perf_counter, compare=False)
 
     @property
     def client_id(self) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.request_field import Bounds
-from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError, install
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import keep_serving
 from faser_trtllm.serving.launch.limits import MAX_OPEN_FILES

@@ -42,7 +42,7 @@ class _Waiting:
     job: _Job
     on_error: OnError
     timeout_ms: float | None
-    deadline_s: float  # of time.monotonic()
+    deadline_s: float  # of time.perf_counter()
 
 
 class GuideQueue:
@@ -76,8 +76,11 @@ class GuideQueue:
         on_error: OnError,
         timeout_ms: float | None = None,
         client_key: str = "",
+        arrived_s: float | None = None,
     ) -> None:
-        """Call on_guide with the guide, or on_error with an error, which after timeout_ms is a timeout.
+        """Call on_guide with the guide, or on_error with an error, which timeout_ms after arrived_s is a timeout.
+
+        arrived_s: of time.perf_counter(); None: now.
 
         Raises UnavailableError if too many guides or requests wait, and InvalidArgumentError if the id already waits;
         neither callback is called then. For a cached guide, passes on what on_guide raises.
@@ -99,7 +102,8 @@ class GuideQueue:
                 self._jobs[spec] = job
             elif len(job.requests) >= MAX_WAITING_GUIDES:
                 raise _too_many()
-            deadline_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1e3
+            arrived_s = time.perf_counter() if arrived_s is None else arrived_s
+            deadline_s = math.inf if timeout_ms is None else arrived_s + timeout_ms / 1e3
             if timeout_ms is not None and not self._ends_late:
                 threading.Thread(target=self._end_late, name="faser-guides-timeouts", daemon=True).start()
                 self._ends_late = True
@@ -160,7 +164,7 @@ class GuideQueue:
         """End requests whose time is over, one thread for all, until none waits with a timeout."""
         while True:
             with self._changed:
-                now_s = time.monotonic()
+                now_s = time.perf_counter()
                 self._ends_late = any(waiting.timeout_ms is not None for waiting in self._waiting.values())
                 if not self._ends_late:
                     return

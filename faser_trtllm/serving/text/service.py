@@ -65,8 +65,9 @@ class TextGenerator:
         prompt = self._prompt(request)
         check_request(prompt, params, vocab_size=vocab_size, max_seq_len=max_seq_len)
         if request.prediction:
-            expected = self._tokenizer.encode(request.prediction, add_special_tokens=False)
-            params = dataclasses.replace(params, prediction=array("i", expected[:max_seq_len]))
+            expected = self._tokenizer.encode(request.prediction, add_special_tokens=False)[:max_seq_len]
+            known = itertools.takewhile(lambda token: token < vocab_size, expected)  # the model may have fewer tokens
+            params = dataclasses.replace(params, prediction=array("i", known))
         if request.bad_words or request.embedding_bias_words:
             bad_words = (*bad_word_ids(self._tokenizer, request.bad_words), *request.bad_token_ids)
             params = dataclasses.replace(params, bad_words=bad_words, logit_bias=self._logit_bias(request))
@@ -85,27 +86,42 @@ class TextGenerator:
         )
 
     def start(
-        self, request_id: str, prepared: PreparedText, sink: Sink, on_error: Callable[[FaserError], None]
+        self,
+        request_id: str,
+        prepared: PreparedText,
+        sink: Sink,
+        on_error: Callable[[FaserError], None],
+        arrived_s: float | None = None,
     ) -> None:
         """Queue a prepared request; the executor's thread passes its tokens to the sink.
 
         Raises InvalidArgumentError or UnavailableError, and then calls neither function. If the request's guide must
         first be compiled, another thread does that, and on_error receives any later error.
+
+        arrived_s: when the request arrived, on the executor's clock (time.perf_counter()); None: now. Its times and
+        its timeout count from there.
         """
         request, prompt, params = prepared.request, prepared.prompt, prepared.params
-        arrived_s = time.monotonic()
+        arrived_s = time.perf_counter() if arrived_s is None else arrived_s
+        timeout_s = None if request.timeout_ms is None else request.timeout_ms / 1e3
 
         def run(guide: Guide | None) -> None:
-            waited_s = 0.0 if guide is None else time.monotonic() - arrived_s
-            timeout_s = None if request.timeout_ms is None else max(0.0, request.timeout_ms / 1e3 - waited_s)
             guided = params if guide is None else dataclasses.replace(params, guide=guide)
-            self._executor.submit(request_id, prompt, guided, sink, priority=request.priority, timeout_s=timeout_s)
+            self._executor.submit(
+                request_id,
+                prompt,
+                guided,
+                sink,
+                priority=request.priority,
+                timeout_s=timeout_s,
+                arrived_s=arrived_s,
+            )
 
         spec = request.guide()
         if spec is None:
             run(None)
         else:
-            self._guides.submit(request_id, spec, run, on_error, request.timeout_ms, request.client_key)
+            self._guides.submit(request_id, spec, run, on_error, request.timeout_ms, request.client_key, arrived_s)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
         """Prepare and start a request; raise like prepare() and start().

@@ -63,6 +63,19 @@ def test_the_progress_of_a_trace_that_is_shorter_than_max_requests_is_complete_a
     assert told[-1] == ("trace.csv, off", 3, 3)
 
 
+@pytest.mark.parametrize("rows", ["", "0,10,0\n1,10,0\n"], ids=["none", "without output"])
+def test_a_trace_without_requests_to_simulate_is_refused(tmp_path, rows):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"at_s,prompt_len,output_len\n{rows}")
+    with pytest.raises(InvalidArgumentError, match=r"^load is trace\.csv, which has no requests with output tokens"):
+        make_plan(make(loads=parse_loads(str(trace), 0)))
+
+
+def test_a_rate_at_which_nothing_arrives_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"^load is azure at 1e-06 requests/s, which has no requests with"):
+        make_plan(make(loads=parse_loads("azure:0.000001", 0)))
+
+
 def test_drafting_for_two_requests_pays_and_is_recommended(plan):
     gains = {run.system: run.speed_up.value for run in plan.runs if run.load == "2 in flight"}
     assert gains["off"] == 1.0

@@ -16,18 +16,19 @@ from tests.support.published_mixtures import pack_experts, publish, write_mixtur
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 FAMILIES = ("qwen3", "qwen2", "olmoe", "mixtral", "gpt_oss")
+SIZES: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 131_072}  # the length of gpt-oss's rope
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_config_and_weights_are_those_of_the_folder(tmp_path: Path, family: str) -> None:
-    publish(tmp_path / "folder", family, dtype="bfloat16", num_hidden_layers=2)
+    publish(tmp_path / "folder", family, dtype="bfloat16", **SIZES)
     path = write_mixture(tmp_path / "x.gguf", tmp_path / "folder", family)
     check(tmp_path / "folder", path)
 
 
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    pack_experts(folder, publish(folder, "gpt_oss", dtype="bfloat16", num_hidden_layers=2))
+    pack_experts(folder, publish(folder, "gpt_oss", dtype="bfloat16", **SIZES))
     check(folder, write_mixture(tmp_path / "x.gguf", folder, "gpt_oss"))
 
 

@@ -122,6 +122,15 @@ def test_llama3_factors_give_its_frequencies(tmp_path: Path) -> None:
     assert error < 1e-2 * np.abs(logits(folder, tmp_path / "b")).max()
 
 
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+def test_context_length_includes_the_rope_scaling(tmp_path: Path, rope_type: str) -> None:
+    rope = {"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 256}
+    folder = make_checkpoint(tmp_path / "folder", rope=rope, max_position_embeddings=384)
+    with opened(write_gguf(tmp_path / "x.gguf", folder, TYPE_BF16)) as file:
+        assert file.checkpoint.config.rope.factor == 4.0
+        assert file.checkpoint.config.max_position_embeddings == 384
+
+
 def changed(
     tmp_path: Path, keys: dict[str, Any] | None = None, tensors: dict[str, Tensor | None] | None = None
 ) -> Path:

@@ -1,9 +1,11 @@
 """The engine process, spoken to as the Triton backend does."""
 
 import contextlib
+import json
 import re
 import signal
 import struct
+import time
 import uuid
 
 import numpy as np
@@ -71,6 +73,19 @@ def test_a_stop_word_ends_each_of_many_requests(shared, stream):
     assert {text_of(answers[handle]) for handle in range(number)} == {b"abcde"}
     reasons = [outputs["finish_reason"][2][4:] for handle in range(number) for outputs in answers[handle][-1:]]
     assert reasons == [b"stop"] * number
+
+
+def test_a_request_arrives_when_its_frame_does(shared):
+    """The second one runs while the first one's guide is compiled."""
+    schema = {"type": "object", "properties": {f"k{i}": {"enum": [f"{i}_{j}" for j in range(40)]} for i in range(40)}}
+    guide = {"guided_decoding_guide_type": b"json_schema", "guided_decoding_guide": json.dumps(schema).encode()}
+    sent_ns = time.perf_counter_ns()
+    for handle, fields in ((1, guide), (2, {})):
+        fields |= {"text_input": b"abc", "max_tokens": ints(3), "return_perf_metrics": np.array([[True]])}
+        shared.ask(0, handle, outputs=("arrival_time_ns",), **fields)
+    answers = shared.answers(2)
+    first_ns, second_ns = (np.frombuffer(answers[handle][-1]["arrival_time_ns"][2], np.int64)[0] for handle in (1, 2))
+    assert sent_ns <= first_ns < second_ns
 
 
 def test_a_bad_request_gets_its_sentence_and_what_it_is_about(backend):

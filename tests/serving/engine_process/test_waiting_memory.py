@@ -28,7 +28,7 @@ class Queue(EchoExecutor):
         super().__init__(VOCAB_SIZE, MAX_SEQ_LEN)
         self.waiting = []
 
-    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
+    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None, arrived_s=None):
         sizes = {"max_seq_len": self.max_seq_len, "max_draft_len": self.max_draft_len}
         request = Request(request_id, prompt_token_ids, params, **sizes, keep_candidates=True, keep_runners_up=True)
         self.waiting.append((request, sink))

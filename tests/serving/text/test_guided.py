@@ -14,6 +14,7 @@ from faser_trtllm.serving.text.guide_queue import GuideQueue
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
 from tests.support.fake_engine import EchoExecutor
+from tests.support.waiting import wait_until
 
 WAIT_S = 20
 
@@ -156,13 +157,26 @@ def test_an_executor_that_refuses_late_is_heard(case):
 
 
 def test_waiting_for_a_guide_counts_for_the_timeout(case):
+    sent_s = time.perf_counter()
     case.submit("r", "a+", timeout_ms=60_000.0)
     assert case.compiler.started.wait(WAIT_S)
-    time.sleep(0.05)
+    started_s = time.perf_counter()
     case.compiler.gate.set()
     case.last("r")
-    ((_, timeout_s),) = case.executor.submitted
-    assert 60 - WAIT_S < timeout_s <= 59.95
+    ((request, timeout_s),) = case.executor.submitted
+    assert sent_s <= request.arrival_s <= started_s
+    assert timeout_s == 60.0
+
+
+def test_the_wait_before_a_guide_counts_for_the_timeout(case):
+    """Long prompts wait for a thread that tokenizes them."""
+    case.submit("others", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    failed, guided = [], {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "b+"}
+    prepared = case.generator.prepare(TextRequest(text="hello", timeout_ms=60_000.0, **guided))
+    case.generator.start("r", prepared, lambda output: False, failed.append, time.perf_counter() - 60.0)
+    wait_until(lambda: failed)
+    assert str(failed[0]).startswith("the request timed out in the queue, timeout_ms is 60000")
 
 
 def test_a_deadline_ends_the_wait_for_a_guide(case):

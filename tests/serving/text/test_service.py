@@ -1,5 +1,6 @@
 """Text over a fake executor: what a request becomes, and what its tokens become."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -234,3 +235,19 @@ def test_the_sequences_of_a_prompt_are_tokenized_once_and_have_their_own_seeds(t
     assert second == generator.prepare(replace(request, seed=2)), "as if it had come alone"
     other = generator.prepare(replace(request, text="other"), like=first)
     assert other == generator.prepare(replace(request, text="other"))
+
+
+@pytest.mark.parametrize("others", [{}, {"bad_words": ("x",)}])
+def test_a_prediction_ends_before_the_first_token_that_the_model_lacks(tmp_path, others):
+    """A tokenizer may have more tokens than the model has rows; a prediction is a hint and fails no request."""
+    write_tokenizer(tmp_path, 320)
+    path = tmp_path / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    flags = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
+    definition["added_tokens"].append({"id": 320, "content": "<new>"} | flags)
+    path.write_text(json.dumps(definition))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert 320 in tokenizer.encode("ab<new>ab")
+    for text, known in (("ab<new>ab", "ab"), ("<new>ab", ""), ("abab", "abab")):
+        params = params_of(tokenizer, prediction=text, **others)
+        assert list(params.prediction) == tokenizer.encode(known, add_special_tokens=False)
