@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from faser_trtllm.acceptance_curves import PUBLISHED, by_place, lengths_of, parse_curves
+from faser_trtllm.acceptance_curves import PUBLISHED, by_place, parse_curves
 from faser_trtllm.config import read_mapping
 from faser_trtllm.errors import InvalidArgumentError
 
@@ -32,6 +32,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             spelled = " ".join(f"{length:g}" for length in lengths)
             print(f"# {name}: acceptance length {spelled}; off by {off:.2f} at most")
             print(f"synthetic_acceptance: {chances}")
+
+
+def lengths_of(chances: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean acceptance lengths for 1, 2, ... draft tokens; the inverse of by_place."""
+    found, reached, length = [], 1.0, 1.0
+    for chance in chances:
+        reached *= chance
+        length += reached
+        found.append(length)
+    return tuple(found)
 
 
 if __name__ == "__main__":

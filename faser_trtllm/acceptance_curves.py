@@ -77,16 +77,6 @@ def by_place(lengths: Sequence[float]) -> tuple[float, ...]:
     return tuple(chances)
 
 
-def lengths_of(chances: Sequence[float]) -> tuple[float, ...]:
-    """Return the mean acceptance lengths for 1, 2, ... draft tokens; the inverse of by_place."""
-    found, reached, length = [], 1.0, 1.0
-    for chance in chances:
-        reached *= chance
-        length += reached
-        found.append(length)
-    return tuple(found)
-
-
 def _lengths(where: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_DRAFT_LEN:
         raise InvalidArgumentError(f"{where} must have lengths of 1 to {MAX_DRAFT_LEN} numbers of draft tokens")

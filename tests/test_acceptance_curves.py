@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.golden import lengths_of
 from faser_trtllm.acceptance_curves import (
     DRAFTERS,
     PUBLISHED,
     by_place,
-    lengths_of,
     parse_curves,
     published_curves,
     published_names,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from faser_trtllm.core.decision import PruneRule
-from faser_trtllm.engine.gpu.fp8 import scaled_linear_reference
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
@@ -20,7 +19,6 @@ from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
 from faser_trtllm.ops.cuda.experts.route_rows import Choice, Routes
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
-from faser_trtllm.ops.cuda.verify_attention import verify_attention_reference
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 from faser_trtllm.ops.transfer.pack_sampling import has_edits
@@ -33,8 +31,10 @@ from lab.reference.cuda.experts.combine_rows import combine_rows_reference
 from lab.reference.cuda.experts.grouped_matmul import decoded
 from lab.reference.cuda.experts.route_rows import route_rows_reference
 from lab.reference.cuda.gated_silu import gated_silu_reference
+from lab.reference.cuda.products.scaled_linear import scaled_linear_reference
 from lab.reference.cuda.sample import advance_reference, sample_reference
 from lab.reference.cuda.take_step import take_step_reference
+from lab.reference.cuda.verify_attention import verify_attention_reference
 
 if TYPE_CHECKING:
     from torch import Tensor

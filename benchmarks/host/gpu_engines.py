@@ -7,7 +7,7 @@ run in the device's place, and HostClock leaves them out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from benchmarks.gpu.reference_ops import ReferenceOps
 from benchmarks.host.null_engines import DRAFTED, RandomLogits
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds, Placement
+from faser_trtllm.engine.gpu.decoder import Bounds, OneSegmentDecoder, Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
@@ -175,15 +175,11 @@ class _DeviceRuntime(HostRuntime):
         return run
 
 
-class _Decoder:
+class _Decoder(OneSegmentDecoder):
     """A Decoder without layers. random_logits: the logits of its passes; None leaves them unchanged."""
 
-    has_fixed_shapes = False
     weight_bytes = 0
     has_kv = True
-    is_read = False
-    has_prune_plan = False
-    num_distinct = None
 
     def __init__(self, batch: DeviceBatch, spec: EngineSpec, clock: HostClock) -> None:
         import torch
@@ -193,15 +189,6 @@ class _Decoder:
         self._clock = clock
         self._max_seq_len = spec.max_seq_len
         self._hidden = torch.zeros((spec.max_num_tokens, 1))
-
-    def hidden(self, segment: int) -> Tensor:
-        return self._hidden
-
-    def query_rows(self, num_query_rows: int, rows: int) -> int:
-        return rows
-
-    def kv_lens(self) -> tuple[int, ...]:
-        return (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         self._clock.launched()
@@ -213,15 +200,6 @@ class _Decoder:
             logits.numpy()[:] = _CERTAIN * self.random_logits.of_pass(logits.shape[0])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None: ...
-
-    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
-        raise NotImplementedError("there is one segment")
-
-    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        raise NotImplementedError("there is one segment")
-
-    def copy_kv(self, copies: Tensor) -> None:
-        raise NotImplementedError("there are no branches")
 
     def close(self) -> None: ...
 

@@ -20,14 +20,11 @@ _FUNCTIONS = """
 i faser_abi_version
 s faser_isa
 p faser_pool_create             pii
-i faser_pool_num_threads        p
 v faser_pool_destroy            p
 p faser_engine_create           ppiiiip
 v faser_engine_destroy          p
 l faser_engine_memory_bytes     p
 i faser_engine_logits_stride    p
-i faser_engine_num_layers       p
-i faser_engine_vocab_size       p
 d faser_engine_distinct_experts p
 i faser_engine_forward          ppiipip
 i faser_engine_attach_head      pppi

@@ -116,7 +116,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     return faser::draft_block(engine, pool, *batch, sampling, num_active, num_new_drafts, max_draft_len, stop, scratch,
                               logits, out_num_new);
 
-  const int32_t vocab_size = faser_engine_vocab_size(engine);
+  const int32_t vocab_size = engine->vocab_size();
   const int32_t stride = faser_engine_logits_stride(engine);
   int32_t status = faser::catch_up(engine, *batch, sampling, num_drafts, num_active, scratch, logits);
   while (status == FASER_OK && num_active > 0) {

@@ -35,7 +35,6 @@ const char* faser_isa(void);
 // cores: [num_threads] ids to pin workers 1.. to, or NULL for no pinning. Idle workers spin for spin_us, then sleep.
 typedef struct faser_pool faser_pool;
 faser_pool* faser_pool_create(const int32_t* cores, int32_t num_threads, int32_t spin_us);
-int32_t faser_pool_num_threads(const faser_pool* pool);
 void faser_pool_destroy(faser_pool* pool);
 
 // Model: pointers into memory that outlives the engine (the memory-mapped engine file).
@@ -192,8 +191,6 @@ void faser_engine_destroy(faser_engine* engine);
 int64_t faser_engine_memory_bytes(const faser_engine* engine);  // KV pool and workspaces
 // Leading dimension (floats) of a logits row: vocab_size rounded up to 64.
 int32_t faser_engine_logits_stride(const faser_engine* engine);
-int32_t faser_engine_num_layers(const faser_engine* engine);
-int32_t faser_engine_vocab_size(const faser_engine* engine);
 
 // Number of experts per layer that the last pass read: the mean over the layers that ran, with its segments taken
 // together. 0 if there are no experts or no rows.

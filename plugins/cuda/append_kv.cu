@@ -191,6 +191,12 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
 
 }  // namespace faser
 
+// AppendArguments from the parameters of a kernel.
+#define FASER_APPEND_ARGUMENTS(FIRST_BRANCH)                                                                \
+  qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, FIRST_BRANCH, num_rows, batch_size, num_heads, \
+      num_kv_heads, head_dim, num_blocks, tokens_per_block, max_blocks_per_seq, max_seq_len,                \
+      faser::float_of_bits(k_scale_bits), faser::float_of_bits(v_scale_bits), q_rotated, k_cache, v_cache
+
 // Grid (num_rows, ceil((num_heads + 2 num_kv_heads) * head_dim / 16 / 128)), blocks of 128 threads. Input and output
 // caches are the same memory: a plugin's input and output at one address.
 #define FASER_APPEND_KV(NAME, T, KV)                                                                           \
@@ -202,28 +208,7 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
       int32_t k_scale_bits, int32_t v_scale_bits, void* q_rotated, void* k_cache, void* v_cache) {             \
     static_cast<void>(k_cache_in);                                                                             \
     static_cast<void>(v_cache_in);                                                                             \
-    const faser::AppendArguments args = {qkv,                                                                  \
-                                         cos,                                                                  \
-                                         sin,                                                                  \
-                                         positions,                                                            \
-                                         cu_q_lens,                                                            \
-                                         block_table,                                                          \
-                                         kv_lens,                                                              \
-                                         nullptr,                                                              \
-                                         num_rows,                                                             \
-                                         batch_size,                                                           \
-                                         num_heads,                                                            \
-                                         num_kv_heads,                                                         \
-                                         head_dim,                                                             \
-                                         num_blocks,                                                           \
-                                         tokens_per_block,                                                     \
-                                         max_blocks_per_seq,                                                   \
-                                         max_seq_len,                                                          \
-                                         faser::float_of_bits(k_scale_bits),                                   \
-                                         faser::float_of_bits(v_scale_bits),                                   \
-                                         q_rotated,                                                            \
-                                         k_cache,                                                              \
-                                         v_cache};                                                             \
+    const faser::AppendArguments args = {FASER_APPEND_ARGUMENTS(nullptr)};                                     \
     faser::append<false, T, KV, T>(args, {});                                                                  \
   }
 FASER_APPEND_KV(bf16, faser::bf16, faser::bf16)
@@ -243,28 +228,7 @@ FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
       int32_t num_kv_heads, int32_t head_dim, int32_t num_blocks, int32_t tokens_per_block,                            \
       int32_t max_blocks_per_seq, int32_t max_seq_len, int32_t k_scale_bits, int32_t v_scale_bits,                     \
       int32_t hidden_size, int32_t eps_bits, void* q_rotated, void* k_cache, void* v_cache) {                          \
-    const faser::AppendArguments args = {qkv,                                                                          \
-                                         cos,                                                                          \
-                                         sin,                                                                          \
-                                         positions,                                                                    \
-                                         cu_q_lens,                                                                    \
-                                         block_table,                                                                  \
-                                         kv_lens,                                                                      \
-                                         first_branch,                                                                 \
-                                         num_rows,                                                                     \
-                                         batch_size,                                                                   \
-                                         num_heads,                                                                    \
-                                         num_kv_heads,                                                                 \
-                                         head_dim,                                                                     \
-                                         num_blocks,                                                                   \
-                                         tokens_per_block,                                                             \
-                                         max_blocks_per_seq,                                                           \
-                                         max_seq_len,                                                                  \
-                                         faser::float_of_bits(k_scale_bits),                                           \
-                                         faser::float_of_bits(v_scale_bits),                                           \
-                                         q_rotated,                                                                    \
-                                         k_cache,                                                                      \
-                                         v_cache};                                                                     \
+    const faser::AppendArguments args = {FASER_APPEND_ARGUMENTS(first_branch)};                                        \
     const float eps = faser::float_of_bits(eps_bits);                                                                  \
     faser::append<true, T, KV, SOURCE>(args, {hidden, bias, q_norm, k_norm, hidden_size, eps});                        \
   }

@@ -42,6 +42,12 @@
       int32_t num_blocks, int32_t tokens_per_block, int32_t max_blocks_per_seq, int32_t window, int32_t split_tokens, \
       int32_t max_slots, int32_t in_place, int32_t scale_bits, int32_t v_scale_bits, void *out, float *workspace
 
+// AttentionArguments, but for `sinks`.
+#define FASER_ATTENTION_ARGUMENTS                                                                                  \
+  q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, num_rows, batch_size, num_heads, num_kv_heads, num_blocks, \
+      tokens_per_block, max_blocks_per_seq, window, split_tokens, max_slots, in_place,                             \
+      faser::float_of_bits(scale_bits), faser::float_of_bits(v_scale_bits), out, workspace
+
 // Grid (blocks, num_kv_heads). Without slots there are more blocks than tiles: (num_rows * group + min(num_rows,
 // batch_size) * (tile_rows - 1)) / tile_rows + 1 at least; with slots any number does.
 // scale_bits: the softmax scale times that of an e4m3 K. SINKS: an expression; the parameters follow it.
@@ -49,28 +55,7 @@
   extern "C" __global__ void __launch_bounds__(faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kNumThreads,       \
                                                faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kMinBlocks)        \
       verify_attention_##NAME##_h##HEAD_DIM##_m##TILE_ROWS(__VA_ARGS__) {                                 \
-    faser::attend_all<T, KV, faser::Tiling<KV, HEAD_DIM, TILE_ROWS>>({q,                                  \
-                                                                      k_cache,                            \
-                                                                      v_cache,                            \
-                                                                      block_table,                        \
-                                                                      cu_q_lens,                          \
-                                                                      kv_lens,                            \
-                                                                      num_rows,                           \
-                                                                      batch_size,                         \
-                                                                      num_heads,                          \
-                                                                      num_kv_heads,                       \
-                                                                      num_blocks,                         \
-                                                                      tokens_per_block,                   \
-                                                                      max_blocks_per_seq,                 \
-                                                                      window,                             \
-                                                                      split_tokens,                       \
-                                                                      max_slots,                          \
-                                                                      in_place,                           \
-                                                                      faser::float_of_bits(scale_bits),   \
-                                                                      faser::float_of_bits(v_scale_bits), \
-                                                                      out,                                \
-                                                                      workspace,                          \
-                                                                      SINKS});                            \
+    faser::attend_all<T, KV, faser::Tiling<KV, HEAD_DIM, TILE_ROWS>>({FASER_ATTENTION_ARGUMENTS, SINKS}); \
   }
 
 #define FASER_VERIFY_ATTENTION_OF_TYPES(NAME, T, KV, HEAD_DIM, SINKS, ...) \
@@ -109,33 +94,16 @@ FASER_VERIFY_ATTENTION_OF_HEAD(256)
       int32_t max_blocks_per_seq, int32_t window, int32_t split_tokens, int32_t max_slots, int32_t v_scale_bits, \
       int32_t head_dim, T *out
 
+#define FASER_COMBINE_ARGUMENTS                                                                             \
+  nullptr, nullptr, nullptr, nullptr, cu_q_lens, kv_lens, num_rows, batch_size, num_heads, num_kv_heads, 0, \
+      tokens_per_block, max_blocks_per_seq, window, split_tokens, max_slots, 0, 0.0f,                       \
+      faser::float_of_bits(v_scale_bits), nullptr, const_cast<float*>(workspace)
+
 // Grid (num_rows, ceil(num_heads / 4)), blocks of 128 threads; sizes as in the launch before. 8 blocks per SM allow 64
 // registers: by default ptxas uses 32 on sm_80 to sm_89, and spills.
 #define FASER_VERIFY_ATTENTION_COMBINE(NAME, T, SINKS, ...)                                           \
   extern "C" __global__ void __launch_bounds__(128, 8) verify_attention_combine_##NAME(__VA_ARGS__) { \
-    faser::combine<T>({nullptr,                                                                       \
-                       nullptr,                                                                       \
-                       nullptr,                                                                       \
-                       nullptr,                                                                       \
-                       cu_q_lens,                                                                     \
-                       kv_lens,                                                                       \
-                       num_rows,                                                                      \
-                       batch_size,                                                                    \
-                       num_heads,                                                                     \
-                       num_kv_heads,                                                                  \
-                       0,                                                                             \
-                       tokens_per_block,                                                              \
-                       max_blocks_per_seq,                                                            \
-                       window,                                                                        \
-                       split_tokens,                                                                  \
-                       max_slots,                                                                     \
-                       0,                                                                             \
-                       0.0f,                                                                          \
-                       faser::float_of_bits(v_scale_bits),                                            \
-                       nullptr,                                                                       \
-                       const_cast<float*>(workspace),                                                 \
-                       SINKS},                                                                        \
-                      whole, head_dim, out);                                                          \
+    faser::combine<T>({FASER_COMBINE_ARGUMENTS, SINKS}, whole, head_dim, out);                        \
   }
 FASER_VERIFY_ATTENTION_COMBINE(bf16, faser::bf16, nullptr, FASER_COMBINE_PARAMETERS(faser::bf16))
 FASER_VERIFY_ATTENTION_COMBINE(fp16, faser::fp16, nullptr, FASER_COMBINE_PARAMETERS(faser::fp16))

@@ -17,11 +17,11 @@ import torch
 
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.ops.cuda.tensors import PagedKv
-from faser_trtllm.ops.cuda.verify_attention import verify_attention_reference
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 from lab.interpreted.interpreter import PluginNode
 from lab.reference.cuda.compact_rows import compact_rows_reference
 from lab.reference.cuda.early_exit import early_exit_reference
+from lab.reference.cuda.verify_attention import verify_attention_reference
 
 
 class StandInTrt:

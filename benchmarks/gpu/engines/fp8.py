@@ -21,17 +21,13 @@ from benchmarks.policies.workload import Job
 from faser_trtllm.builder.plan_file import arch_capability
 from faser_trtllm.config import Quantization
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.gpu.fp8 import (
-    check_capability,
-    check_product,
-    scaled_linear,
-    scaled_linear_reference,
-)
+from faser_trtllm.engine.gpu.fp8 import check_capability, check_product, scaled_linear
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.ops.cuda.driver import device_arch, device_name
 from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
 from faser_trtllm.profiling.grid import Point
+from lab.reference.cuda.products.scaled_linear import scaled_linear_reference
 
 if TYPE_CHECKING:
     from torch import Tensor

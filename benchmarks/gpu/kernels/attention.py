@@ -13,6 +13,7 @@ from benchmarks.gpu.machine import num_copies
 from faser_trtllm.ops.cuda import append_kv, verify_attention
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from lab.reference.cuda.append_kv import append_kv_reference
+from lab.reference.cuda.verify_attention import verify_attention_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +149,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
     def check() -> float:
         inputs = sets[0]
-        wanted = verify_attention.verify_attention_reference(inputs.q, inputs.kv)
+        wanted = verify_attention_reference(inputs.q, inputs.kv)
         if launcher is None:
             inputs.out.copy_(wanted)
         else:

@@ -8,7 +8,6 @@ on the CPU (plugins/cpu/engine/block.cpp). Drafted blocks have separate KV block
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.engine.base import EngineSpec
@@ -18,7 +17,7 @@ from faser_trtllm.engine.cuda.block_rows import BlockRows
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import BlockWeights, DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds, Placement
+from faser_trtllm.engine.gpu.decoder import Bounds, OneSegmentDecoder, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.experts.grouped_matmul import Mxfp4Matrices
@@ -34,14 +33,10 @@ if TYPE_CHECKING:
 _UNSCALED = 8
 
 
-class BlockDecoder:
+class BlockDecoder(OneSegmentDecoder):
     """Decoder (engine/gpu/decoder.py) over a block drafter's weights."""
 
-    has_fixed_shapes = False
-    has_prune_plan = False
-    num_distinct = None
     has_kv = True
-    is_read = False
 
     def __init__(
         self,
@@ -103,15 +98,6 @@ class BlockDecoder:
     def weight_bytes(self) -> int:
         return self.weights.num_bytes
 
-    def hidden(self, segment: int) -> Tensor:
-        return self._hidden
-
-    def query_rows(self, num_query_rows: int, rows: int) -> int:
-        return rows
-
-    def kv_lens(self) -> tuple[int, ...]:
-        return (self._max_seq_len,)
-
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         """Write keys and values of the rows. A request's last row has no hidden row of the target yet: the KV written
         at its position is never read, and is overwritten once the hidden row exists."""
@@ -140,15 +126,6 @@ class BlockDecoder:
         """See Decoder.step. Moves on to the next place."""
         self._place += 1
         self._take_place(logits, self.batch.token_ids[:rows])
-
-    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
-        raise NotImplementedError("block drafters have one segment")
-
-    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        raise NotImplementedError("block drafters have one segment")
-
-    def copy_kv(self, copies: Tensor) -> None:
-        raise NotImplementedError("block drafters have no branches")
 
     def close(self) -> None:
         del self.batch, self.weights, self._read, self._rows, self.cache, self._context_kv, self._block_kv

@@ -17,7 +17,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import device_tensor
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds, Placement
+from faser_trtllm.engine.gpu.decoder import Bounds, OneSegmentDecoder, Placement
 
 if TYPE_CHECKING:
     import torch
@@ -42,14 +42,10 @@ class MedusaWeights:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-class MedusaDecoder:
+class MedusaDecoder(OneSegmentDecoder):
     """Decoder (engine/gpu/decoder.py) without layers and KV."""
 
-    has_fixed_shapes = False
-    has_prune_plan = False
-    num_distinct = None
     has_kv = False
-    is_read = False
 
     def __init__(self, weights: MedusaWeights, spec: EngineSpec, place: Placement, hidden_rows: HiddenRows) -> None:
         """hidden_rows: outputs of the target's last layer."""
@@ -75,15 +71,6 @@ class MedusaDecoder:
     @property
     def weight_bytes(self) -> int:
         return self.weights.num_bytes
-
-    def hidden(self, segment: int) -> Tensor:
-        return self._hidden
-
-    def query_rows(self, num_query_rows: int, rows: int) -> int:
-        return rows
-
-    def kv_lens(self) -> tuple[int, ...]:
-        return (self._max_seq_len,)
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         """Do nothing: only rows with logits have an effect."""
@@ -113,15 +100,6 @@ class MedusaDecoder:
         has_row = self.batch.kv_lens[:rows] > 0
         self._at[:rows] += has_row * self._max_batch_size
         self._take_place(logits)
-
-    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
-        raise NotImplementedError("Medusa heads have one segment")
-
-    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        raise NotImplementedError("Medusa heads have one segment")
-
-    def copy_kv(self, copies: Tensor) -> None:
-        raise NotImplementedError("Medusa heads have no KV")
 
     def close(self) -> None:
         del self.batch, self.weights, self._read, self._logits, self._first, self._at, self._hidden

@@ -102,3 +102,32 @@ class Decoder(Protocol):
         """Copy tokens between KV blocks (ops/cuda/copy_kv.py), and hidden rows kept for a head. For branches only."""
 
     def close(self) -> None: ...
+
+
+class OneSegmentDecoder:
+    """The members common to Decoders that run every pass whole, without branches or a head that reads hidden rows."""
+
+    has_fixed_shapes = False
+    has_prune_plan = False
+    num_distinct = None
+    is_read = False
+    _hidden: Tensor
+    _max_seq_len: int
+
+    def hidden(self, segment: int) -> Tensor:
+        return self._hidden
+
+    def query_rows(self, num_query_rows: int, rows: int) -> int:
+        return rows
+
+    def kv_lens(self) -> tuple[int, ...]:
+        return (self._max_seq_len,)
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        raise NotImplementedError("there is one segment")
+
+    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
+        raise NotImplementedError("there is one segment")
+
+    def copy_kv(self, copies: Tensor) -> None:
+        raise NotImplementedError("there are no branches")

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import Fields, ModelConfig, architectures_of, parse_model_config, read_json
 from faser_trtllm.models.fused import fused_tensors
+from faser_trtllm.models.heads.tensors import HeadTensors
 from faser_trtllm.models.heads.torch_file import HeadFiles
-from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
+from faser_trtllm.models.weights import Weights
 
 SLOTS = {"anchor": 0, "mask": 1}
 """Index of the first slot that drafts, by value of --block_slots."""
 MAX_BLOCK_SIZE = 64
 _SOURCE = "config.json"
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _KINDS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -100,39 +100,11 @@ def is_block(checkpoint_dir: Path) -> bool:
     return named or "dflash_config" in data or data.get("speculators_model_type") in tuple(_KINDS)
 
 
-class BlockWeights(DerivedWeights):
-    """Tensors of a drafter under our names: a decoder's name for each tensor that a decoder has.
-
-    The embedding and the LM head come from `target` if the drafter has none.
-    """
+class BlockWeights(HeadTensors):
+    """Tensors of a drafter."""
 
     def __init__(self, checkpoint: HeadFiles, target: Weights, tied: bool) -> None:
-        """Map the names; CheckpointError for a tensor that occurs twice. tied: the target ties its LM head."""
-        self._checkpoint = checkpoint
-        self._target = target
-        self._tied = tied
-        self._names: dict[str, str] = {}
-        for name in checkpoint:
-            ours = name.removeprefix("logit_head.")  # early files of SpecForge
-            if ours.startswith(("layers.", "norm.", "embed_tokens.")):
-                ours = f"model.{ours}"
-            if ours in self._names:
-                raise CheckpointError(f"tensors {self._names[ours]} and {name} of the block drafter are the same one")
-            self._names[ours] = name
-        self.has_embedding = _EMBEDDING in self._names
-        self.has_head = _HEAD in self._names
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The checkpoint's tensor names by our names."""
-        return self._names
-
-    def source(self, name: str) -> tuple[Weights, str]:
-        if name in self._names:
-            return self._checkpoint, self._names[name]
-        if name in (_EMBEDDING, _HEAD):
-            return self._target, _EMBEDDING if self._tied else name
-        return self._checkpoint, name.removeprefix("model.")  # raises CheckpointError
+        super().__init__("block drafter", checkpoint, _our_name, target, tied)
 
 
 def load_block_config(
@@ -150,7 +122,7 @@ def load_block_config(
     fields = Fields(data | nested, _SOURCE)
     config = _read(name, fields, weights, target, tuple(layers), slots)
     _check_target(fields, weights, config, target)
-    _check_tensors(weights, config)
+    weights.check(expected_shapes(config), len(config.layers), r"confidence_head\..*")
     return config
 
 
@@ -349,19 +321,6 @@ def expected_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}
 
 
-def _check_tensors(weights: BlockWeights, config: BlockConfig) -> None:
-    shapes = expected_shapes(config)
-    for ours, name in weights.names.items():
-        if ours in shapes or ours.startswith("confidence_head.") or ours.endswith("rotary_emb.inv_freq"):
-            continue
-        raise CheckpointError(
-            f"tensor {name:.80} of the block drafter is not part of the model that its config.json describes; use a "
-            "checkpoint whose config.json describes all its tensors"
-        )
-    found, wanted = weights.shape("fc.weight"), shapes["fc.weight"]
-    if found != wanted:
-        raise CheckpointError(
-            f"fc.weight of the block drafter has shape {list(found)}, hidden rows of {len(config.layers)} layers of "
-            f"this target ask for {list(wanted)}"
-        )
-    check_shapes(weights, shapes)
+def _our_name(name: str) -> str:
+    name = name.removeprefix("logit_head.")  # early files of SpecForge
+    return f"model.{name}" if name.startswith(("layers.", "norm.", "embed_tokens.")) else name

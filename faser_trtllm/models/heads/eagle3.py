@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from faser_trtllm.models.config import (
     read_json,
     sliding_layers,
 )
+from faser_trtllm.models.heads.tensors import HEAD, HeadTensors
 from faser_trtllm.models.heads.torch_file import HeadFiles
-from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
+from faser_trtllm.models.weights import Weights
 from faser_trtllm.models.weights import expected_shapes as decoder_shapes
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -36,7 +37,6 @@ LAYERS_LEFT_KEY = "target_layer_ids"
 NORM_OUTPUTS = ("fed", "head")
 _SOURCE = "config.json"
 _DEEPSPEC = "Qwen3Eagle3Model"
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 
 
@@ -71,35 +71,14 @@ def is_eagle3(checkpoint_dir: Path) -> bool:
     return named or "draft_vocab_size" in data or data.get("speculators_model_type") == "eagle3"
 
 
-class Eagle3Weights(DerivedWeights):
-    """Tensors of a head, and those that it shares with `target`, under our names, such as model.layers.0.*."""
+class Eagle3Weights(HeadTensors):
+    """Tensors of a head."""
 
     def __init__(self, checkpoint: HeadFiles, target: Weights) -> None:
-        """Map the names; CheckpointError for a tensor that occurs twice."""
-        self._checkpoint = checkpoint
-        self._target = target
-        self._names: dict[str, str] = {}
-        for name in checkpoint:
-            ours = _our_name(name)
-            if ours in self._names:
-                raise CheckpointError(
-                    f"tensors {self._names[ours]} and {name} of the EAGLE-3 head are the same one here; fetch the "
-                    "checkpoint again"
-                )
-            self._names[ours] = name
-        self.has_embedding = _EMBEDDING in self._names
-        self.has_head = _HEAD in self._names
-        self.has_target_ids = "d2t" in self._names
-        self.has_fc_bias = "fc.bias" in self._names
-        self.has_qk_norm = _Q_NORM in self._names
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The checkpoint's tensor names by our names."""
-        return self._names
+        super().__init__("EAGLE-3 head", checkpoint, _our_name, target)
+        self.has_target_ids = "d2t" in self.names
+        self.has_fc_bias = "fc.bias" in self.names
+        self.has_qk_norm = _Q_NORM in self.names
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
         """Return the token id of each output, int32 [draft_vocab_size]: i + d2t[i]; None if output i is token i.
@@ -108,7 +87,7 @@ class Eagle3Weights(DerivedWeights):
         """
         if not self.has_target_ids:
             return None
-        offsets = self._checkpoint.integers(self._names["d2t"], (draft_vocab_size,))
+        offsets = self._checkpoint.integers(self.names["d2t"], (draft_vocab_size,))
         ids = np.arange(draft_vocab_size) + offsets
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
@@ -119,13 +98,6 @@ class Eagle3Weights(DerivedWeights):
         if np.unique(ids).size < ids.size:
             raise CheckpointError("d2t maps two outputs of the EAGLE-3 head to one token; fetch the checkpoint again")
         return ids.astype(np.int32)
-
-    def source(self, name: str) -> tuple[Weights, str]:
-        if name in self._names:
-            return self._checkpoint, self._names[name]
-        if name in (_EMBEDDING, _HEAD):
-            return self._target, name
-        return self._checkpoint, name.removeprefix("model.")  # raises CheckpointError
 
 
 def load_eagle3_config(
@@ -309,7 +281,7 @@ def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     shapes |= {f"fc_norm.{i}.weight": (config.num_features // num_norms,) for i in range(num_norms)}
     if config.fc_bias:
         shapes["fc.bias"] = (hidden,)
-    return shapes | {_HEAD: (config.draft_vocab_size, hidden)}
+    return shapes | {HEAD: (config.draft_vocab_size, hidden)}
 
 
 def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
@@ -324,20 +296,7 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
             f"the EAGLE-3 head has a draft_vocab_size of {config.draft_vocab_size} but lacks d2t or lm_head; fetch the "
             "checkpoint again"
         )
-    shapes = expected_shapes(config)
-    found, wanted = weights.shape("fc.weight"), shapes["fc.weight"]
-    if found != wanted:
-        raise CheckpointError(
-            f"fc.weight of the EAGLE-3 head has shape {list(found)}, hidden rows of {len(config.layers)} layers of "
-            f"this target ask for {list(wanted)}"
-        )
-    check_shapes(weights, shapes)
-    for name, stored in weights.names.items():
-        if name not in shapes and name != "d2t" and name != "t2d" and not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError(
-                f"tensor {stored} of the EAGLE-3 head is not part of the model that its config.json describes; use a "
-                "checkpoint whose config.json describes all its tensors"
-            )
+    weights.check(expected_shapes(config), len(config.layers), "d2t|t2d")
     weights.target_ids(config.draft_vocab_size, model.vocab_size)
 
 

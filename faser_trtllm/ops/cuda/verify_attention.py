@@ -202,7 +202,13 @@ def launch(
     combine: bool = True,
     sinks: Tensor | None = None,
 ) -> None:
-    """Compute verify_attention_reference() into `out` [num_rows, num_heads, head_dim] of q's type, asynchronously.
+    """Write attention of every row over its request's positions to `out`, asynchronously; q and out are [num_rows,
+    num_heads, head_dim] of one type.
+
+    scale: of the scores; None: 1 / sqrt(head_dim). sinks: fp32 [num_heads], a further score of each head's softmax,
+    whose share is dropped, as in gpt-oss. Positions in a block that does not exist are zeros; positions past the table
+    are not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len are
+    never read; those before it must be finite, since kernels multiply masked positions by zero.
 
     tile_rows, max_slots, in_place: from choose_tile_rows(), choose_max_slots() and merges_in_place(). Slots need a
     `workspace` of workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a
@@ -274,72 +280,6 @@ def launch_combine(
     module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments)
 
 
-def verify_attention_reference(
-    q: Tensor,
-    kv: PagedKv,
-    *,
-    scale: float | None = None,
-    window: int = 0,
-    is_causal: bool = True,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Return attention of every row over its request's positions, of q's shape and type, computed in fp32.
-
-    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores; None: 1 / sqrt(head_dim). sinks: fp32
-    [num_heads], a further score of each head's softmax, whose share is dropped, as in gpt-oss. Positions
-    in a block that does not exist are zeros; positions past the table are not seen; a row that sees nothing or is
-    outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be finite,
-    since kernels multiply masked positions by zero.
-    """
-    import torch
-
-    shape = shape_of(q, kv, window, is_causal, sinks, any_shape=True)
-    scale = default_scale(shape.head_dim) if scale is None else scale
-    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    offsets = kv.cu_q_lens.clamp(0, shape.num_rows).tolist()
-    for b, kv_len in enumerate(kv.kv_lens.tolist()):
-        rows = range(offsets[b], max(offsets[b], offsets[b + 1]))
-        end = max(0, min(kv_len, shape.max_blocks_per_seq * shape.tokens_per_block))
-        if not rows or end == 0:
-            continue
-        keys = _kv_values(kv.k_cache, kv.block_table[b], end, k_scale).repeat_interleave(shape.group, 1)
-        values = _kv_values(kv.v_cache, kv.block_table[b], end, v_scale).repeat_interleave(shape.group, 1)
-        places = torch.arange(end, device=q.device)
-        limits = kv_len - len(rows) + torch.arange(len(rows), device=q.device)
-        seen = places <= (limits if is_causal else torch.full_like(limits, kv_len))[:, None]
-        if window > 0:
-            seen &= places > limits[:, None] - window
-        elif window == BUT_FIRST:
-            seen[:, 0] &= limits == 0
-        scores = torch.einsum("rhd,phd->hrp", q[rows.start : rows.stop].float(), keys) * scale
-        scores = scores.masked_fill(~seen, -math.inf)
-        if sinks is not None:
-            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(rows), 1)), -1)
-        weights = scores.softmax(-1)[..., :end]
-        weights = torch.where(seen.any(-1)[None, :, None], weights, torch.zeros_like(weights))
-        out[rows.start : rows.stop] = torch.einsum("hrp,phd->rhd", weights, values)
-    return out.to(q.dtype)
-
-
-def _kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
-    """Return a request's first positions, fp32 [num_tokens, num_kv_heads, head_dim]; zeros without a block.
-
-    cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
-    """
-    import torch
-
-    num_blocks, _, tokens_per_block, _ = cache.shape
-    places = torch.arange(num_tokens, device=cache.device)
-    ids = blocks.to(torch.int64)[places // tokens_per_block]
-    exists = (ids >= 0) & (ids < num_blocks)
-    if num_blocks == 0:
-        return torch.zeros((num_tokens, cache.shape[1], cache.shape[3]), device=cache.device)
-    values = cache[ids.clamp(0, num_blocks - 1), :, places % tokens_per_block].float() * scale
-    return torch.where(exists[:, None, None], values, torch.zeros_like(values))
-
-
 def default_scale(head_dim: int) -> float:
     return 1.0 / math.sqrt(head_dim)
 
@@ -350,7 +290,6 @@ def shape_of(
     window: int = 0,
     is_causal: bool = True,
     sinks: Tensor | None = None,
-    any_shape: bool = False,
 ) -> AttentionShape:
     """Return the sizes of the tensors; raise InvalidArgumentError, naming the tensor, if one does not fit the rest."""
     if q.dim() != 3 or kv.k_cache.dim() != 4:
@@ -360,7 +299,7 @@ def shape_of(
         )
     num_rows, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, tokens_per_block, _ = kv.k_cache.shape
-    if not any_shape and head_dim not in HEAD_DIMS:
+    if head_dim not in HEAD_DIMS:
         raise InvalidArgumentError(f"head_dim is {head_dim}; the kernels have {HEAD_DIMS}")
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
@@ -370,12 +309,12 @@ def shape_of(
     if window < least:
         or_first = f", or {BUT_FIRST}" if is_causal else " where rows see those after them"
         raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none){or_first}")
-    dtype = type_name("q", q, *(() if any_shape else ("bf16", "fp16")))
+    dtype = type_name("q", q, "bf16", "fp16")
     expect("q", q, dtype, (num_rows, num_heads, head_dim))
     kv_dtype = check_kv(kv, dtype, head_dim)
     if sinks is not None:
         expect("sinks", sinks, "fp32", (num_heads,))
-        if not any_shape and (dtype, head_dim) != ("bf16", SINKS_HEAD_DIM):
+        if (dtype, head_dim) != ("bf16", SINKS_HEAD_DIM):
             raise InvalidArgumentError(
                 f"q is {dtype} with a head_dim of {head_dim}; the kernels with sinks need bf16 and {SINKS_HEAD_DIM}"
             )

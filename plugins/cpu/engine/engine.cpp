@@ -312,10 +312,6 @@ double faser_engine_distinct_experts(const faser_engine* engine) { return engine
 
 int32_t faser_engine_logits_stride(const faser_engine* engine) { return engine->logits_stride(); }
 
-int32_t faser_engine_num_layers(const faser_engine* engine) { return engine->num_layers(); }
-
-int32_t faser_engine_vocab_size(const faser_engine* engine) { return engine->vocab_size(); }
-
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits) {
   return engine->forward(*batch, first_layer, last_layer, logit_rows, num_logit_rows, logits);

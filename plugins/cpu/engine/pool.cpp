@@ -111,7 +111,5 @@ faser_pool* faser_pool_create(const int32_t* cores, int32_t num_threads, int32_t
   }
 }
 
-int32_t faser_pool_num_threads(const faser_pool* pool) { return pool->num_threads(); }
-
 void faser_pool_destroy(faser_pool* pool) { delete pool; }
 }

@@ -19,6 +19,7 @@ from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
 from lab.reference.cuda.append_kv import append_kv_reference
 from lab.reference.cuda.compact_rows import compact_rows_reference
 from lab.reference.cuda.early_exit import early_exit_reference
+from lab.reference.cuda.verify_attention import verify_attention_reference
 from tests.builder.plugins import stand_in
 from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.emulation import emulated
@@ -156,7 +157,7 @@ def test_verify_attention(trt, dtype):
         assert launch.kernel == verify_attention.kernel_name(shape, tile_rows)
         found = outputs_of(planned)
         run(emulated("verify_attention", {"FASER_HEAD_DIM": 64}), launch, inputs, found)
-        expected = verify_attention.verify_attention_reference(inputs[0], PagedKv(*inputs[1:]))
+        expected = verify_attention_reference(inputs[0], PagedKv(*inputs[1:]))
         torch.testing.assert_close(found[0].float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -188,7 +189,7 @@ def test_verify_attention_in_chunks(trt):
     (out,) = outputs_of(planned)
     run(module, launch, inputs, [out])
     q, *kv = paged.attention_inputs()
-    expected = verify_attention.verify_attention_reference(q, PagedKv(*kv))
+    expected = verify_attention_reference(q, PagedKv(*kv))
     torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)
     assert not whole[4:10].any(), "the long request's rows come from the workspace"
 

@@ -17,17 +17,12 @@ from faser_trtllm.config import ExecutorConfig, Quantization, parse
 from faser_trtllm.engine.cuda.memory import weight_bytes
 from faser_trtllm.engine.cuda.weights import MATRICES, DeviceWeights
 from faser_trtllm.engine.gpu import fp8 as cuda_fp8
-from faser_trtllm.engine.gpu.fp8 import (
-    check_capability,
-    check_matrix,
-    check_product,
-    scaled_linear,
-    scaled_linear_reference,
-)
+from faser_trtllm.engine.gpu.fp8 import check_capability, check_matrix, check_product, scaled_linear
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
+from lab.reference.cuda.products.scaled_linear import scaled_linear_reference
 from tests.engine.cuda.harness import build_pair, open_engine, random_tokens
 from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests
 from tests.ops.cuda.emulation import emulated

@@ -21,12 +21,13 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.device import CudaGpu
-from faser_trtllm.engine.gpu.fp8 import check_capability, scaled_linear, scaled_linear_reference
+from faser_trtllm.engine.gpu.fp8 import check_capability, scaled_linear
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
 from faser_trtllm.policy.static import FixedPolicy
+from lab.reference.cuda.products.scaled_linear import scaled_linear_reference
 from tests.engine.cuda.harness import build_pair, open_engine, random_tokens, reference_logits
 from tests.support.engine_harness import Harness
 from tests.support.executor_harness import Collector, ErraticPolicy

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from faser_trtllm.acceptance_curves import lengths_of, published_curves
+from benchmarks.golden import lengths_of
+from faser_trtllm.acceptance_curves import published_curves
 from faser_trtllm.errors import InvalidArgumentError
 from lab.costmodel.gpu import GPUS
 from lab.costmodel.shape import SHAPES

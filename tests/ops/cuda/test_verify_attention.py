@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import verify_attention as op
 from faser_trtllm.ops.cuda.compiler import source_dir
+from lab.reference.cuda.verify_attention import verify_attention_reference
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import NEVER, PagedCase, assert_close, garbage, paged_case, run
 from tests.support.effort import examples, pick
@@ -85,7 +86,7 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, mask, h
     )
     window, is_causal = mask
     sinks = sinks_of(case, seed) if has_sinks else None
-    found = op.verify_attention_reference(*case.arguments(), window=window, is_causal=is_causal, sinks=sinks)
+    found = verify_attention_reference(*case.arguments(), window=window, is_causal=is_causal, sinks=sinks)
     torch.testing.assert_close(found.double(), dense(case, window, is_causal, sinks), atol=1e-5, rtol=1e-5)
 
 
@@ -107,7 +108,7 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
         case = paged_case(
             generator, *split_batch(batch), head_dim=head_dim, kv_dtype=kv_dtype, num_rows_of_nobody=1, num_heads=6
         )
-        wanted = op.verify_attention_reference(*case.arguments(), **options)
+        wanted = verify_attention_reference(*case.arguments(), **options)
         for split_tokens in (NEVER, 64):
             assert_close(run(module, case, tile_rows, split_tokens, **options), wanted, "bf16", 3.0)
 
@@ -161,7 +162,7 @@ def test_any_batch_on_the_cpu(
     options = dict(zip(("window", "is_causal"), mask, strict=True))
     if has_sinks and dtype == "bf16":
         options["sinks"] = sinks_of(case, seed)
-    wanted = op.verify_attention_reference(*case.arguments(), **options)
+    wanted = verify_attention_reference(*case.arguments(), **options)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
     slots = {} if more_slots is None else {"max_slots": case.q.shape[0] + more_slots}
     found = run(module, case, tile_rows, split_tokens, num_sms=num_sms, in_place=in_place, **options, **slots)
@@ -178,7 +179,7 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, split_tokens):
     case.kv_lens[2] = 10_000
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=2.0)
-    wanted = op.verify_attention_reference(*case.arguments())
+    wanted = verify_attention_reference(*case.arguments())
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     found = run(module, case, tile_rows, split_tokens)
     assert_close(found, wanted, "bf16", 2.0)
@@ -241,9 +242,9 @@ def test_broken_kernels_are_found(breakage, tmp_path):
     found, wanted = [], []
     for module in modules:
         found += [run(module, case, 64), run(module, long, 64, 64, num_sms=1), run(module, long, 16, 64, num_sms=1)]
-        wanted += [op.verify_attention_reference(*each.arguments()) for each in (case, long, long)]
+        wanted += [verify_attention_reference(*each.arguments()) for each in (case, long, long)]
         found.append(run(module, case, 64, sinks=sinks))
-        wanted.append(op.verify_attention_reference(*case.arguments(), sinks=sinks))
+        wanted.append(verify_attention_reference(*case.arguments(), sinks=sinks))
     with pytest.raises(AssertionError, match="not close"):
         assert_close(torch.cat(found), torch.cat(wanted), "bf16", 2.0)
 
@@ -438,7 +439,7 @@ def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
         ).to("cuda")
         for window, is_causal in ((0, True), (50, True), (0, False), (50, False)):
             mask = {"window": window, "is_causal": is_causal}
-            wanted = op.verify_attention_reference(*case.arguments(), **mask)
+            wanted = verify_attention_reference(*case.arguments(), **mask)
             for split_tokens in (NEVER, 64, 512):
                 found = run(gpu_module, case, tile_rows, split_tokens, **mask)
                 torch.cuda.synchronize()
@@ -454,7 +455,7 @@ def test_sinks_on_a_gpu(gpu_module, fp8, tile_rows):
         case = paged_case(generator, *split_batch(batch), num_heads=8, kv_dtype=kv_dtype).to("cuda")
         for window in (0, 50):
             options = {"window": window, "sinks": sinks_of(case, seed).cuda()}
-            wanted = op.verify_attention_reference(*case.arguments(), **options)
+            wanted = verify_attention_reference(*case.arguments(), **options)
             for split_tokens in (NEVER, 64, 512):
                 found = run(gpu_module, case, tile_rows, split_tokens, **options)
                 torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from faser_trtllm.ops.cuda import verify_attention as op
+from lab.reference.cuda.verify_attention import verify_attention_reference
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import NEVER, PagedCase, assert_close, garbage, paged_case, run
 from tests.ops.cuda.ptx.interpretation import InterpretedModule, program_of, ptx_of
@@ -62,7 +63,7 @@ def test_every_kernel(memory, arch, head_dim, types, tile_rows):
         in_chunks = (64, (33, op.BUT_FIRST)[number % 2], True)
         for split_tokens, window, is_causal in ((NEVER, 0, True), in_chunks, ((NEVER, 64)[number % 2], 33, False)):
             mask = {"window": window, "is_causal": is_causal}
-            wanted = op.verify_attention_reference(*case.arguments(), **mask, **scales)
+            wanted = verify_attention_reference(*case.arguments(), **mask, **scales)
             found = run(module, case, tile_rows, split_tokens, in_place=number % 2 == 0, **mask, **scales)
             assert_close(found, wanted, types.partition("_")[0], 3.0)
 
@@ -77,7 +78,7 @@ def test_sinks(memory, kv_dtype, tile_rows):
     sinks = torch.tensor([0.5, -2.0, 3.0, 1000.0, -1000.0, 0.0])
     for split_tokens, in_place, window in ((NEVER, False, 0), (64, True, 33), (64, False, 0)):
         options = {"sinks": sinks, "window": window}
-        wanted = op.verify_attention_reference(*case.arguments(), **options)
+        wanted = verify_attention_reference(*case.arguments(), **options)
         found = run(module, case, tile_rows, split_tokens, in_place=in_place, **options)
         assert_close(found, wanted, "bf16", 3.0)
 
@@ -160,7 +161,7 @@ def is_right(program: Program, types: str, tile_rows: int, memory, way) -> bool:
     except PtxError:
         return False
     try:
-        assert_close(found, op.verify_attention_reference(*case.arguments()), types.partition("_")[0], 2.0)
+        assert_close(found, verify_attention_reference(*case.arguments()), types.partition("_")[0], 2.0)
     except AssertionError:
         return False
     return True
