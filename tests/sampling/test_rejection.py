@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -15,6 +16,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.sampler import accept
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
@@ -189,3 +191,28 @@ def test_a_pass_takes_the_host_s_time_or_the_device_s() -> None:
     assert Case("cpu").sampler.pass_ms(2.0, 0.5) == 2.5
     on_device = Case("references").sampler
     assert [on_device.pass_ms(forward_ms, 0.5) for forward_ms in (2.0, 7.0)] == [5.0, 7.0]
+
+
+def _noting(sizes: list[int], accept, sampling, slots, logits, *inputs, **options) -> None:
+    sizes.append(logits.shape[0])
+    accept(sampling, slots, logits, *inputs, **options)
+
+
+@pytest.mark.parametrize("kind", ["references", "kernels"])
+def test_edited_requests_verified_in_pieces_get_the_same_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of at most 4 rows: of whole requests, some without rows, and of branches."""
+    logits, found, sizes = np.random.default_rng(1).standard_normal((11, VOCAB), np.float32), [], []
+    for most in (256, MAX_DRAFT_LEN + 1):
+        monkeypatch.setattr(accept, "_EDITED_ROWS", most)
+        case = Case(kind)
+        case.sampler._ops.accept = functools.partial(_noting, sizes, case.sampler._ops.accept)
+        case.add([1, 2], [int(logits[0].argmax()), 6], 3, frequency_penalty=0.1)
+        case.add([3], [5, 6, 7], 4, temperature=0.8, seed=3, logit_bias=((9, 2.0),))
+        case.add([4], [5], 0)
+        case.add([5, 6], [8], 2, temperature=0.9)
+        branches = [(0, 1, int(logits[1].argmax())), (3, 0, int(logits[7].argmax()))]
+        result = case.run(logits, branches)
+        found.append([*committed(result), result.outcome.tolist(), result.followed.tolist()])
+    assert found[0] == found[1]
+    assert found[0][-1], "a branch gave a token"
+    assert sizes == [11, 3, 4, 4]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.ops.cuda.driver import free_bytes
 from tests.engine.cuda.harness import build_pair
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.executor_harness import Collector
@@ -169,3 +171,27 @@ def test_speculation_changes_no_token_of_a_deterministic_target(gpu: VirtualGpuP
         "kernel verify_attention_bf16_h64_m64",
     } <= work.keys()
     assert not any("mm." in label or "attention_bf16_h64_m16" in label for label in work)
+
+
+def _generate_on_a_full_gpu(engines: EngineDir, requests: Any) -> list[list[int]]:
+    """Generate while all but 192 KiB of the memory is taken after the first step."""
+    held: list[torch.Tensor] = []
+
+    def fill(executor: Any, step: int) -> None:
+        if step == 1:
+            held.append(torch.empty(free_bytes() - (192 << 10), dtype=torch.uint8, device="privateuseone"))
+
+    try:
+        return generate_cuda(engines, "fixed:4", requests, on_step=fill).tokens
+    finally:
+        held.clear()
+
+
+def test_the_first_edits_need_no_more_memory(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    """The batch is full when the memory is; those with edits come after it. Their scratch is 1.3 MB."""
+    engines = build_pair(tmp_path, vocab_size=16384, max_seq_len=128)
+    greedy = SamplingParams(max_tokens=2, temperature=0.0, end_ids=())
+    edited = replace(greedy, repetition_penalty=1.2, max_tokens=6)
+    requests = [([1 + number, 2, 3], edited if number > 3 else greedy) for number in range(8)]
+    tokens = gpu.run(_generate_on_a_full_gpu, engines, requests)
+    assert [len(text) for text in tokens] == [2] * 4 + [6] * 4

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# append_kv and gated_silu divide by the root mean square of a row. For rows that are normed already, they get a row of
+# this many ones.
+_UNSCALED = 8
 _NARROW_ROWS = 16  # rows of attention's narrow tile: query rows times query heads per KV head
 
 
@@ -76,6 +79,7 @@ class TorchDecoder:
         device, dtype = weights.embedding.device, weights.embedding.dtype
         heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
         self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
+        self._ones = torch.ones((spec.max_num_tokens * max(1, spec.top_k), _UNSCALED), dtype=dtype, device=device)
         self._q = torch.zeros(heads, dtype=dtype, device=device)
         self._attended = torch.zeros(heads, dtype=dtype, device=device)
         cache = (spec.num_layers, 2, spec.num_kv_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
@@ -139,6 +143,7 @@ class TorchDecoder:
 
     def close(self) -> None:
         del self.batch, self.weights, self._hidden, self.cache, self._kv, self._q, self._attended, self._hidden_rows
+        del self._ones
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         if self._hidden_rows is not None:
@@ -148,7 +153,8 @@ class TorchDecoder:
         """Run a layer. scaled: its input `hidden` in e4m3, if known. Return the new `hidden` in e4m3, if known."""
         layer = self.weights.layers[index]
         if self._norms_all_heads:
-            return self._finish_layer(index, self._normed_qkv(layer, hidden), None, hidden, bounds)
+            unscaled = QkvNorm(self._ones[: hidden.shape[0]], 0.0)
+            return self._finish_layer(index, self._normed_qkv(layer, hidden), unscaled, hidden, bounds)
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
         return self._finish_layer(index, qkv, norm, hidden, bounds)

@@ -23,9 +23,6 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-# gated_silu divides by the root mean square of a row. Rows are already normed here, so it gets a row of this many ones.
-_UNSCALED = 8
-
 
 class ExpertsDecoder(TorchDecoder):
     """Decoder (engine/gpu/decoder.py) over a mixture's weights."""
@@ -33,21 +30,17 @@ class ExpertsDecoder(TorchDecoder):
     def _allocate(
         self, weights: DeviceWeights, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
     ) -> None:
-        import torch
-
         super()._allocate(weights, spec, runtime, token_rows)
         router, self._choice = weights.layers[0].router, choice_of(weights.sizes["experts"])
         assert router is not None, "a mixture has a router"
         self._routes = Routes.of(spec.max_num_tokens, router.shape[0], self._choice, runtime.device)
         self._routes_of: dict[int, Routes] = {}  # by number of rows
         self.num_distinct = self._routes.num_distinct
-        ones = (spec.max_num_tokens * spec.top_k, _UNSCALED)
-        self._ones = torch.ones(ones, dtype=self._hidden.dtype, device=runtime.device)
         self._num_used = self.batch.cu_q_lens[-1:]  # rows after the last request's are dummies
 
     def close(self) -> None:
         super().close()
-        del self._routes, self._routes_of, self._ones, self._num_used, self.num_distinct
+        del self._routes, self._routes_of, self._num_used, self.num_distinct
 
     def _add_mlp(self, layer: LayerWeights, hidden: Tensor, scaled: ScaledRows | None) -> ScaledRows | None:
         import torch

@@ -22,7 +22,7 @@ from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.boundary import Boundary
 from faser_trtllm.engine.gpu.decoder import Bounds, Decoder, Placement
 from faser_trtllm.engine.gpu.graphs import GraphStore
-from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.limits import GpuLimits, most_logit_rows
 from faser_trtllm.engine.gpu.sampler.draft import DraftLoop
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
@@ -67,8 +67,7 @@ class GpuEngine(HostPruning, Closing):
         self._spec = spec
         self._decoder = decoder
         self._batch = decoder.batch
-        logit_rows = (spec.max_logit_rows or spec.max_num_tokens) + spec.max_num_branches
-        self._max_logit_rows = min(logit_rows, max(spec.max_num_tokens, spec.max_batch_size))
+        self._max_logit_rows = most_logit_rows(spec)
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
         self._buckets = Buckets(graph_rows, limits.max_num_tokens, is_coarse=decoder.has_fixed_shapes)
         runtime.wait()  # other streams do not wait for the default stream, which may still fill weights and draft_probs
@@ -237,6 +236,8 @@ class GpuEngine(HostPruning, Closing):
             key = self._key(WHOLE_PASS, rows, Bounds(self._decoder.query_rows(1, rows), self._spec.max_seq_len))
         if not self.graphs.replay(key):
             self._step(rows)
+        elif not self._spec.reads_target and not self._holds_logits(rows):  # then a pass's graph has no logits
+            self._write_logits(rows)
 
     def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
         """Return the logits of the last pass [num_rows, vocab_size] on the host, valid until the next call."""

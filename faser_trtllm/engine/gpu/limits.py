@@ -13,6 +13,12 @@ from faser_trtllm.engine.gpu.graphs import DEFAULT_GRAPH_BYTES
 from faser_trtllm.errors import ConfigError
 
 
+def most_logit_rows(spec: EngineSpec) -> int:
+    """Return the largest number of logit rows of a pass, branches included."""
+    rows = (spec.max_logit_rows or spec.max_num_tokens) + spec.max_num_branches
+    return min(rows, max(spec.max_num_tokens, spec.max_batch_size))
+
+
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
     """The limits that a GPU engine is opened with."""

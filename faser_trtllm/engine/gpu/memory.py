@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from faser_trtllm.config import Quantization
+from faser_trtllm.engine.gpu.sampler.accept import edited_rows
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
 
@@ -30,8 +31,11 @@ def fit_blocks(
     draft_probs = 4 * limits.max_batch_size * limits.max_draft_len * engines.vocab_size if request.drafting else 0
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
+    num_branches = request.num_branches * limits.max_batch_size
+    edited = edited_rows(rows + num_branches, limits.max_draft_len) + limits.max_batch_size * (draft_probs > 0)
+    needed["logits with penalties"] = 4 * edited * engines.vocab_size
     needed |= buffers or {}
-    if num_branches := request.num_branches * limits.max_batch_size:  # an overestimate: branches have no draft KV
+    if num_branches:  # an overestimate: branches have no draft KV
         needed["branches"] = num_branches * (4 * engines.vocab_size + block_bytes)
     left = free_bytes - sum(needed.values())
     fraction, least = request.kv_memory_fraction, request.num_blocks

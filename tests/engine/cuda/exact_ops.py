@@ -95,6 +95,7 @@ class ExactOps(ReferenceOps):
         return out
 
     def append_kv(self, qkv, rope, kv, q_rotated, norm, first_branch=None):
+        assert first_branch is None or norm is not None, "the launcher refuses branches without a norm"
         (cos, sin, positions), (k_cache, v_cache, block_table, cu_q_lens, kv_lens) = rope, kv
         num_rows, num_heads, head_dim = q_rotated.shape
         num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape

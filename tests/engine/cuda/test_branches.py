@@ -21,11 +21,20 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from tests.engine.cuda.branched import Tree, check_copied_kv, check_rows, random_texts
 from tests.engine.cuda.exact_ops import ExactOps
-from tests.engine.cuda.harness import HEADS, WHOLE, build_pair, build_with_head, emulated_rows, open_engine
+from tests.engine.cuda.harness import (
+    HEADS,
+    WHOLE,
+    build_moe_pair,
+    build_pair,
+    build_with_head,
+    emulated_rows,
+    open_engine,
+)
 from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import pick
 from tests.support.engine_harness import Harness
+from tests.support.published_mixtures import publish
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +66,29 @@ def test_a_branch_row_has_the_bits_of_a_chain_row(engines, num_known: int, captu
     """Around the ends of blocks, in graphs and without."""
     with open_engine(engines.target_path, **OPTIONS) as engine:
         check_rows(engine, num_known, lambda: captures and engine.capture_graphs([WHOLE]))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
+def test_a_branch_row_of_a_mixture_has_the_bits_of_a_chain_row(tmp_path: Path, family: str) -> None:
+    """Also where all heads are normed before append_kv, which only takes branches with a norm."""
+    if family == "olmoe":
+        publish(tmp_path / "checkpoints/target", "olmoe", dtype="bfloat16", hidden_size=256, attention_bias=True)
+    engines = build_moe_pair(tmp_path, family)
+    with open_engine(engines.target_path, **OPTIONS) as engine:
+        check_rows(engine, 20, lambda: engine.capture_graphs([WHOLE]))
+
+
+def test_heads_that_are_normed_already_are_not_scaled_by_the_kernel(tmp_path: Path) -> None:
+    """append_kv, emulated: rows of ones change no bit of OLMoE's products."""
+    publish(tmp_path / "checkpoints/target", "olmoe", dtype="bfloat16", hidden_size=256, attention_bias=True)
+    engines = build_moe_pair(tmp_path, "olmoe")
+    kernels, found = Ops({"append_kv": emulated("append_kv")}, lambda: 0, num_sms=4), []
+    for append_kv in (kernels.append_kv, lambda *inputs: kernels.append_kv(*inputs[:4], None)):
+        ops = ReferenceOps()
+        ops.append_kv = append_kv
+        with open_engine(engines.target_path, ops, torch.bfloat16) as engine:
+            found.append(Harness(engine).run([(2, random_texts(1, 20, 1)[0], 0, 18)])[0].tobytes())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kv_dtype", KvCacheDtype)

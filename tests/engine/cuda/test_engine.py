@@ -315,6 +315,14 @@ def test_edited_logits_are_drafted_from_as_on_the_host(pair, edits: str) -> None
     assert by_host != plain, "the edits change something"
 
 
+def test_large_steps_have_logits_for_edits(pair) -> None:
+    """Graphs of passes have them only up to max_graph_rows."""
+    with open_engine(pair.draft_path, max_draft_len=4, max_graph_rows=2) as engine:
+        engine.capture_graphs([WHOLE])
+        by_host = Drafting(engine, 4, **EDITS["repetition"]).run([4, 4, 4, 4], by_host=True)
+        assert_same_drafts(Drafting(engine, 4, **EDITS["repetition"]).run([4, 4, 4, 4]), by_host)
+
+
 def test_unseeded_drafts_leave_the_distribution_they_were_drawn_from(pair) -> None:
     """Which is the host's, and so are the drafts: a call goes on where the numbers of the one before ended."""
     draft_probs = DeviceDraftProbs(HostRuntime(), WHOLE, MAX_BATCH_SIZE, 4, 320)

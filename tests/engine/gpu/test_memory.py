@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,13 +10,17 @@ import pytest
 
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.config import KvCacheDtype, Quantization
+from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
+from tests.engine.cuda.harness import build_pair
+from tests.engine.cuda.host_executor import HostGpu
 
 VOCAB_SIZE, BLOCK = 300, 32
 WEIGHTS = {"target": 700_000, "draft": 50_000}
-BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 4 * 4)  # logits of 4 x 5 rows on both engines, probs of 4 drafts for 4 slots
+# Logits of 4 x 5 rows on both engines, probs of 4 drafts for 4 slots, edited logits of 4 x 5 rows and of 4 drafts.
+BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 4 * 4 + 20 + 4)
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,9 @@ def test_a_fraction_of_what_is_left_holds_as_many_blocks_as_it_can() -> None:
         fit_blocks(half, WEIGHTS, beside - 1)
 
 
-def test_branches_take_a_block_and_a_row_of_logits_each() -> None:
-    exact = sum(WEIGHTS.values()) + BUFFERS + 16 * BLOCK * 100 + 4 * 3 * (4 * VOCAB_SIZE + BLOCK * 100)
+def test_branches_take_a_block_and_two_rows_of_logits_each() -> None:
+    """One of them for edits."""
+    exact = sum(WEIGHTS.values()) + BUFFERS + 16 * BLOCK * 100 + 4 * 3 * (2 * 4 * VOCAB_SIZE + BLOCK * 100)
     tree = replace(REQUEST, num_branches=3)
     assert fit_blocks(tree, WEIGHTS, exact) == 16
     with pytest.raises(ConfigError, match=r"branches 0\.00.*; lower num_branches, kv_cache_config"):
@@ -74,7 +80,30 @@ def test_branches_take_a_block_and_a_row_of_logits_each() -> None:
 
 def test_without_a_draft_only_the_target_counts() -> None:
     alone = replace(REQUEST, limits=BuildConfig(4, 32, 128, 0, BLOCK), drafting=False)
-    exact = 700_000 + 4 * VOCAB_SIZE * 4 + 16 * BLOCK * 100
+    exact = 700_000 + 4 * VOCAB_SIZE * (4 + 4) + 16 * BLOCK * 100
     assert fit_blocks(alone, {"target": 700_000}, exact) == 16
     with pytest.raises(ConfigError):
         fit_blocks(alone, {"target": 700_000}, exact - 1)
+
+
+def test_at_most_256_rows_of_a_large_batch_are_edited_at_once() -> None:
+    large = replace(REQUEST, limits=BuildConfig(256, 8192, 128, 8, BLOCK))
+    rows = 2 * 2304 + 256 * 8 + 256 + 256  # logits, probs, edited logits of the target and of the draft
+    exact = sum(WEIGHTS.values()) + 4 * VOCAB_SIZE * rows + 16 * BLOCK * 100
+    assert fit_blocks(large, WEIGHTS, exact) == 16
+    with pytest.raises(ConfigError, match=r"logits with penalties 0\.00"):
+        fit_blocks(large, WEIGHTS, exact - 1)
+
+
+@pytest.mark.parametrize(("max_batch_size", "max_num_tokens", "num_branches"), [(4, 128, 0), (4, 14, 2), (64, 512, 0)])
+def test_memory_for_edits_is_what_was_planned(
+    tmp_path: Path, max_batch_size: int, max_num_tokens: int, num_branches: int
+) -> None:
+    """And is there before a request needs it."""
+    limits = BuildConfig(max_batch_size, max_num_tokens, 128, 4, 32)
+    request = OpenRequest(build_pair(tmp_path), limits, 24, drafting=True, num_branches=num_branches)
+    with ExitStack() as stack:
+        opened = open_cuda_engines(request, HostGpu(), stack)
+        target_rows, draft_rows = opened.sampler._edited.shape[0], opened.draft._draft_loop._edited.shape[0]
+    most = min(5 * max_batch_size, max_num_tokens) + num_branches * max_batch_size
+    assert (target_rows, draft_rows) == (min(most, max_num_tokens, 256), max_batch_size)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.limits import most_logit_rows
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
@@ -15,8 +18,8 @@ from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.engine.gpu.sampler.probs import log_probs
 from faser_trtllm.engine.gpu.sampler.upload import EntryUpload
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
-from faser_trtllm.ops.cuda.accept import stages_of, workspace_bytes
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray
+from faser_trtllm.ops.cuda.accept import Stages, stages_of, workspace_bytes
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.transfer.count_tests import count_tests
 from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, has_edits
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS_PER_REQUEST = 64  # initial capacity of the upload buffer, which grows on demand
+_EDITED_ROWS = 256  # at a time, since a row takes 4 bytes per vocabulary entry
 _LOG_PROB_ROWS = 32  # at a time, since a row takes about 50 bytes per vocabulary entry
 
 
@@ -49,9 +53,9 @@ class Target(Protocol):
 class GpuRejectionSampler:
     """RejectionSampler for logits that stayed on the engine's device.
 
-    The pass may still be running when sample() starts. Scratch for edited logits is allocated when a request first
-    needs it. The token after each branch is drawn in the same launches, since the host does not know yet which branches
-    are recovered; the draws are independent.
+    The pass may still be running when sample() starts. The token after each branch is drawn in the same launches, since
+    the host does not know yet which branches are recovered; the draws are independent. If a request edits its logits,
+    the requests are verified in pieces whose rows fit the scratch for edited logits.
     """
 
     def __init__(self, target: Target, ops: Ops, max_draft_len: int, draft_probs: DeviceDraftProbs | None) -> None:
@@ -73,7 +77,9 @@ class GpuRejectionSampler:
             self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
             self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
             self._make_scratch(batch * (max_draft_len + 1))
-            self._edited: Tensor | None = None
+            # Before graphs are captured, which take half of what is free.
+            shape = (edited_rows(most_logit_rows(spec), max_draft_len), spec.vocab_size)
+            self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
             runtime.wait()
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
         self._result_views: tuple[int, AcceptResult, AcceptResult] | None = None
@@ -104,28 +110,19 @@ class GpuRejectionSampler:
                 branch_tokens=() if branches is None else branches.token_ids.tolist(),
                 draft_probs=self._draft_probs_address,
             )
-            starts, num_tokens, num_drafts = uploaded.columns
             if num_rows > self._verdicts.shape[0]:  # branches add rows
                 self._make_scratch(2 * num_rows)
-            if uploaded.is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
-                self._edited = None  # free the old rows first, which may take a gigabyte
-                shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
-                self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
-            self._ops.accept(
-                uploaded.on_device.view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
-                self._iota[:n],
-                logits.tensor[:num_rows],
-                self._vocab_size,
-                starts,
-                num_tokens,
-                num_drafts,
-                self._max_draft_len,
-                result,
-                self._verdicts[:num_rows],
-                self._edited[:num_rows] if uploaded.is_edited and self._edited is not None else None,
-                workspace=self._workspace,
-                stages=stages_of(sampling[every.slots]),
-            )
+            entries = uploaded.on_device.view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize)
+            launch = functools.partial(self._launch, entries, stages_of(sampling[every.slots]))
+            if uploaded.is_edited:
+                starts, *counts = uploaded.columns
+                for piece in _pieces(cu_logit_rows, self._edited.shape[0]):
+                    first, end = int(cu_logit_rows[piece.start]), int(cu_logit_rows[piece.stop])
+                    parts = (starts[piece.start : piece.stop + 1] - first, *(column[piece] for column in counts))
+                    edited = self._edited[: end - first]
+                    launch(self._iota[piece], logits.tensor[first:end], parts, result.part(piece), edited)
+            else:
+                launch(self._iota[:n], logits.tensor[:num_rows], uploaded.columns, result, None)
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
         verified = found if branches is None else found.part(slice(rows.slots.size))
@@ -168,6 +165,34 @@ class GpuRejectionSampler:
                 return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
             return log_probs(rows, asked)
 
+    def _launch(
+        self,
+        entries: Tensor,
+        stages: Stages,
+        slots: Tensor,
+        logits: Tensor,
+        columns: Sequence[Tensor],
+        result: AcceptResult,
+        edited: Tensor | None,
+    ) -> None:
+        """Verify requests whose rows are all of `logits`. columns: their cu_logit_rows, num_tokens and num_drafts."""
+        starts, num_tokens, num_drafts = columns
+        self._ops.accept(
+            entries,
+            slots,
+            logits,
+            self._vocab_size,
+            starts,
+            num_tokens,
+            num_drafts,
+            self._max_draft_len,
+            result,
+            self._verdicts[: logits.shape[0]],
+            edited,
+            workspace=self._workspace,
+            stages=stages,
+        )
+
     def _make_scratch(self, num_rows: int) -> None:
         import torch
 
@@ -184,6 +209,21 @@ class GpuRejectionSampler:
             )
             self._result_views = n, on_device, on_host
         return self._result_views[1:]
+
+
+def edited_rows(max_logit_rows: int, max_draft_len: int) -> int:
+    """Return the number of rows of scratch for edited logits, which is at least any request's."""
+    return min(max_logit_rows, max(_EDITED_ROWS, max_draft_len + 1))
+
+
+def _pieces(cu_logit_rows: Int32Array, most: int) -> list[slice]:
+    """Cut the requests into pieces of at most `most` rows, which is at least any request's."""
+    pieces, begin, num_requests = [], 0, cu_logit_rows.size - 1
+    while begin < num_requests:
+        end = int(np.searchsorted(cu_logit_rows, cu_logit_rows[begin] + most, "right")) - 1
+        pieces.append(slice(begin, max(begin + 1, end)))
+        begin = pieces[-1].stop
+    return pieces
 
 
 def _with_branches(rows: VerificationRows, branches: BranchTokens) -> VerificationRows:

@@ -89,7 +89,8 @@ class DraftLoop:
             else draft_probs.tensor
         )
         self._store = DraftStore(spec.max_batch_size)
-        self._edited: Tensor | None = None  # scratch for edited logits, allocated on demand
+        # Scratch for edited logits, before graphs are captured, which take half of what is free.
+        self._edited = torch.zeros((spec.max_batch_size, spec.vocab_size), device=runtime.device)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         # Block drafters need none: they only draft for requests without pending drafts.
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
@@ -166,12 +167,7 @@ class DraftLoop:
 
     def _edited_loop(self, engine: Passes, call: DraftCall, stop: DraftStop | None) -> None:
         """Draw like _loop(), with edited logits; only the passes are graphs."""
-        import torch
-
         size, edited = self._size(call.slots.size), self._edited
-        if edited is None:
-            shape = (self._spec.max_batch_size, self._spec.vocab_size)
-            edited = self._edited = torch.zeros(shape, dtype=torch.float32, device=self._runtime.device)
 
         def step() -> None:
             self._state.give_to(self._batch, self._ops, size)
