@@ -63,9 +63,9 @@ class CoreSet(Closing):
 
     def close(self) -> None:
         """Stop the threads. Close the engines that use them first."""
-        if self._handle is not None:
-            native.library().faser_pool_destroy(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None  # first, since a signal may interrupt, and __del__ closes again
+        if handle is not None:
+            native.library().faser_pool_destroy(handle)
 
     def __del__(self) -> None:
         self.close()

@@ -244,9 +244,9 @@ class CpuEngine(HostPruning, Closing):
 
     def close(self) -> None:
         """Free KV memory and workspaces and unmap the weights; the core set stays open."""
-        if self._handle is not None:
-            self._library.faser_engine_destroy(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None  # first, since a signal may interrupt, and close() be called again
+        if handle is not None:
+            self._library.faser_engine_destroy(handle)
             self._file.close()
 
     def _run(self, batch: RaggedBatch, first_layer: int, last_layer: int) -> npt.NDArray[np.float32]:
