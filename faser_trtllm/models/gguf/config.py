@@ -90,7 +90,7 @@ def model_config(file: GgufFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise CheckpointError(
-            f"{source}: general.architecture {architecture!r:.80} is not supported; "
+            f"{source}: general.architecture {architecture!r:.60} is not supported; "
             f"{refusal(architecture, tuple(ARCHITECTURES))}"
         )
     keys = _Keys(file.metadata, architecture, source)
@@ -260,4 +260,5 @@ class _Keys:
 
     def _wrong(self, key: str, wanted: str) -> CheckpointError:
         name = f"{self.architecture}.{key}"
-        return CheckpointError(f"{self.source}: {name} is {self.metadata[name]!r:.80}; it must be {wanted}")
+        # An array's text has line breaks from its 75th character on.
+        return CheckpointError(f"{self.source}: {name} is {self.metadata[name]!r:.60}; it must be {wanted}")

@@ -78,7 +78,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> GgufTokenizer:
     model = metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str) or model not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{source}: tokenizer.ggml.model is {model!r}, only 'gpt2' and 'llama' are read; {_REMEDY}"
+            f"{source}: tokenizer.ggml.model is {model!r:.60}, only 'gpt2' and 'llama' are read; {_REMEDY}"
         )
     vocabulary = _Vocabulary(metadata, source)
     definition = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentencepiece(metadata, vocabulary)

@@ -19,6 +19,7 @@ from tests.models.gguf.opened import opened
 from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint, make_pair, write_safetensors
 from tests.support.engine_logits import NUM_TOKENS, engine_logits
 from tests.support.gguf_writer import (
+    ARRAY,
     F32,
     STRING,
     TYPE_BF16,
@@ -155,6 +156,22 @@ VECTOR = ((8,), TYPE_F32, np.zeros(8, "<f4").tobytes())
             {},
             "general.architecture 'gemma3' is not supported; supported are llama, qwen2",
         ),
+        (
+            {"general.architecture": (ARRAY, (STRING, ["llama", "qwen2"]))},
+            {},
+            r"general.architecture \['llama', 'qwen2'\] is not supported",
+        ),
+        (
+            {"tokenizer.ggml.model": (ARRAY, (U32, list(range(1000, 1100))))},
+            {},
+            r"tokenizer.ggml.model is array\(\[1000, 1001, .*, only 'gpt2' and 'llama' are read",
+        ),
+        (
+            {SCALING + "type": (ARRAY, (U32, list(range(1000, 1100))))},
+            {},
+            "llama.rope.scaling.type is .*; it must be a text",
+        ),
+        ({"llama.rope.scale_linear": (F32, 4.0)}, {}, "llama.rope.scale_linear is 4.0, only its newer spelling"),
         ({"general.architecture": None}, {}, "general.architecture None is not supported; supported are"),
         (
             {"general.architecture": (STRING, "deepseek2")},

@@ -125,6 +125,16 @@ def test_deltas_add_up_to_the_message(made_up, tokenizer, text, cuts, reason, is
     assert without_ids(again) == without_ids(choice["message"])
 
 
+def test_usage_has_the_prompt_s_length_whichever_choice_comes_first(made_up, tokenizer):
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    made = reply(tokenizer, PARSING, n=2, stream=True, stream_options=usage)
+    chunks = []
+    for number, index in enumerate((1, 1, 0), 1):
+        (delta,) = responses(tokenizer, "ab" if number == 2 else "a", (), "stop" if number == 2 else None)
+        chunks += [chunk for chunk in made.chunks(index, delta) if chunk["usage"]["completion_tokens"]]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {3}
+
+
 def test_a_message_has_what_the_request_asks_for(made_up, tokenizer):
     text = "AaBf1g23"
     message = whole(tokenizer, PARSING, text)["message"]

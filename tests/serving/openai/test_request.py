@@ -281,6 +281,7 @@ def test_harmless_values_of_fields_that_are_refused(served):
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"1" * 5000 + b"}", "too many digits"),
         (b'{"a": NaN}', "NaN"),
+        (b'{"a": [-1e400]}', "the body has the number -1e400, which is too large"),
         (b'{"a": ', "not valid JSON at character"),
         (b'{"a": "\xff"}', "not valid UTF-8 at byte 7"),
         (b"[]", "it must be a JSON object"),
