@@ -25,8 +25,6 @@ INITIAL_LOGIT = 1.5  # log-odds before anything is known: 0.82 (vLLM's value)
 MEMORY_TESTS = 6000.0  # verified drafts of a sampling mode after which old ones weigh 1 / e
 PRIOR_TESTS = 20.0  # weight of the mode in the estimate for a position, in drafts; drafts of one request are alike
 MIN_TESTS = 100  # verified drafts before the estimate is used
-NEW_SHARE = 0.25  # a fit takes 0.3 ms, so it waits until so many drafts were verified since the last, as a share of all
-FIT_TESTS = 200  # or so many
 MIN_RATE = 1e-3  # keeps log-odds finite
 MAX_STEP = 1.0  # limit on the change of slope and intercept per fit
 MIN_FAILED = 0.05  # minimum share of drafts that fail
@@ -74,7 +72,7 @@ class AcceptanceEstimator:
         cells = self.tested.cells
         tests = cells[:, :, 0]
         total = float(tests.sum())
-        if total == 0.0 or total < min(FIT_TESTS, NEW_SHARE * self._num_tests.sum()):
+        if total == 0.0:
             return
         self._num_tests += tests.sum(1)
         kept = np.exp(-tests.sum(1) / MEMORY_TESTS)[:, None, None]

@@ -21,6 +21,7 @@ CANDIDATE_STEPS = 2000.0  # of a candidate, after which older ones are forgotten
 PRIOR_STEPS = 16.0  # weight of the prediction, in steps
 STALE_STEPS = 20_000.0  # of other candidates, after which measurements of a candidate weigh 1 / e
 MAX_SAVED_PLANS = 2.0  # limit on time saved for trials, in plans
+KNOWN_STEPS = 200.0  # of a candidate, after which its mean is trusted
 PAUSED = math.log(3.0)  # a plan that achieved less than its candidate's others by so much was paused with the machine
 
 
@@ -79,7 +80,7 @@ class Candidates:
             measured.setdefault(name, Average(CANDIDATE_STEPS, PRIOR_STEPS)),
             math.log(num_tokens / promised),
         )
-        if achieved < average.mean - PAUSED:
+        if average.weight > KNOWN_STEPS and achieved < average.mean - PAUSED:
             return
         average.add(achieved, steps)
         for other, average in measured.items():

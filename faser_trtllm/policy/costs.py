@@ -1,7 +1,6 @@
 """The cost table, corrected by what passes take on the running machine.
 
-Every kind of pass has an average of log(ms / table) by log2 of its rows, in steps of a half: the table's error, which
-hardly changes.
+Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which hardly changes.
 What all well-known kinds have in common is the machine's current speed, which is forgotten quickly and on which no
 choice depends. All costs are in ms at the machine's usual speed.
 
@@ -100,7 +99,7 @@ class MeasuredCosts:
         self.table = table
         self._max_draft_len = max_draft_len
         self._speed = Average(SPEED_MS)  # log
-        # Logs by kind, 2 log2(rows) and, for a mixture of experts, log2(requests).
+        # Logs by kind, log2(rows) and, for a mixture of experts, log2(requests).
         self._errors: dict[tuple[str, int, int], Average] = {}
         self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
@@ -127,7 +126,7 @@ class MeasuredCosts:
         if self._routing is not None and num_experts and not (stats.num_context_rows or stats.num_pruned):
             self._observe_experts(self._routing, stats)
         pass_ms = steps * self._pass_ms(kind, rows, n, context_len, num_experts)
-        key = kind, round(2.0 * _log2(rows)), self._size(n)
+        key = kind, _octave(rows), self._size(n)
         error = self._errors.get(key)
         if error is None:  # start from the nearest sizes
             error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows, n))
@@ -204,23 +203,22 @@ class MeasuredCosts:
         """Return the log of the table's error at the nearest batch size, interpolated between measured numbers of rows
         and constant beyond them."""
         known = self._known(kind, num_requests)
-        return interpolate(2.0 * _log2(rows), *known) if known else 0.0
+        return interpolate(math.log2(max(rows, 1.0)), *known) if known else 0.0
 
     def _error_curve(self, kind: str, rows: Float64Array, num_requests: float) -> Float64Array:
         known = self._known(kind, num_requests)
-        places = 2.0 * np.log2(np.maximum(rows, 1.0))
-        found: Float64Array = np.interp(places, *known) if known else np.zeros(rows.size)
+        found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), *known) if known else np.zeros(rows.size)
         return found
 
     def _known(self, kind: str, num_requests: float) -> tuple[list[int], list[float]] | None:
-        """Return 2 log2 of the measured numbers of rows, ascending, and their errors; None if there are none."""
+        """Return log2 of the measured numbers of rows, ascending, and their errors; None if there are none."""
         wanted = self._size(num_requests)
         sizes = {size for name, _, size in self._errors if name == kind}
         if not sizes:
             return None
         size = min(sizes, key=lambda known: (abs(known - wanted), known))
-        places = sorted(place for name, place, of in self._errors if (name, of) == (kind, size))
-        return places, [self._errors[kind, place, size].mean for place in places]
+        octaves = sorted(octave for name, octave, of in self._errors if (name, of) == (kind, size))
+        return octaves, [self._errors[kind, octave, size].mean for octave in octaves]
 
     def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
         """Return the host time for the nearest measured number of requests, preferably with the same is_drafting."""
@@ -260,9 +258,5 @@ def _in_common(seen: Sequence[tuple[float, float]]) -> float:
     return max(-bound, min(mean, bound))
 
 
-def _log2(number: float) -> float:
-    return math.log2(max(number, 1.0))
-
-
 def _octave(number: float) -> int:
-    return round(_log2(number))
+    return round(math.log2(max(number, 1.0)))

@@ -309,7 +309,7 @@ def test_last_tokens_decide_nothing():
     ("spelling", "num_requests", "acceptance", "expected"),
     [
         ("price", 1, logistic(1.0, -1.0), (1154, 1151, 6, 739)),
-        ("price", 4, logistic(0.8, -0.5), (2827, 2472, 9, 2605)),
+        ("price", 4, logistic(0.8, -0.5), (2814, 2462, 9, 2601)),
         ("price", 16, constant(0.7), (704, 640, 12, 5187)),
         ("schedule", 4, logistic(0.8, -0.5), (2464, 2464, 19, 2526)),
     ],

@@ -219,5 +219,6 @@ def test_medusa_logits_are_counted(tmp_path: Path) -> None:
     assert place_logits_bytes(engines.target_path, 4) == 0
     request, gpu = OpenRequest(engines, engines.build_config, 16, drafting=True), HostGpu()
     gpu.num_free_bytes = 1000
-    with pytest.raises(ConfigError, match=r"logits and draft probs 0.00, logits of the Medusa heads 0.00, KV caches"):
+    parts = "logits and draft probs 0.00, logits with penalties 0.00, logits of the Medusa heads 0.00, KV caches"
+    with pytest.raises(ConfigError, match=parts):
         blocks_of(request, gpu, Shard())
