@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import time
@@ -79,6 +80,11 @@ class Target:
             raise FindingError("".join(traceback.format_exception(error)), _key(error)) from error
         taken_s = time.process_time() - started_s
         num_bytes = _resident(_PEAK) - before
+        if taken_s > MAX_CPU_S:  # on a shared machine some run takes three times as long, but hardly the same one twice
+            started_s = time.process_time()
+            with contextlib.suppress(*self.errors):
+                self.run(data)
+            taken_s = min(taken_s, time.process_time() - started_s)
         if taken_s > MAX_CPU_S:
             raise FindingError(f"{len(data)} bytes took {taken_s:.1f} s of CPU, allowed is {MAX_CPU_S}", "time")
         if num_bytes > MAX_MEMORY_BYTES:
