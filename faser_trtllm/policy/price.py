@@ -45,9 +45,7 @@ PRICE = "price"
 PROBE = "probe"  # one other length for all requests, since costs of lengths that never run are never corrected
 MORE = 2  # drafts of a probe beyond the plan's longest; a probe has half of that length if there is no room
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-RESIZED = (
-    8  # a plan ends when 1 / RESIZED of its batch, and more than one, is new, or it has grown or shrunk by as much
-)
+RESIZED = 8  # a plan ends when 1 / RESIZED of its batch is new, or the batch has grown or shrunk by as much
 TABLE_ERROR = 0.2  # relative error that predictions from a new table may have
 RETRY_REQUESTS = 4  # maximum number of requests that draft in a trial while drafting does not pay
 
@@ -97,16 +95,15 @@ class PricePolicy:
             return Decision([])
         size = len(decoding) + view.num_joining
         lengths = [self._planned_length(request) for request in decoding]
-        num_new, num_more = lengths.count(None), abs(size - self._size)
-        most = self._size // RESIZED
-        if view.now_s >= self._until_s or num_more > most or num_new > max(1, most):
+        num_changed = max(abs(size - self._size), lengths.count(None))
+        if view.now_s >= self._until_s or num_changed > self._size // RESIZED:
             self.estimator.fit()
             self._size, self._context_len = size, mean_context(decoding)
             self._decision = self._decide(view)
             planned = zip(decoding, self._decision.lengths, strict=True)
             self._planned = {request.slot: (weakref.ref(request), length) for request, length in planned}
             return self._decision
-        usual = sorted(self._decision.lengths)[len(self._decision.lengths) // 2]  # the median
+        usual = round(sum(self._decision.lengths) / max(1, len(self._decision.lengths)))
         return replace(self._decision, lengths=[usual if length is None else length for length in lengths])
 
     def _planned_length(self, request: Request) -> int | None:

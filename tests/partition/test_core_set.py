@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,3 +75,19 @@ def test_pin_caller_moves_only_the_calling_thread() -> None:
     thread.join()
     assert pinned == [{core}]
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_close_that_a_signal_interrupts_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    core_set, library = CoreSet(num_threads=1), native.library()
+    destroyed: list[int] = []
+
+    def destroy(handle: int) -> None:
+        destroyed.append(handle)
+        library.faser_pool_destroy(handle)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(faser_pool_destroy=destroy))
+    with pytest.raises(KeyboardInterrupt):
+        core_set.close()
+    core_set.close()
+    assert len(destroyed) == 1

@@ -314,8 +314,8 @@ def test_last_tokens_decide_nothing():
         ("schedule", 4, logistic(0.8, -0.5), (2464, 2464, 19, 2526)),
     ],
 )
-def test_a_model_without_experts_is_drafted_for_as_before(spelling, num_requests, acceptance, expected):
-    """Drafts, verified drafts, plans and tokens, so that no change for mixtures of experts goes unnoticed here."""
+def test_a_model_without_experts_is_drafted_for_as_before_there_were_any(spelling, num_requests, acceptance, expected):
+    """Drafts, verified drafts, plans and tokens of the code before mixtures of experts were priced."""
     world = World(make_policy(spelling, 8, cost_table(), 32), num_requests, acceptance, noise=0.03)
     world.run(300)
     drafted, verified = (sum(map(sum, lengths)) for lengths in (world.drafted_lengths, world.verified_lengths))

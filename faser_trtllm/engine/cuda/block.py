@@ -14,6 +14,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.block_chain import BlockChain
 from faser_trtllm.engine.cuda.block_conv import BlockConvolution
 from faser_trtllm.engine.cuda.block_rows import BlockRows
+from faser_trtllm.engine.cuda.decoder import UNSCALED
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import BlockWeights, DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.batch import DeviceBatch
@@ -27,10 +28,6 @@ from faser_trtllm.ops.cuda.tensors import PagedKv
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-# Norms are computed separately here, but the kernels divide by the root mean square of a row, so they get a row of this
-# many ones. append_kv adds its epsilon: the divisor differs from 1 by less than a thousandth of bf16's last bit.
-_UNSCALED = 8
 
 
 class BlockDecoder(OneSegmentDecoder):
@@ -85,7 +82,8 @@ class BlockDecoder(OneSegmentDecoder):
         heads = (most, sizes["num_heads"], head_dim)
         self._hidden = torch.zeros((most, sizes["hidden_size"]), **options)
         self._q, self._attended = torch.zeros(heads, **options), torch.zeros(heads, **options)
-        self._ones = torch.ones((max(most, spec.max_num_tokens), _UNSCALED), **options)
+        # append_kv adds its epsilon: the divisor differs from 1 by less than a thousandth of bf16's last bit.
+        self._ones = torch.ones((max(most, spec.max_num_tokens), UNSCALED), **options)
         self._no_q = torch.zeros((spec.max_num_tokens, 0, head_dim), **options)
         self._context = [context_kv(layer, sizes["num_heads"] * head_dim) for layer in weights.layers]
         self._cos, self._sin = (table[: spec.max_seq_len + self._size - 1] for table in (weights.cos, weights.sin))

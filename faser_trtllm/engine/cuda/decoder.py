@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # append_kv and gated_silu divide by the root mean square of a row. For rows that are normed already, they get a row of
 # this many ones.
-_UNSCALED = 8
+UNSCALED = 8
 _NARROW_ROWS = 16  # rows of attention's narrow tile: query rows times query heads per KV head
 
 
@@ -79,7 +79,7 @@ class TorchDecoder:
         device, dtype = weights.embedding.device, weights.embedding.dtype
         heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
         self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
-        self._ones = torch.ones((spec.max_num_tokens * max(1, spec.top_k), _UNSCALED), dtype=dtype, device=device)
+        self._ones = torch.ones((spec.max_num_tokens * max(1, spec.top_k), UNSCALED), dtype=dtype, device=device)
         self._q = torch.zeros(heads, dtype=dtype, device=device)
         self._attended = torch.zeros(heads, dtype=dtype, device=device)
         cache = (spec.num_layers, 2, spec.num_kv_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)

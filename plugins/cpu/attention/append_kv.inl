@@ -4,14 +4,14 @@ namespace {
 typedef uint16_t __attribute__((may_alias)) Half;
 
 // Norms (if it has a norm) and rotates one head with HF's half-split rope. out is zero from head_dim to padded_dim.
-// inverse: 1 / rms of all heads, or 0: the head has a norm of its own.
+// inverse: 1 / rms of all heads, for a norm of all.
 inline void rotate_head(const HeadShape& shape, const float* head, const float* norm, float inverse, const float* cos,
                         const float* sin, float* __restrict out) {
   alignas(64) float values[kMaxHeadDim];
   const int dim = shape.head_dim, half = dim / 2;
   for (int i = 0; i < dim; i++) values[i] = head[i];
   for (int i = dim; i < shape.padded_dim; i++) values[i] = 0;
-  if (norm != nullptr && inverse != 0) {
+  if (norm != nullptr && shape.norms_all_heads) {
     for (int i = 0; i < dim; i++) values[i] *= inverse * norm[i];
   } else if (norm != nullptr) {
     const F scale = F{} + inverse_rms(values, shape.padded_dim, dim, shape.rms_norm_eps);
