@@ -76,10 +76,8 @@ class Candidates:
         """Record steps that took ms at the usual speed and committed num_tokens, against the tokens promised."""
         self._saved_ms += EXPLORED_SHARE * ms
         measured = self._measured.setdefault(_class_of(batch_size), {})
-        average, achieved = (
-            measured.setdefault(name, Average(CANDIDATE_STEPS, PRIOR_STEPS)),
-            math.log(num_tokens / promised),
-        )
+        average = measured.setdefault(name, Average(CANDIDATE_STEPS, PRIOR_STEPS))
+        achieved = math.log(num_tokens / promised)
         if average.weight > KNOWN_STEPS and achieved < average.mean - PAUSED:
             return
         average.add(achieved, steps)
