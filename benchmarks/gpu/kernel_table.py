@@ -27,7 +27,8 @@ HEAD = """# Kernels by the numbers
 `faser bench gpu.kernel_table` writes this page from the kernels as nvcc {nvcc} compiles them for {arch} and from what
 the ops launch on {num_sms} SMs. `tests/benchmarks/gpu/test_kernel_table.py` compares it with the code. Only *measured*
 columns are a GPU's times: those of an H100 and an H200 on 2026-11-26 (`benchmarks/gpu/kernels/measured.json` has their
-commits). Attention and sampling changed between *before* and *after*; the H100 ran them as before. `-`: not measured.
+commits). Attention and sampling changed between *before* and *after*; the H100 ran them as before. Since then, attention
+of up to 8 requests has shorter chunks. `-`: not measured.
 
 ## Code
 
@@ -50,7 +51,7 @@ PASSES = """## Passes
 
 *Modeled*, ms: the kernels above in each layer; products and everything else (LM head, acceptance, gaps, host) as
 measured on that GPU. *Launches*: of a layer, or of acceptance. *Goal*: for the H100. The H100 was measured before the
-changes, the H200 after them. An 8B has a vocabulary of 4,096 on the H100 and 128,256 on the H200.
+changes, the H200 after them but for short chunks. An 8B has a vocabulary of 4,096 on the H100 and 128,256 on the H200.
 """
 
 

@@ -128,8 +128,10 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     launcher = machine.launcher("verify_attention", {"FASER_HEAD_DIM": case.head_dim})
     shape = verify_attention.shape_of(sets[0].q, sets[0].kv)
     tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
-    max_slots = verify_attention.choose_max_slots(shape, case.context_len)
-    in_place = verify_attention.merges_in_place(shape, tile_rows, max_slots, case.context_len)
+    bounds = case.num_rows, case.context_len
+    split = verify_attention.choose_split_tokens(shape, *bounds, machine.num_sms)
+    max_slots = verify_attention.choose_max_slots(shape, case.context_len, split)
+    in_place = verify_attention.merges_in_place(shape, tile_rows, case.num_rows, max_slots, case.context_len, split)
     size = max(4, verify_attention.workspace_bytes(shape, max_slots))
     workspace = torch.empty(size // 4, device=machine.device)
 
@@ -141,6 +143,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
             inputs.kv,
             inputs.out,
             tile_rows=tile_rows,
+            split_tokens=split,
             max_slots=max_slots,
             num_sms=machine.num_sms,
             workspace=workspace,
@@ -158,7 +161,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
         return relative_error(inputs.out, wanted) / BF16_ERROR
 
     seen = case.context_len - (case.num_rows - 1) / 2  # mean positions that a row attends to
-    pieces = _pieces(case, shape, tile_rows, max_slots)
+    pieces = _pieces(case, shape, tile_rows, max_slots, split)
     num_partial = case.batch_size * case.num_rows * len(pieces) if len(pieces) > 1 else 0
     return KernelCase(
         "verify_attention",
@@ -174,16 +177,15 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
 
 def _pieces(
-    case: AttentionCase, shape: verify_attention.AttentionShape, tile_rows: int, max_slots: int
+    case: AttentionCase, shape: verify_attention.AttentionShape, tile_rows: int, max_slots: int, split_tokens: int
 ) -> tuple[tuple[int, int], ...]:
     """Return the number and the tokens of the parts that a context is cut into, for each KV head and tile of rows."""
     num_packed = case.num_rows * shape.group
     number = case.batch_size * case.num_kv_heads * -(-num_packed // tile_rows)
     if not max_slots or num_packed > verify_attention.MAX_SPLIT_ROWS:
         return ((number, case.context_len),)
-    before_last = verify_attention.num_chunks(case.context_len) - 1
-    last = case.context_len - before_last * verify_attention.SPLIT_TOKENS
-    return (*((number, verify_attention.SPLIT_TOKENS),) * before_last, (number, last))
+    before_last = verify_attention.num_chunks(case.context_len, split_tokens) - 1
+    return (*((number, split_tokens),) * before_last, (number, case.context_len - before_last * split_tokens))
 
 
 def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:

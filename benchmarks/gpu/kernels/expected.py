@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 LAUNCH_US = 3.5  # of a launch in a graph, with a block's first load and last store
-ITEM_US = 2.0  # of an item of attention's work before and after its walk
+ITEM_US = 2.0  # of an item of attention's work before and after its walk, and of the merge of a tile's chunks
 INSTRUCTION_NS = 1.5  # of a walk, for a warp that shares its scheduler with few: 2.5 cycles
 WALK_TOKENS = 64  # positions of an iteration of a block's walk
 MEMORY_SHARE = 0.78  # of the bandwidth of a sum over large arrays
@@ -153,7 +153,8 @@ def _walk_us(case: KernelCase, launch: Launch, gpu: Gpu, arch: str) -> float:
     each_us = [ITEM_US + 1e-3 * INSTRUCTION_NS * code.walk * -(-tokens // WALK_TOKENS) for _, tokens in case.walks]
     places = min(launch.num_blocks, gpu.num_sms * code.blocks_per_sm(launch.num_threads))
     total_us = sum(number * us for (number, _), us in zip(case.walks, each_us, strict=True))
-    return max(*each_us, total_us / places) - ITEM_US
+    merge_us = ITEM_US if len(case.walks) > 1 else 0.0
+    return max(*each_us, total_us / places) - ITEM_US + merge_us
 
 
 def times_of(cases: Sequence[RecordedCase], gpu: Gpu, arch: str = "sm_90") -> dict[tuple[str, str], float]:

@@ -64,19 +64,25 @@ class _AttentionLaunch:
     """Options of verify_attention.launch(); num_floats: size of the workspace."""
 
     tile_rows: int
+    split_tokens: int
     max_slots: int
     in_place: bool
     num_floats: int
 
     @classmethod
     def of(
-        cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int, deterministic: bool
+        cls,
+        shape: verify_attention.AttentionShape,
+        max_query_rows: int,
+        max_kv_len: int,
+        num_sms: int,
+        deterministic: bool,
     ) -> _AttentionLaunch:
-        max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
-        num_floats = verify_attention.workspace_bytes(shape, max_slots) // 4
+        split = verify_attention.choose_split_tokens(shape, max_query_rows, max_kv_len, num_sms, deterministic)
+        slots = verify_attention.choose_max_slots(shape, max_kv_len, split)
         tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows, deterministic)
-        in_place = verify_attention.merges_in_place(shape, tile_rows, max_slots, max_kv_len)
-        return cls(tile_rows, max_slots, in_place, num_floats)
+        in_place = verify_attention.merges_in_place(shape, tile_rows, max_query_rows, slots, max_kv_len, split)
+        return cls(tile_rows, split, slots, in_place, verify_attention.workspace_bytes(shape, slots) // 4)
 
 
 class Ops:
@@ -337,7 +343,9 @@ class Ops:
         how = self._attention.get(key)
         if how is None:
             shape = verify_attention.shape_of(q, kv, window, is_causal, sinks)
-            how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len, self.is_deterministic)
+            bounds = max_query_rows, max_kv_len
+            how = _AttentionLaunch.of(shape, *bounds, self._num_sms, self.is_deterministic)
+            self._attention[key] = how
         workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
         self._cache.launch(
             key,
@@ -351,6 +359,7 @@ class Ops:
                 window=window,
                 is_causal=is_causal,
                 tile_rows=how.tile_rows,
+                split_tokens=how.split_tokens,
                 max_slots=how.max_slots,
                 num_sms=self._num_sms,
                 workspace=workspace,

@@ -26,7 +26,8 @@ BUT_FIRST = -1
 HEAD_DIMS = (64, 80, 96, 128, 256)
 SINKS_HEAD_DIM = 64  # kernels with sinks have this head size, and q in bf16
 TILE_ROWS = (16, 64)
-SPLIT_TOKENS = 512  # positions per chunk of a long context; fixed, so that a row's sums do not depend on its batch
+SPLIT_TOKENS = 512  # positions per chunk of a long context
+SHORT_SPLITS = (128, 256)  # the same where so few requests run that most SMs would be idle
 MIN_SPLIT_TOKENS = 64  # chunks of any launch are a power of two, at least this
 MAX_WHOLE_TOKENS = SPLIT_TOKENS + SPLIT_TOKENS // 2 - 1  # a context of a single chunk
 MAX_SPLIT_ROWS = 256  # limit on rows times group of a request that several blocks share (kMaxSplitRows)
@@ -63,6 +64,28 @@ def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int, determini
     return 16 if max_rows_per_request * shape.group <= 16 and not deterministic else 64
 
 
+def choose_split_tokens(
+    shape: AttentionShape, max_query_rows: int, max_kv_len: int, num_sms: int, deterministic: bool = False
+) -> int:
+    """Return the positions per chunk: few where few requests would leave SMs idle, since one block walks a chunk.
+
+    An H100 took 26.1 us with chunks of 512 positions and 15.7 with chunks of 128 for one request at 512 positions with
+    eight KV heads, but 37.6 and 58.4 for 32 requests. Short chunks are chosen while 512 positions of each request take
+    at most a block per SM, and the shortest of those that a tile's last block can merge. max_query_rows, max_kv_len:
+    upper bounds. deterministic: always SPLIT_TOKENS, since a row's last bits depend on its chunks.
+    """
+    tile_rows = choose_tile_rows(shape, max_query_rows, deterministic)
+    tiles = min(shape.num_rows, shape.batch_size) * -(-max_query_rows * shape.group // tile_rows)
+    blocks = tiles * shape.num_kv_heads
+    short = () if deterministic else [each for each in SHORT_SPLITS if blocks * SPLIT_TOKENS // each <= num_sms]
+    splits = (*short, SPLIT_TOKENS)
+    for split in splits:
+        slots = choose_max_slots(shape, max_kv_len, split)
+        if merges_in_place(shape, tile_rows, max_query_rows, slots, max_kv_len, split):
+            return split
+    return splits[0]
+
+
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
     """Return the number of blocks for tiles along the grid's x: one more than any cu_q_lens can need."""
     requests = min(shape.num_rows, shape.batch_size)
@@ -93,14 +116,20 @@ def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int =
 
 
 def merges_in_place(
-    shape: AttentionShape, tile_rows: int, max_slots: int, max_kv_len: int, split_tokens: int = SPLIT_TOKENS
+    shape: AttentionShape,
+    tile_rows: int,
+    max_query_rows: int,
+    max_slots: int,
+    max_kv_len: int,
+    split_tokens: int = SPLIT_TOKENS,
 ) -> bool:
     """Return True if the last block of a tile merges its chunks, False if a second launch of more blocks does.
 
-    max_kv_len: an upper bound. Results are the same.
+    max_query_rows, max_kv_len: upper bounds. Results are the same.
     """
     has_room = _max_arrivals(shape, tile_rows, max_slots) <= MAX_ARRIVALS
-    return has_room and max_chunks(shape, max_kv_len, split_tokens) * tile_rows <= MAX_MERGED_ROWS
+    num_merged = max_chunks(shape, max_kv_len, split_tokens) * min(tile_rows, max_query_rows * shape.group)
+    return has_room and num_merged <= MAX_MERGED_ROWS
 
 
 def _max_arrivals(shape: AttentionShape, tile_rows: int, max_slots: int) -> int:
@@ -210,11 +239,11 @@ def launch(
     are not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len are
     never read; those before it must be finite, since kernels multiply masked positions by zero.
 
-    tile_rows, max_slots, in_place: from choose_tile_rows(), choose_max_slots() and merges_in_place(). Slots need a
+    tile_rows, split_tokens, max_slots, in_place: from the functions above. Slots need a
     `workspace` of workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a
     context has several chunks. combine: False leaves rows that several blocks share in the workspace, for
-    launch_combine(). A row's bits depend on tile_rows, but not on max_slots, in_place or combine, nor on the other rows
-    of its request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes
+    launch_combine(). A row's bits depend on tile_rows and split_tokens, but not on max_slots, in_place or combine, nor
+    on the other rows of its request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes
     and types of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(q, kv, window, is_causal, sinks)

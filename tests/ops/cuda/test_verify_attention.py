@@ -360,12 +360,28 @@ def test_a_second_launch_merges_what_would_keep_one_block_busy():
     for tile_rows, longest in ((64, 4351), (16, 16639)):
         for context, in_place in ((longest, True), (longest + 1, False)):
             slots = op.choose_max_slots(shape, context)
-            assert op.merges_in_place(shape, tile_rows, slots, context) == in_place
+            assert op.merges_in_place(shape, tile_rows, tile_rows, slots, context) == in_place
+    few = _shape(num_rows=5, batch_size=1, max_blocks_per_seq=10_000)
+    for context, in_place in ((13055, True), (13056, False)):  # 20 rows of the tile's 64
+        assert op.merges_in_place(few, 64, 5, op.choose_max_slots(few, context), context) == in_place
     many = _shape(num_rows=4096, batch_size=4096, max_blocks_per_seq=10_000)
     for context, in_place in ((1000, True), (4000, True)):
-        assert op.merges_in_place(many, 64, op.choose_max_slots(many, context), context) == in_place
+        assert op.merges_in_place(many, 64, 64, op.choose_max_slots(many, context), context) == in_place
     wide = _shape(num_rows=4096, batch_size=4096, max_blocks_per_seq=10_000, num_kv_heads=32)
-    assert not op.merges_in_place(wide, 64, op.choose_max_slots(wide, 4000), 4000), "more tiles than counters"
+    assert not op.merges_in_place(wide, 64, 64, op.choose_max_slots(wide, 4000), 4000), "more tiles than counters"
+
+
+def test_chunks_are_short_where_few_requests_would_leave_sms_idle():
+    def chosen(batch_size, num_rows, max_kv_len, deterministic=False):
+        shape = _shape(num_rows=batch_size * num_rows, batch_size=batch_size, max_blocks_per_seq=10_000)
+        return op.choose_split_tokens(shape, num_rows, max_kv_len, 132, deterministic)
+
+    assert [chosen(n, 1, 4096) for n in (1, 4, 5, 8, 9, 128)] == [128, 128, 256, 256, 512, 512]
+    assert [chosen(1, 1, longest) for longest in (767, 16384, 32768)] == [128, 128, 256]
+    assert [chosen(1, 5, longest) for longest in (2048, 4096, 8192)] == [128, 256, 512]
+    assert chosen(1, 5, 16384) == 128, "a second launch merges in any case"
+    assert chosen(1, 2048, 4096) == 512
+    assert chosen(1, 1, 4096, deterministic=True) == 512
 
 
 def _shape(**changes) -> op.AttentionShape:
