@@ -239,12 +239,12 @@ def launch(
     are not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len are
     never read; those before it must be finite, since kernels multiply masked positions by zero.
 
-    tile_rows, split_tokens, max_slots, in_place: from the functions above. Slots need a
-    `workspace` of workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a
-    context has several chunks. combine: False leaves rows that several blocks share in the workspace, for
-    launch_combine(). A row's bits depend on tile_rows and split_tokens, but not on max_slots, in_place or combine, nor
-    on the other rows of its request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes
-    and types of the tensors. Raises InvalidArgumentError if no kernel fits.
+    tile_rows, split_tokens, max_slots, in_place: from the functions above. Slots need a `workspace` of
+    workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a context has
+    several chunks. combine: False leaves rows that several blocks share in the workspace, for launch_combine(). A row's
+    bits depend on tile_rows and split_tokens, but not on max_slots, in_place or combine, nor on the other rows of its
+    request or batch. Launches of a module with in_place must not overlap. The host reads only addresses, shapes and
+    types of the tensors. Raises InvalidArgumentError if no kernel fits.
     """
     shape = shape_of(q, kv, window, is_causal, sinks)
     expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
