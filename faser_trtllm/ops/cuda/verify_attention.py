@@ -77,8 +77,14 @@ def choose_split_tokens(
     tile_rows = choose_tile_rows(shape, max_query_rows, deterministic)
     tiles = min(shape.num_rows, shape.batch_size) * -(-max_query_rows * shape.group // tile_rows)
     blocks = tiles * shape.num_kv_heads
-    short = () if deterministic else [each for each in SHORT_SPLITS if blocks * SPLIT_TOKENS // each <= num_sms]
-    splits = (*short, SPLIT_TOKENS)
+
+    def fits(split: int) -> bool:
+        # Without a slot for each chunk, whole requests would be left to one block per tile.
+        has_room = choose_max_slots(shape, max_kv_len, split) == _all_slots(shape, max_kv_len, split)
+        return has_room and blocks * SPLIT_TOKENS <= num_sms * split
+
+    is_split = max_query_rows * shape.group <= MAX_SPLIT_ROWS and not deterministic
+    splits = [*filter(fits, SHORT_SPLITS if is_split else ()), SPLIT_TOKENS]
     for split in splits:
         slots = choose_max_slots(shape, max_kv_len, split)
         if merges_in_place(shape, tile_rows, max_query_rows, slots, max_kv_len, split):
@@ -111,8 +117,13 @@ def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int =
 
     0: no context is longer than a chunk. max_kv_len: an upper bound.
     """
-    more = max_chunks(shape, max_kv_len, split_tokens) - 1
-    return shape.num_rows + min(shape.num_rows * more, MAX_WORKSPACE_BYTES // _slot_bytes(shape)) if more else 0
+    most = shape.num_rows + MAX_WORKSPACE_BYTES // _slot_bytes(shape)
+    return min(_all_slots(shape, max_kv_len, split_tokens), most)
+
+
+def _all_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int) -> int:
+    chunks = max_chunks(shape, max_kv_len, split_tokens)
+    return shape.num_rows * chunks if chunks > 1 else 0
 
 
 def merges_in_place(

@@ -381,6 +381,7 @@ def test_chunks_are_short_where_few_requests_would_leave_sms_idle():
     assert [chosen(1, 5, longest) for longest in (2048, 4096, 8192)] == [128, 256, 512]
     assert chosen(1, 5, 16384) == 128, "a second launch merges in any case"
     assert chosen(1, 2048, 4096) == 512
+    assert [chosen(1, 5, 131_072), chosen(1, 8, 131_072), chosen(4, 4, 131_072)] == [256, 512, 512], "room for slots"
     assert chosen(1, 1, 4096, deterministic=True) == 512
 
 
