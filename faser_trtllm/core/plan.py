@@ -178,10 +178,14 @@ class KeptRows:
 
 @value
 class Ended:
-    """The end of a request that the target cannot continue: the reason, and for ERROR one sentence for the client."""
+    """The end of a request that the target cannot continue: the reason, and for ERROR one sentence for the client.
+
+    is_kv_wrong: the request's KV may have led to it, so no other request may reuse it.
+    """
 
     reason: FinishReason
     error: str | None = None
+    is_kv_wrong: bool = False
 
 
 @value

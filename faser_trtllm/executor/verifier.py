@@ -27,6 +27,7 @@ from faser_trtllm.sampling.table import SamplingTable
 NAN_LOGITS = Ended(
     FinishReason.ERROR,
     "the target model returned NaN or infinite logits for this request; check the checkpoint's weights",
+    is_kv_wrong=True,
 )
 _NOTHING = np.zeros(0, np.int32)
 

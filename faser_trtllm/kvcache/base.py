@@ -83,7 +83,10 @@ class KVCache(Protocol):
         """
 
     def forget_draft(self) -> None:
-        """Mark all of the draft model's KV as invalid, because another draft model takes its place."""
+        """Mark all of the draft model's KV as invalid (see Scheduler.forget_draft_kv)."""
+
+    def discard(self, slot: int) -> None:
+        """End the reuse of the slot's blocks, since their KV may be wrong, and of those computed from them."""
 
     def free(self, slot: int) -> None:
         """Close the slot."""

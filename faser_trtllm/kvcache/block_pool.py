@@ -7,6 +7,7 @@ least recently used first), or free. The pool knows nothing about sequences.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from faser_trtllm.kvcache.base import BlockListener
 
@@ -103,6 +104,29 @@ class BlockPool:
             self.listener.stored(self._chain_ids[block], previous, token_ids)
         return self._chain_ids[block]
 
+    def discard(self, blocks: Iterable[int]) -> set[int]:
+        """End the caching of the prefixes that end with these blocks, and of all longer ones; return their blocks."""
+        longer: dict[int | str, list[Key]] = {}
+        for known in self._by_key:
+            longer.setdefault(known[0], []).append(known)
+        due = [key for block in blocks if (key := self._keys[block]) is not None]
+        gone: set[int] = set()
+        while due:
+            key = due.pop()
+            cached = self._by_key.pop(key, None)
+            if cached is None:
+                continue
+            equal = {cached, *self._twins.pop(key, ())}
+            for block in equal:
+                self._keys[block] = None
+            gone |= equal
+            if cached in self._evictable:
+                del self._evictable[cached]
+                self._free.append(cached)
+            self._note_removed(cached)
+            due += longer.get(self._chain_ids[cached], ())
+        return gone
+
     def chain_id(self, block: int) -> int:
         return self._chain_ids[block]
 
@@ -152,6 +176,9 @@ class BlockPool:
             self._drop_twin(twins[0], key)
             return
         del self._by_key[key]
+        self._note_removed(block)
+
+    def _note_removed(self, block: int) -> None:
         if self.listener is not None and self._chain_ids[block] > ROOT:
             self.listener.removed(self._chain_ids[block])
 

@@ -18,10 +18,11 @@ _NOTHING_DUE = (np.iinfo(np.int32).max, np.iinfo(np.int32).max, -1)  # KVCache.b
 class _Sequence:
     """The blocks of one slot. Of the first num_registered, each is cached under its prefix, or a duplicate of it is."""
 
-    __slots__ = ("blocks", "chain_id", "num_draft_registered", "num_registered")
+    __slots__ = ("blocks", "chain_id", "is_private", "num_draft_registered", "num_registered")
 
-    def __init__(self) -> None:
+    def __init__(self, is_private: bool) -> None:
         self.blocks: list[int] = []
+        self.is_private = is_private  # no further block becomes reusable
         self.num_registered = 0
         self.num_draft_registered = 0
         self.chain_id: int | str = ROOT
@@ -88,9 +89,9 @@ class KVCacheManager:
         At least the last token is left to compute, since the next step needs its logits.
         """
         assert self._sequences[slot] is None, f"slot {slot} is taken"
-        sequence = self._sequences[slot] = _Sequence()
+        sequence = self._sequences[slot] = _Sequence(not self._enable_block_reuse)
         self._note_blocks(slot, sequence)
-        if not self._enable_block_reuse:
+        if sequence.is_private:
             return CachedPrefix(0, 0)
         pool, size = self._pool, self.tokens_per_block
         sequence.chain_id = salt or ROOT
@@ -149,9 +150,9 @@ class KVCacheManager:
         num_draft_computed_tokens: int,
     ) -> None:
         """Offer the full blocks of tokens[:num_computed_tokens], which are final, for reuse; see KVCache.commit."""
-        if not self._enable_block_reuse:
-            return
         sequence = self._sequence(slot)
+        if sequence.is_private:
+            return
         size = self.tokens_per_block
         while (sequence.num_registered + 1) * size <= num_computed_tokens:
             start = sequence.num_registered * size
@@ -172,6 +173,15 @@ class KVCacheManager:
             if sequence is not None:
                 sequence.num_draft_registered = 0
                 self._note_blocks(slot, sequence)
+
+    def discard(self, slot: int) -> None:
+        """See KVCache.discard. Sequences that share such blocks go on, but theirs no longer become reusable."""
+        sequence = self._sequence(slot)
+        gone = self._pool.discard(sequence.blocks[: sequence.num_registered])
+        for other_slot, other in enumerate(self._sequences):
+            if other is not None and (other is sequence or not gone.isdisjoint(other.blocks)):
+                other.is_private = True
+                self._note_blocks(other_slot, other)
 
     def free(self, slot: int) -> None:
         """Close the slot; its last blocks will be evicted first."""
@@ -210,7 +220,7 @@ class KVCacheManager:
         size, num_blocks = self.tokens_per_block, len(sequence.blocks)
         self._capacity_view[slot] = num_blocks * size
         full, draft_full = (sequence.num_registered + 1) * size, (sequence.num_draft_registered + 1) * size
-        if not self._enable_block_reuse:
+        if sequence.is_private:
             full = draft_full = _NOTHING_DUE[0]
         bounds = self._bounds_view
         bounds[slot, 0], bounds[slot, 1], bounds[slot, 2] = full, draft_full, (num_blocks - 1) * size

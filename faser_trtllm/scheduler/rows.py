@@ -14,6 +14,7 @@ from faser_trtllm.core.counts import are_decoding
 from faser_trtllm.core.plan import ScheduledRequest
 from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.roles import Role, Roles
 
 MAX_CONTEXT_LOGITS = 64
 """Limit on prompt rows with logits per pass, since they take longer than other rows and all requests wait for them."""
@@ -28,13 +29,26 @@ def split_running(running: Sequence[Request]) -> tuple[list[Request], list[Reque
     return [r for r, is_decoding in columns if is_decoding], [r for r, is_decoding in columns if not is_decoding]
 
 
-def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
-    """Return each request's rows for drafts, first come, first served, out of num_rows."""
-    shares = []
-    for length in wanted:
-        share = min(length, num_rows)
-        num_rows -= share
-        shares.append(share)
+def share_draft_rows(
+    decoding: Sequence[Request],
+    lengths: Sequence[int],
+    roles: Roles,
+    contexts: Sequence[Request],
+    limits: SchedulerLimits,
+) -> dict[int, int]:
+    """Return, by slot, how many drafts of each decoding request that runs may have rows, first come, first served,
+    after the rows that are kept for the first context. lengths: of the drafts that each should have."""
+    wanted = {
+        request.slot: max(request.num_drafts, min(length, request.draft_limit))
+        for request, length in zip(decoding, lengths, strict=True)
+        if roles.get(request.slot) is not Role.NONE
+    }
+    num_rows = limits.max_num_tokens - len(wanted)
+    num_rows -= context_reserve(contexts, num_rows, limits)
+    shares = {}
+    for slot, length in wanted.items():
+        shares[slot] = min(length, num_rows)
+        num_rows -= shares[slot]
     return shares
 
 
@@ -80,7 +94,7 @@ def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> in
     remaining = request.num_tokens - request.num_computed_tokens
     if remaining <= num_rows:
         return remaining
-    if _runs_whole(request, limits):
+    if runs_whole(request, limits):
         return 0
     return num_rows // limits.chunk_unit * limits.chunk_unit
 
@@ -90,12 +104,12 @@ def context_reserve(contexts: Sequence[Request], num_rows: int, limits: Schedule
     if not contexts:
         return 0
     remaining = contexts[0].num_tokens - contexts[0].num_computed_tokens
-    if _runs_whole(contexts[0], limits):
+    if runs_whole(contexts[0], limits):
         return remaining if remaining <= num_rows else 0  # it waits for decoding requests to end, not for drafts
     return min(remaining, limits.chunk_unit, num_rows)
 
 
-def _runs_whole(request: Request, limits: SchedulerLimits) -> bool:
+def runs_whole(request: Request, limits: SchedulerLimits) -> bool:
     """Return True if a context runs in one piece: without chunking, unless it has grown longer than a pass.
 
     Such a preempted request is chunked to its end: its last piece could otherwise wait forever for rows that newer

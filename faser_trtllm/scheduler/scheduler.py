@@ -32,7 +32,7 @@ from faser_trtllm.scheduler.limits import SchedulerLimits, check_room
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.roles import Role, Roles
-from faser_trtllm.scheduler.rows import RowsLeft, context_reserve, share_draft_rows, split_running
+from faser_trtllm.scheduler.rows import RowsLeft, runs_whole, share_draft_rows, split_running
 from faser_trtllm.scheduler.slots import slot_to_free
 from faser_trtllm.scheduler.update import apply_results
 
@@ -120,7 +120,7 @@ class Scheduler:
         return self._kv.watch(listener)
 
     def forget_draft_kv(self) -> None:
-        """Discard the KV of the draft model, because another draft model takes its place."""
+        """Discard the KV of the draft model, because it may have NaN or another draft model takes its place."""
         for request in self._running:
             request.num_draft_computed_tokens = 0
         self._kv.forget_draft()
@@ -193,9 +193,11 @@ class Scheduler:
         rows = plan.scheduled
         outputs, due = apply_results(self._committer, rows, drafts, result, self._clock.now_s())
         errors = {rows.requests[index]: end.error for index, end in result.ended.items() if end.error is not None}
+        for request in [rows.requests[index] for index, end in result.ended.items() if end.is_kv_wrong]:
+            self._kv.discard(request.slot)
         marked = [(request, bits) for request, bits in zip(rows.requests, due, strict=True) if bits]
         for request, bits in marked:
-            if bits & BLOCK_FULL and request not in errors:  # KV that led to NaN logits must not be reused
+            if bits & BLOCK_FULL:
                 counts = request.num_computed_tokens, request.num_draft_computed_tokens
                 self._kv.commit(request.slot, request.tokens, *counts)
         for output in outputs:
@@ -260,9 +262,9 @@ class Scheduler:
     ) -> list[ScheduledRequest]:
         """Schedule rows and blocks for requests with slots; preempt the latest requests if blocks run out."""
         joining = self._waiting.first(1) if self._free_slots else []
-        shares = self._draft_shares(decoding, contexts or joining, decision)
+        shares = share_draft_rows(decoding, decision.lengths, roles, contexts or joining, self._limits)
         num_others = sum(not context.lacks_context_log_probs for context in contexts) + len(joining)
-        left = RowsLeft(self._limits, len(decoding) + sum(shares.values()), num_others=num_others)
+        left = RowsLeft(self._limits, len(shares) + sum(shares.values()), num_others=num_others)
         scheduled: list[ScheduledRequest] = []
         for request in list(self._running):
             if request.state is not RequestState.RUNNING:
@@ -289,24 +291,12 @@ class Scheduler:
             request.was_drafted = scheduled[index].num_new_tokens == 0
         return scheduled
 
-    def _draft_shares(
-        self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision
-    ) -> dict[int, int]:
-        """Return, by slot, how many drafts may have rows, after the rows that are kept for the first context."""
-        num_rows = self._limits.max_num_tokens - len(decoding)
-        wanted = [
-            max(request.num_drafts, min(length, request.draft_limit))
-            for request, length in zip(decoding, decision.lengths, strict=True)
-        ]
-        shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, self._limits))
-        return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
-
     def _place_decoding(
         self, request: Request, share: int, role: Role, paused: list[Request]
     ) -> ScheduledRequest | None:
         """Allocate blocks for the last committed token and the pending drafts; None if the request does not run."""
         pending = request.num_drafts
-        if role is Role.NONE or not self._make_room(request, request.num_tokens + pending, paused):
+        if not self._make_room(request, request.num_tokens + pending, paused):
             return None
         num_new = 0 if role is Role.DRAFT else 1
         return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
@@ -353,6 +343,9 @@ class Scheduler:
         """Give slots to waiting requests, in order; stop at the first that does not fit."""
         kv = self._kv
         admitted: list[Request] = []
+        placed = {item.request.slot for item in scheduled}
+        if any(r.slot not in placed and not r.is_decoding and runs_whole(r, self._limits) for r in self._running):
+            return admitted  # a whole prompt, admitted without a mask, could wait forever for rows that others take
         left = RowsLeft(self._limits, scheduled=scheduled)
         while self._free_slots and left.num_rows > 0:
             request = self._waiting.peek()

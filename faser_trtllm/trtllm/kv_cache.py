@@ -111,6 +111,9 @@ class TrtllmKVCacheManager:
     def forget_draft(self) -> None:
         """Do nothing, since no block is reused."""
 
+    def discard(self, slot: int) -> None:
+        """Do nothing, since no block is reused."""
+
     def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
         return all(map(self.allocate, slots.tolist(), num_tokens.tolist()))
 

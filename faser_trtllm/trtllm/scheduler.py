@@ -27,6 +27,7 @@ from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.roles import Role, Roles
+from faser_trtllm.scheduler.rows import share_draft_rows
 from faser_trtllm.scheduler.scheduler import Scheduler
 from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
 
@@ -108,7 +109,7 @@ class TrtllmScheduler(Scheduler):
         started = [request for request in contexts if request.state is RequestState.RUNNING]
         decision = self._decide(self._view(decoding, started))
         roles = self._guides.assign_roles(self._running, decoding, decision)
-        shares = self._draft_shares(decoding, contexts, decision)
+        shares = share_draft_rows(decoding, decision.lengths, {}, contexts, self._limits)  # also of those that rest
         choice = self._ask(candidates, shares, roles)
         for request in choice.paused:
             self._pause(request)

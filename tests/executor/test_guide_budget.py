@@ -136,6 +136,14 @@ def test_a_mask_beyond_the_budget_runs_alone():
     assert all(len(step) == 1 for step in ids[1:]), "in the first step nobody knows what a mask takes"
 
 
+def test_the_rows_of_those_left_out_are_for_the_prompt_whose_turn_it_is():
+    """Without chunking it needs 14 of 16 rows; a step without any request would be lost."""
+    setup = Setup(policy="off", **ROOMY | {"max_num_tokens": 16, "max_batch_size": 8}, chunked=False)
+    params = SamplingParams(max_tokens=8, guide=costly(setup, 8, MAX_GUIDE_MS + 1))
+    _, ids, _ = run(setup, [([2, 1], params)] * 6 + [([2, 1, 3] * 4 + [2, 1], params)], [0] * 6 + [8])
+    assert all(ids)
+
+
 def test_siblings_that_join_later_are_counted_from_their_first_mask():
     setup = Setup(policy="off", **ROOMY)
     params = SamplingParams(max_tokens=3, guide=costly(setup, 8, MAX_GUIDE_MS + 1))

@@ -172,6 +172,26 @@ def test_a_commit_below_its_bounds_has_nothing_to_do(data, size):
         assert quick.num_draft_registered == thorough.num_draft_registered
 
 
+def test_what_was_computed_from_discarded_blocks_goes_with_them():
+    """Another sequence reuses the first block, has computed one after it, and computes another one later."""
+    kv, tokens = make(), tokens_of(*range(12))
+    fill(kv, 0, tokens[:4], 4, 4)
+    assert kv.add_sequence(1, tokens, 12) == CachedPrefix(4, 4)
+    assert kv.allocate(1, 12)
+    kv.commit(1, tokens, 8, 8)
+    assert kv.num_cached_blocks == 2
+    kv.discard(0)
+    kv.check_integrity()
+    kv.commit(1, tokens, 12, 12)
+    assert kv.num_cached_blocks == 0
+    kv.free(0)
+    assert kv.add_sequence(2, tokens, 12) == CachedPrefix(0, 0)
+    assert kv.allocate(2, 12)
+    kv.commit(2, tokens, 12, 12)
+    assert kv.num_cached_blocks == 3
+    kv.check_integrity()
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random sequences over two token values, so that prefixes are often equal; KV contents are modeled as text."""
 
@@ -182,6 +202,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.contents = [[None] * tokens_per_block for _ in range(num_blocks)]  # the whole prefix at each token
         self.draft_contents = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.sequences = {}  # slot -> [tokens, num_computed, num_draft_computed]
+        self.passes = [frozenset()] * num_blocks  # the passes on which a block's contents depend
+        self.num_passes, self.wrong = 0, set()
+
+    def _passes_of(self, slot, end):
+        blocks = self.kv.block_table[slot, : -(-end // self.size)].tolist()
+        return frozenset().union(*(self.passes[block] for block in blocks))
 
     def _write(self, memory, slot, tokens, start, end):
         for position in range(start, end):
@@ -202,6 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert prefix.num_draft_cached_tokens <= prefix.num_cached_tokens
         self._holds(self.contents, slot, tokens, prefix.num_cached_tokens)
         self._holds(self.draft_contents, slot, tokens, prefix.num_draft_cached_tokens)
+        assert self.wrong.isdisjoint(self._passes_of(slot, prefix.num_cached_tokens)), "what was discarded is reused"
         self.sequences[slot] = [list(tokens), prefix.num_cached_tokens, prefix.num_draft_cached_tokens]
 
     @precondition(lambda self: self.sequences)
@@ -216,12 +243,24 @@ class CacheMachine(RuleBasedStateMachine):
             return
         end = data.draw(st.integers(computed, len(tokens)))
         self._write(self.contents, slot, tokens, computed, end)
+        if end > computed:
+            self.num_passes += 1
+            passes = self._passes_of(slot, computed) | {self.num_passes}
+            for block in self.kv.block_table[slot, computed // self.size : -(-end // self.size)]:
+                self.passes[block] = passes
         draft_end = max(draft_computed, end) if with_draft else draft_computed
         self._write(self.draft_contents, slot, tokens, draft_computed, draft_end)
         self.kv.commit(slot, np.array(tokens, np.int32), end, draft_end)
         self.kv.rewind(slot, max(end, data.draw(st.integers(end, len(tokens)))))
         self.sequences[slot] = [tokens[: max(end, 1)] if end >= 1 else tokens[:1], end, draft_end]
         self._holds(self.contents, slot, tokens, end)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def discard(self, data):
+        slot = data.draw(st.sampled_from(sorted(self.sequences)))
+        self.kv.discard(slot)
+        self.wrong |= self._passes_of(slot, self.sequences[slot][1])
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

@@ -19,9 +19,11 @@ from faser_trtllm.scheduler.rows import MAX_CONTEXT_LOGITS, chunk_length
 from faser_trtllm.scheduler.scheduler import SchedulerLimits
 from tests.scheduler.fake_pass import Bench
 from tests.support.columns import columns
+from tests.support.toy_guide import ToyGuide
 
 NO_EVICT = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
+NOTHING_SAMPLED = (np.zeros((0, 0), np.int32), *columns([], [], []))
 
 
 def test_a_context_costs_its_chunk_and_chunks_are_aligned():
@@ -63,6 +65,20 @@ def test_without_chunking_a_prompt_runs_as_one_or_waits():
     assert bench.step()[1] == [("0", 1, 0), ("1", 10, 0)]
     with pytest.raises(InvalidArgumentError, match=r"17 tokens, max_num_tokens is 16"):
         bench.add(17)
+
+
+def test_a_whole_prompt_without_a_mask_in_its_first_step_is_not_overtaken_for_ever():
+    """The budget for masks is spent on four others, so it is admitted without rows; then newcomers come without end."""
+    bench = Bench(max_num_tokens=16, max_batch_size=8, num_blocks=2000, enable_chunked_context=False)
+    guide = ToyGuide.random(5, 1, 4)
+    for first in range(4):
+        bench.add(1, max_tokens=6, guide=guide, first=first)
+    late = bench.add(14, max_tokens=4, guide=guide, first=9)
+    for number in range(20):
+        if late.request_id in [name for name, *_ in bench.step()[1]]:
+            return
+        bench.add(1, max_tokens=6, first=number)
+    pytest.fail("it waits for rows that later requests take")
 
 
 def test_no_evict_reserves_to_completion_and_the_head_of_the_line_stops():
@@ -202,17 +218,23 @@ def test_a_pass_holds_few_rows_of_prompts_with_log_probs():
     assert bench.step()[1] == [("0", left, 0), ("1", MAX_CONTEXT_LOGITS - left, 0), ("2", 1, 0)]
 
 
-def test_blocks_of_a_request_that_failed_are_not_reused():
-    bench = Bench()
-    bench.add(9)
+@pytest.mark.parametrize(("is_kv_wrong", "num_cached"), [(True, 0), (False, 24)])
+@pytest.mark.parametrize("max_num_tokens", [32, 12])
+def test_blocks_of_a_request_whose_kv_is_wrong_are_not_reused(is_kv_wrong, num_cached, max_num_tokens):
+    """Also those of chunks before the last, which has the logits."""
+    bench = Bench(max_num_tokens=max_num_tokens)
+    bench.add(25)
     plan = bench.scheduler.schedule()
+    while not plan.scheduled.num_sampled:
+        bench.scheduler.update(plan, DraftResult(*columns([0], [0])), VerifyResult(*NOTHING_SAMPLED, *columns([0])))
+        plan = bench.scheduler.schedule()
     sampled = columns([0], [0], [native.FAILED], [0])
-    ended = {0: Ended(FinishReason.ERROR, "logits are NaN")}
+    ended = {0: Ended(FinishReason.ERROR, "it failed", is_kv_wrong)}
     result = VerifyResult(np.zeros((1, 1), np.int32), *sampled, ended=ended)
     bench.scheduler.update(plan, DraftResult(*columns([0], [0])), result)
-    again = bench.add(9)
+    again = bench.add(25)
     bench.step()
-    assert again.stats.num_cached_tokens == 0
+    assert again.stats.num_cached_tokens == num_cached
 
 
 def test_reused_blocks_count_when_a_request_runs_and_not_in_each_step_that_it_waits():
