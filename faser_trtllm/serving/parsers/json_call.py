@@ -175,11 +175,12 @@ def _scan(reader: Reader, add: Callable[[str], None], max_chars: int | None = No
     num_chars = 0
     while True:
         end = scanner.end(reader.text, reader.at)
-        piece = reader.take(len(reader.text) if end < 0 else end)
-        num_chars += len(piece)
-        if max_chars is not None and num_chars > max_chars:
+        stop = len(reader.text) if end < 0 else end
+        if max_chars is not None and num_chars + stop - reader.at > max_chars:
+            reader.take(reader.at + max_chars - num_chars)  # reading goes on there, wherever pieces ended
             raise MalformedError
-        if piece:
+        if piece := reader.take(stop):
+            num_chars += len(piece)
             add(piece)
         if end >= 0:
             return

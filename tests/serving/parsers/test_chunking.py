@@ -42,6 +42,18 @@ def test_every_chunking_gives_one_result(family):
             num_chunkings += 1
 
 
+@pytest.mark.parametrize("written", sorted(WRITERS))
+def test_names_beyond_the_limit_end_at_the_same_place_in_every_chunking(written):
+    """Also those that contain a call."""
+    family, write = WRITERS[written]
+    call = write([("f", "{}")])
+    for num_chars in (255, 256, 257, 1000, 1023, 1024, 1025, 1100, 2100):
+        text = write([("x" * num_chars + call, "{}")]) + call
+        whole = Reading(family).parse(text)
+        for size in (1, 7, 64, 1000):
+            assert Reading(family).parse(*(text[i : i + size] for i in range(0, len(text), size))) == whole
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_taken_back(family):
     rng = random.Random(family)
