@@ -235,7 +235,9 @@ def assemble(
         )
     guard: SpeculationGuard | None = None
     if max_draft_len and draft_timeout_ms is not None:
-        guard = SpeculationGuard(clock, draft_timeout_ms, limits.max_draft_rows)
+        guard = SpeculationGuard(
+            clock, draft_timeout_ms, limits.max_draft_rows, forget_draft_kv=lambda: scheduler.forget_draft_kv()
+        )
         policy = GuardedPolicy(policy, guard)
     if draft is None or (draft_window is not None and draft_window >= max_seq_len):
         draft_window = None

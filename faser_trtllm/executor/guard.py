@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,12 +48,15 @@ class SpeculationGuard(StepWatcher):
     call writes before it fails is ignored: the length of valid draft KV stays what it was.
     """
 
-    def __init__(self, clock: Clock, draft_timeout_ms: float, max_draft_rows: int) -> None:
+    def __init__(
+        self, clock: Clock, draft_timeout_ms: float, max_draft_rows: int, forget_draft_kv: Callable[[], None]
+    ) -> None:
         """draft_timeout_ms: limit for a call with at most max_draft_rows rows per request (see SchedulerLimits) in its
-        first pass; calls that also run prompts have none."""
+        first pass; calls that also run prompts have none. forget_draft_kv: see Scheduler.forget_draft_kv."""
         self._clock = clock
         self._draft_timeout_ms = draft_timeout_ms
         self._max_draft_rows = max_draft_rows
+        self._forget_draft_kv = forget_draft_kv
         self._reason: DisabledReason | None = None
         self._retry_at_s = 0.0
         self._backoff_s = BACKOFF_S
@@ -107,6 +111,8 @@ class SpeculationGuard(StepWatcher):
     def step(self, record: StepRecord) -> None:
         """Note a step that is over; it was fruitless if it drafted and accepted nothing."""
         if self._reason is not None:
+            if self._reason is DisabledReason.DRAFT_NAN and record.drafts.num_asked:  # the last call before the rest
+                self._forget_draft_kv()  # its NaN would be read again by each request with the same prefix
             return
         if record.num_accepted:
             self._num_fruitless = 0

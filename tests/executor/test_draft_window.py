@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.plan import StepRecord
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.policy.base import Mode
@@ -20,6 +22,7 @@ from tests.support.executor_harness import Collector, ErraticPolicy, Setup
 from tests.support.medusa import make_medusa
 
 WINDOW, LENGTH, NUM_DRAFTS = 48, 160, 5
+SIZES = {"max_seq_len": LENGTH, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": NUM_DRAFTS}
 PROMPTS = [[5, 6, 7] * 3, list(range(3, 43)), [9] * WINDOW, list(range(2, 100))]
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {}]
 
@@ -52,9 +55,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "head": shorten(make_head(root / "eagle3", target, draft_vocab_size=None), WINDOW),
         "medusa": make_medusa(root / "heads", target),
     }
-    sizes = {"max_seq_len": LENGTH, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": NUM_DRAFTS}
     for name, given in drafters.items():
-        engines = build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **sizes))
+        engines = build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **SIZES))
         assert engines is not None
         assert engines.build_config.max_seq_len == LENGTH
         assert engines.draft_window == (WINDOW if name == "pair" else None)
@@ -111,6 +113,36 @@ def test_no_draft_is_made_of_a_prompt_that_fills_the_window(engines) -> None:
             pass
         assert executor.stats()["num_draft_tokens"] == 0
     assert (collector.requests["a"].stats.num_draft_tokens, drafts.ends) == (0, set())
+
+
+@pytest.fixture(scope="module")
+def replaceable(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """One target with drafts of several context lengths."""
+    root = tmp_path_factory.mktemp("replaceable")
+    target, draft = make_pair(root / "checkpoints", num_layers=2)
+    lengths = (WINDOW, LENGTH, 2 * LENGTH)
+    for length in lengths:
+        build_engines(BuildOptions(target, shorten(draft, length), root / str(length), **SIZES))
+    return {length: root / str(length) for length in lengths}
+
+
+@pytest.mark.parametrize(
+    ("running", "other", "is_refused"),
+    [(WINDOW, LENGTH, True), (LENGTH, WINDOW, True), (LENGTH, 2 * LENGTH, False)],  # max_seq_len is LENGTH
+)
+def test_only_a_draft_that_drafts_as_far_takes_the_place_of_another(replaceable, running, other, is_refused) -> None:
+    refusal = f"for at most {other} tokens, the running draft for {running}; build one with that context length"
+    collector, drafts = Collector(), Drafts()
+    with open_executor(replaceable[running], ExecutorConfig(num_threads=1, speculation="fixed:5")) as executor:
+        executor.watch(drafts)
+        with pytest.raises(ConfigError, match=refusal) if is_refused else nullcontext():
+            done = executor.replace_draft(replaceable[other])
+            executor.step()
+            done.result(timeout=0)
+        executor.submit("a", [5, 6, 7] * 3, SamplingParams(max_tokens=LENGTH), collector.sink("a"))
+        while executor.step():
+            pass
+    assert max(drafts.ends) == min(running, LENGTH - 1)
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -1,19 +1,26 @@
 """When drafting breaks, the text stays the same and speculation rests for a while."""
 
+import json
 import operator
+from dataclasses import replace
 from itertools import cycle, product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
+from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.executor.guard import DisabledReason, SpeculationGuard
 from lab.clock import ManualClock
+from lab.delegating_engine import DelegatingEngine
 from lab.faults import parse_faults, with_faults
+from tests.support.checkpoints import make_pair, random_tensors, write_safetensors
 from tests.support.columns import columns
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector, Setup, run
@@ -163,16 +170,20 @@ def _call(rows_per_request, draft_ms=0.0, new=(2, 2), free=None, params=(FREE, F
     return SimpleNamespace(scheduled=ScheduledRequests.of(items)), drafts
 
 
+def _guard(max_draft_rows):
+    return SpeculationGuard(ManualClock(), 5.0, max_draft_rows, forget_draft_kv=lambda: None)
+
+
 @pytest.mark.parametrize(("rows_per_request", "reasons"), [(1, {"draft_timeout"}), (6, {"draft_timeout"}), (7, set())])
 def test_a_head_has_a_time_limit_even_where_it_runs_all_accepted_tokens_again(rows_per_request, reasons):
-    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2 + 4)
+    guard = _guard(max_draft_rows=2 + 4)
     guard.drafted(*_call(rows_per_request, draft_ms=5.1))
     assert {r.value for r in DisabledReason if guard.gauges()[f"num_spec_fallbacks_{r.value}"]} == reasons
 
 
 @pytest.mark.parametrize(("new", "free", "is_off"), [((2, 0), (2, 0), True), ((2, 1), (2, 0), False)])
 def test_drafts_of_the_text_do_not_hide_a_draft_model_without_drafts(new, free, is_off):
-    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2)
+    guard = _guard(max_draft_rows=2)
     for _ in range(guard_module.EMPTY_STEPS):
         guard.drafted(*_call(1, new=new, free=free))
     assert guard.gauges()["num_spec_fallbacks_draft_nan"] == is_off
@@ -190,7 +201,7 @@ def test_drafts_of_the_text_do_not_hide_a_draft_model_without_drafts(new, free, 
     ],
 )
 def test_calls_without_a_draft_count_if_a_request_without_a_mask_was_drafted_for(params, asked, free, is_off):
-    guard = SpeculationGuard(ManualClock(), 5.0, max_draft_rows=2)
+    guard = _guard(max_draft_rows=2)
     for _ in range(guard_module.EMPTY_STEPS):
         guard.drafted(*_call(1, new=free or (0, 0), free=free, params=params, asked=asked))
     assert guard.gauges()["num_spec_fallbacks_draft_nan"] == is_off
@@ -207,6 +218,49 @@ def test_a_mask_without_the_draft_models_tokens_switches_speculation_off_for_nob
     assert _disabled(executor) == set()
     executor, _ = _drive(Setup(policy="fixed:3", drafters="foreign", faults="draft_nan@step2+"), [masked, REQUESTS[0]])
     assert _disabled(executor) == {"draft_nan"}, "a request without a mask shows that the drafts failed"
+
+
+class NanOnce(DelegatingEngine):
+    """A draft engine whose first call reads the token BAD, whose embedding is NaN, in place of one of the prompt."""
+
+    BAD = 300
+    is_over = False
+
+    def draft(self, draft_batch):
+        if not self.is_over:
+            self.is_over = True
+            token_ids = draft_batch.batch.token_ids.copy()
+            token_ids[5] = self.BAD
+            draft_batch = replace(draft_batch, batch=replace(draft_batch.batch, token_ids=token_ids))
+        return super().draft(draft_batch)
+
+
+def test_nan_is_forgotten_before_drafting_is_tried_again(tmp_path):
+    """The KV has it, which the request and others with its prefix would read in each later call."""
+    target, draft = make_pair(tmp_path, num_layers=2)
+    tensors = random_tensors(json.loads((draft / "config.json").read_text()), seed=0)
+    tensors["model.embed_tokens.weight"][NanOnce.BAD] = np.nan
+    write_safetensors(draft, tensors, "bfloat16")
+    sizes = {"max_seq_len": 128, "max_batch_size": 2, "max_num_tokens": 64, "max_draft_len": 3, "tokens_per_block": 16}
+    build_engines(BuildOptions(target, draft, tmp_path / "engines", **sizes))
+    clock, collector = ManualClock(), Collector()
+    with open_executor(
+        tmp_path / "engines",
+        ExecutorConfig(num_threads=1, speculation="fixed:3"),
+        clock,
+        wrap_engine=lambda engine, role: NanOnce(engine) if role == "draft" else engine,
+        draft_timeout_ms=1e9,
+    ) as executor:
+        for name in ("hit", "same prefix"):
+            executor.submit(name, range(3, 43), SamplingParams(max_tokens=40), collector.sink(name))
+            while executor.step():
+                clock.advance(0.001)
+                executor.check_integrity()
+        assert executor.stats()["num_spec_fallbacks_draft_nan"] == 1
+    hit, other = (collector.requests[name].stats for name in ("hit", "same prefix"))
+    assert other.num_cached_tokens > 0
+    assert 0 < hit.num_draft_tokens < other.num_draft_tokens
+    assert collector.tokens["hit"] == collector.tokens["same prefix"]
 
 
 def _opposed_tables(setup):

@@ -49,6 +49,13 @@ def _prepare_draft(request: OpenRequest, target: CpuEngine, draft: CpuEngine, pa
             f"the draft in {path} is {engines.draft_head or ('a model' if engines.has_draft else 'missing')}; it must "
             f"be of the running draft's kind ({request.engines.draft_head or 'a model'}); build one of that kind"
         )
+    max_seq_len = request.limits.max_seq_len
+    window, running = (min(each.draft_window or max_seq_len, max_seq_len) for each in (engines, request.engines))
+    if window != running:
+        raise ConfigError(
+            f"the draft in {path} drafts for at most {window} tokens, the running draft for {running}; build one with "
+            "that context length or start the server again"
+        )
     with ExitStack() as stack:
         other = _open(engines.draft_path, request, stack)
         opened = stack.pop_all()
