@@ -45,7 +45,7 @@ class HostileClients:
         self._jobs = jobs
         self._share = share
         self._random = Random(seed)
-        self._cases = all_cases()
+        self._left: list[Case] = []  # of the cases that are to come before one comes again
         self._timeout_s = timeout_s
 
     def run(self, stop: threading.Event) -> None:
@@ -60,9 +60,15 @@ class HostileClients:
                     job = self._random.choice(self._jobs)
                     self._ledger.close("http", Plan(job, kind=UNARY), self._hang_up(job))
                 else:
-                    case = self._random.choice(self._cases)
+                    case = self._next_case()
                     answer = self._send(case, channel)
                     self._ledger.close(case.transport, Plan(case, kind=WORST), answer)
+
+    def _next_case(self) -> Case:
+        if not self._left:
+            self._left = list(all_cases())
+            self._random.shuffle(self._left)
+        return self._left.pop()
 
     def _hang_up(self, job: Job) -> Answer:
         """Send a request of generate, and hang up without reading its answer."""
