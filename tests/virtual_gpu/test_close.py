@@ -108,7 +108,8 @@ def test_an_error_ends_a_command_with_its_status(engine_dir: Path, failing: str,
 @pytest.mark.parametrize("during", ["opening", "steps"])
 def test_ctrl_c_ends_a_command_as_it_should(engine_dir: Path, tmp_path: Path, during: str) -> None:
     counters = tmp_path / "counters.json"
-    command = (*COMMAND, *GENERATE, "--engine_dir", str(engine_dir))
+    # Enough tokens for the command to be still running when the signal comes.
+    command = (*COMMAND, *GENERATE, "--max_tokens", "120", "--engine_dir", str(engine_dir))
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, env=os.environ | {COUNTERS: str(counters)}) as run:
         try:
             wait_until(lambda: _counted(counters).get("work" if during == "opening" else "graphs"))
