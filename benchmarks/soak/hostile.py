@@ -68,6 +68,8 @@ class HostileClients:
         if not self._left:
             self._left = list(all_cases())
             self._random.shuffle(self._left)
+            # Taken from the end. The engine's first guide opens a process, which the baseline should have.
+            self._left.sort(key=lambda case: case.is_allowed and "guided_decoding_guide" in case.fields)
         return self._left.pop()
 
     def _hang_up(self, job: Job) -> Answer:
