@@ -95,9 +95,7 @@ class PricePolicy:
             return Decision([])
         size = len(decoding) + view.num_joining
         lengths = [self._planned_length(request) for request in decoding]
-        num_changed = abs(size - self._size)
-        if self._running != OFF:  # without drafting a newcomer is like all others
-            num_changed = max(num_changed, lengths.count(None))
+        num_changed = max(abs(size - self._size), lengths.count(None))
         if view.now_s >= self._until_s or num_changed > self._size // RESIZED:
             self.estimator.fit()
             self._size, self._context_len = size, mean_context(decoding)
@@ -122,9 +120,9 @@ class PricePolicy:
         with_prompts = costs.with_prompts(least_prompts)
         off_goodput = n / costs.off_with_prompts(least_prompts)
         steps_ms = costs.off_ms * self._costs.slowness
-        until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
-        # Next to prompts, how many drafts have room differs from step to step, so each gets its own plan.
-        self._until_s = 0.0 if view.num_context_rows or view.num_joining else until_s
+        self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
+        if view.num_context_rows or view.num_joining:  # the next step has other prompt rows, so it gets its own plan
+            self._until_s = 0.0
         held = min(MAX_HELD_STEPS, max(HELD_STEPS, int(HELD_MS / steps_ms))) - 1
         self._running, self._is_trial, self._promised = OFF, False, 0.0
         off = Decision([0] * n, num_held=held, price=off_goodput / self._costs.slowness)
@@ -151,7 +149,6 @@ class PricePolicy:
             self._until_s = 0.0
         self._running = rival or candidate
         if self._running == OFF:
-            self._until_s = self._until_s if rival else until_s
             self._promised = n / costs.off_ms
             return replace(off, num_held=held)
         if candidate == OFF:
