@@ -27,7 +27,7 @@ HEAD = """# Kernels by the numbers
 `faser bench gpu.kernel_table` writes this page from the kernels as nvcc {nvcc} compiles them for {arch} and from what
 the ops launch on {num_sms} SMs. `tests/benchmarks/gpu/test_kernel_table.py` compares it with the code. Only *measured*
 columns are a GPU's times: those of an H100 and an H200 on 2026-11-26 (`benchmarks/gpu/kernels/measured.json` has their
-commits). Attention and sampling changed between *before* and *after*; the H100 ran them as before. Attention of up to 8
+commits). Attention and sampling changed between *before* and *after*; the H100 ran them as before. Attention of few
 requests has shorter chunks since. `-`: not measured.
 
 ## Code

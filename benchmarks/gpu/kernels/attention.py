@@ -61,6 +61,7 @@ CASES = (
     *(AttentionCase(batch, 1, context, *DRAFT) for batch in BATCHES for context in (448, PASS_CONTEXT + 1)),
     *(AttentionCase(batch, rows, 1024, *SMALL) for batch in (1, 8, 64) for rows in (1, 5)),
     AttentionCase(16, 9, 2048, *TARGET),
+    AttentionCase(8, 9, 8192, *TARGET),  # merged by a second launch
     AttentionCase(1, 512, 512, *TARGET),
     AttentionCase(1, 2048, 4096, *TARGET),
 )
@@ -127,13 +128,8 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     sets = [_inputs(bench, case, i) for i in range(min(16, num_copies(cache_bytes, machine.l2_bytes)))]
     launcher = machine.launcher("verify_attention", {"FASER_HEAD_DIM": case.head_dim})
     shape = verify_attention.shape_of(sets[0].q, sets[0].kv)
-    tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
-    bounds = case.num_rows, case.context_len
-    split = verify_attention.choose_split_tokens(shape, *bounds, machine.num_sms)
-    max_slots = verify_attention.choose_max_slots(shape, case.context_len, split)
-    in_place = verify_attention.merges_in_place(shape, tile_rows, case.num_rows, max_slots, case.context_len, split)
-    size = max(4, verify_attention.workspace_bytes(shape, max_slots))
-    workspace = torch.empty(size // 4, device=machine.device)
+    how = verify_attention.AttentionLaunch.choose(shape, case.num_rows, case.context_len, machine.num_sms)
+    workspace = torch.empty(max(4, how.workspace_bytes) // 4, device=machine.device)
 
     def launch(inputs: _Inputs) -> None:
         assert launcher is not None
@@ -142,12 +138,12 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
             inputs.q,
             inputs.kv,
             inputs.out,
-            tile_rows=tile_rows,
-            split_tokens=split,
-            max_slots=max_slots,
+            tile_rows=how.tile_rows,
+            split_tokens=how.split_tokens,
+            max_slots=how.max_slots,
             num_sms=machine.num_sms,
             workspace=workspace,
-            in_place=in_place,
+            in_place=how.in_place,
         )
 
     def check() -> float:
@@ -161,7 +157,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
         return relative_error(inputs.out, wanted) / BF16_ERROR
 
     seen = case.context_len - (case.num_rows - 1) / 2  # mean positions that a row attends to
-    pieces = _pieces(case, shape, tile_rows, max_slots, split)
+    pieces = _pieces(case, shape, how)
     num_partial = case.batch_size * case.num_rows * len(pieces) if len(pieces) > 1 else 0
     return KernelCase(
         "verify_attention",
@@ -177,15 +173,16 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
 
 def _pieces(
-    case: AttentionCase, shape: verify_attention.AttentionShape, tile_rows: int, max_slots: int, split_tokens: int
+    case: AttentionCase, shape: verify_attention.AttentionShape, how: verify_attention.AttentionLaunch
 ) -> tuple[tuple[int, int], ...]:
     """Return the number and the tokens of the parts that a context is cut into, for each KV head and tile of rows."""
     num_packed = case.num_rows * shape.group
-    number = case.batch_size * case.num_kv_heads * -(-num_packed // tile_rows)
-    if not max_slots or num_packed > verify_attention.MAX_SPLIT_ROWS:
+    number = case.batch_size * case.num_kv_heads * -(-num_packed // how.tile_rows)
+    if not how.max_slots or num_packed > verify_attention.MAX_SPLIT_ROWS:
         return ((number, case.context_len),)
-    before_last = verify_attention.num_chunks(case.context_len, split_tokens) - 1
-    return (*((number, split_tokens),) * before_last, (number, case.context_len - before_last * split_tokens))
+    before_last = verify_attention.num_chunks(case.context_len, how.split_tokens) - 1
+    last = case.context_len - before_last * how.split_tokens
+    return (*((number, how.split_tokens),) * before_last, (number, last))
 
 
 def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from faser_trtllm.engine.gpu.fp8 import scaled_product
@@ -29,6 +28,7 @@ from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.products import matmul
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
+from faser_trtllm.ops.cuda.verify_attention import AttentionLaunch
 
 if TYPE_CHECKING:
     import torch
@@ -59,32 +59,6 @@ GROUPED_MM_MAJORS = (9, 10)
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionLaunch:
-    """Options of verify_attention.launch(); num_floats: size of the workspace."""
-
-    tile_rows: int
-    split_tokens: int
-    max_slots: int
-    in_place: bool
-    num_floats: int
-
-    @classmethod
-    def of(
-        cls,
-        shape: verify_attention.AttentionShape,
-        max_query_rows: int,
-        max_kv_len: int,
-        num_sms: int,
-        deterministic: bool,
-    ) -> _AttentionLaunch:
-        split = verify_attention.choose_split_tokens(shape, max_query_rows, max_kv_len, num_sms, deterministic)
-        slots = verify_attention.choose_max_slots(shape, max_kv_len, split)
-        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows, deterministic)
-        in_place = verify_attention.merges_in_place(shape, tile_rows, max_query_rows, slots, max_kv_len, split)
-        return cls(tile_rows, split, slots, in_place, verify_attention.workspace_bytes(shape, slots) // 4)
-
-
 class Ops:
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted.
 
@@ -105,7 +79,7 @@ class Ops:
         self._launchers = {stem: OnStream(launcher, stream) for stem, launcher in launchers.items()}
         self._num_sms, self.is_deterministic = num_sms, deterministic
         self._cache = LaunchCache()
-        self._attention: dict[Hashable, _AttentionLaunch] = {}
+        self._attention: dict[Hashable, AttentionLaunch] = {}
         # The launches of ops/cuda, with their signatures but without the launcher.
         self.accept = self._launched("accept", accept.accept)
         self.compact_rows = self._launched("compact_rows", compact_rows.compact_rows)
@@ -344,9 +318,10 @@ class Ops:
         if how is None:
             shape = verify_attention.shape_of(q, kv, window, is_causal, sinks)
             bounds = max_query_rows, max_kv_len
-            how = _AttentionLaunch.of(shape, *bounds, self._num_sms, self.is_deterministic)
+            how = AttentionLaunch.choose(shape, *bounds, self._num_sms, self.is_deterministic)
             self._attention[key] = how
-        workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
+        num_floats = how.workspace_bytes // 4
+        workspace = torch.empty(num_floats, dtype=torch.float32, device=q.device) if num_floats else None
         self._cache.launch(
             key,
             (q, *kv, out, workspace, sinks),

@@ -143,6 +143,28 @@ def merges_in_place(
     return has_room and num_merged <= MAX_MERGED_ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """Options of launch(), and the size of its workspace."""
+
+    tile_rows: int
+    split_tokens: int
+    max_slots: int
+    in_place: bool
+    workspace_bytes: int
+
+    @classmethod
+    def choose(
+        cls, shape: AttentionShape, max_query_rows: int, max_kv_len: int, num_sms: int, deterministic: bool = False
+    ) -> AttentionLaunch:
+        """Return the options for batches of this shape. max_query_rows, max_kv_len: upper bounds."""
+        tile_rows = choose_tile_rows(shape, max_query_rows, deterministic)
+        split = choose_split_tokens(shape, max_query_rows, max_kv_len, num_sms, deterministic)
+        slots = choose_max_slots(shape, max_kv_len, split)
+        in_place = merges_in_place(shape, tile_rows, max_query_rows, slots, max_kv_len, split)
+        return cls(tile_rows, split, slots, in_place, workspace_bytes(shape, slots))
+
+
 def _max_arrivals(shape: AttentionShape, tile_rows: int, max_slots: int) -> int:
     """Return an upper bound on a launch's items times KV heads; a tile's further chunk takes at least one slot."""
     more_items = max(0, max_slots - shape.num_rows) * -(-shape.group // tile_rows)
@@ -250,7 +272,7 @@ def launch(
     are not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len are
     never read; those before it must be finite, since kernels multiply masked positions by zero.
 
-    tile_rows, split_tokens, max_slots, in_place: from the functions above. Slots need a `workspace` of
+    tile_rows, split_tokens, max_slots, in_place: see AttentionLaunch.choose(). Slots need a `workspace` of
     workspace_bytes() and, unless in_place, a second launch; max_slots must be at least num_rows where a context has
     several chunks. combine: False leaves rows that several blocks share in the workspace, for launch_combine(). A row's
     bits depend on tile_rows and split_tokens, but not on max_slots, in_place or combine, nor on the other rows of its
