@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +98,7 @@ class Server:
             names = ("--http_port", "--grpc_port", "--metrics_port")
             options = [word for name, port in zip(names, self.ports, strict=True) for word in (name, str(port))]
             run = [*command, "--engine_dir", str(engine_dir), *options]
-        env = os.environ | (FAKE_ENGINE if is_fake else {}) | (environment or {})
+        env = os.environ | {"PYTHONFAULTHANDLER": "1"} | (FAKE_ENGINE if is_fake else {}) | (environment or {})
         with log.open("wb") as file:
             self.process = subprocess.Popen(run, stdout=file, stderr=file, cwd=ROOT, env=env)
 
@@ -113,6 +114,17 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    def wait(self) -> int:
+        """Return the launcher's exit status; tell where it is if it does not exit."""
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            sessions = map(session_pids, children(self.process.pid))
+            running = [command_line(pid) for pid in itertools.chain.from_iterable(sessions)]
+            self.process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+            self.process.wait()
+            raise AssertionError(f"{running}\n{self.output()}") from None
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")

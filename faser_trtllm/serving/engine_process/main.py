@@ -52,6 +52,7 @@ from faser_trtllm.serving.engine_process.wire import (
     WireError,
 )
 from faser_trtllm.serving.launch.process import REPLACE_DRAFT, die_with_parent
+from faser_trtllm.serving.launch.signals import handle_signals
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import contract_of
@@ -377,11 +378,10 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoR
     threading.excepthook = die_of_thread
     faulthandler.enable()
     server = EngineServer(Connection(socket.socket(fileno=args.backend_fd)), opener)
-    signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
-    signal.signal(REPLACE_DRAFT, lambda signum, frame: server.replace_draft())
     try:
-        server.run()
-        server.close()
+        with handle_signals({signal.SIGTERM: server.drain, REPLACE_DRAFT: server.replace_draft}):
+            server.run()
+            server.close()
     except WireError as error:
         log.error("the Triton backend sent an invalid frame: %s", error)
         _exit(70)

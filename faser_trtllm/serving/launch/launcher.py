@@ -27,6 +27,7 @@ from faser_trtllm.serving.launch.ports import check_ports, is_free
 from faser_trtllm.serving.launch.process import PARENT_OPTION, REPLACE_DRAFT, command_line, kill, session_pids
 from faser_trtllm.serving.launch.repository import choose_models, link_unary
 from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE, RunDir, remove_stale
+from faser_trtllm.serving.launch.signals import stop_on_signals
 from faser_trtllm.serving.launch.tritonserver import check_exposure, find_tritonserver, link_backends, pass_on, spawn
 
 EXIT_TIMEOUT_S = 5
@@ -255,22 +256,8 @@ def _is_engine_option(argument: str) -> bool:
 def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT; a second signal stops the server at once. SIGUSR1 replaces the draft."""
     stop, hurry, draft_changed = (threading.Event() for _ in range(3))
-
-    def on_signal(signum: int, frame: object) -> None:
-        if stop.is_set():
-            hurry.set()
-        stop.set()
-
-    signums = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
-        signums.append(signal.SIGHUP)
-    previous = {signum: signal.signal(signum, on_signal) for signum in signums}
-    previous[REPLACE_DRAFT] = signal.signal(REPLACE_DRAFT, lambda *_: draft_changed.set())
-    try:
+    with stop_on_signals(stop, hurry, draft_changed):
         return keep_serving(options, stop, hurry, _say_ready, draft_changed)
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 def keep_serving(

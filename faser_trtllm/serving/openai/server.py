@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -22,7 +21,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import keep_serving
 from faser_trtllm.serving.launch.limits import MAX_OPEN_FILES
 from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.launch.process import REPLACE_DRAFT
+from faser_trtllm.serving.launch.signals import stop_on_signals
 from faser_trtllm.serving.launch.tritonserver import is_loopback
 from faser_trtllm.serving.openai.drafts.records import LEVELS
 from faser_trtllm.serving.openai.served_model import ServedModel
@@ -89,7 +88,7 @@ def serve_openai(options: OpenAIOptions) -> int:
     _check_url(options)
     served = _served_model(options)
     stop, hurry, draft_changed = (threading.Event() for _ in range(3))
-    with _listen(options.host, options.port) as listener, _signals(stop, hurry, draft_changed):
+    with _listen(options.host, options.port) as listener, stop_on_signals(stop, hurry, draft_changed):
         if options.url is not None:
             asyncio.run(_serve(options, served, _grpc_address(options.url), listener, None, stop))
             return 0
@@ -266,28 +265,6 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
                 "with --port"
             ) from error
         yield listener
-
-
-@contextlib.contextmanager
-def _signals(stop: threading.Event, hurry: threading.Event, draft_changed: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM and SIGINT, `hurry` on a second one, and draft_changed on SIGUSR1.
-
-    uvicorn installs its own handlers while it runs and raises the signal again afterwards. Without these handlers, that
-    would end the process before the Triton server.
-    """
-
-    def on_signal(signum: int, frame: object) -> None:
-        if stop.is_set():
-            hurry.set()
-        stop.set()
-
-    previous = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)}
-    previous[REPLACE_DRAFT] = signal.signal(REPLACE_DRAFT, lambda *_: draft_changed.set())
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 def _check_installed() -> None:

@@ -220,7 +220,7 @@ def test_an_engine_process_of_another_release_is_refused(fake_engine_dir, tmp_pa
     environment = {"FASER_ENGINE_MODULE": "tests.support.foreign_engine"}
     options = {"is_fake": True, "environment": environment}
     with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
-        assert server.process.wait(PATIENCE_S) == 2
+        assert server.wait() == 2
         assert (
             f"it speaks version {wire.VERSION + 1} of the protocol, this backend {wire.VERSION}; install both"
             in server.output()
@@ -256,7 +256,7 @@ def test_a_python_that_was_named_for_build_sh_does_not_matter(fake_engine_dir, t
 def test_an_engine_process_that_ends_before_it_is_ready_is_told(fake_engine_dir, tmp_path):
     options = {"is_fake": True, "environment": {"FASER_ENGINE_MODULE": "tests.support.nowhere"}}
     with Server(fake_engine_dir, **options, log=tmp_path / "log") as server:
-        assert server.process.wait(PATIENCE_S) == 2
+        assert server.wait() == 2
         assert "the engine process ended before it was ready" in server.output()
 
 

@@ -14,7 +14,7 @@ import pytest
 from faser_trtllm.serving.launch.hashes import FileHashes, StoppedError
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import wait_until
 
 LARGE_BYTES = 64 << 20
 
@@ -79,4 +79,4 @@ def test_the_first_sigterm_ends_the_hashing(engine_dir, tmp_path):
         wait_until(lambda: bytes_read(server.process.pid) > LARGE_BYTES)
         time.sleep(0.1)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) == 0
+        assert server.wait() == 0

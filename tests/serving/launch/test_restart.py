@@ -8,7 +8,7 @@ import pytest
 
 from faser_trtllm.serving.client import generate_http
 from tests.support.triton_server import Server
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ def test_a_server_that_a_signal_ended_is_started_again_and_the_signal_is_named(s
         assert f"the server was ended by {signum.name} and is started again" in server.output()
         assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(PATIENCE_S) == 0
+    assert server.wait() == 0
 
 
 def test_a_start_that_fails_for_a_while_is_tried_again(server):
@@ -55,7 +55,7 @@ def _took(taken, port):
 
 def test_a_server_that_someone_else_stops_is_not(server):
     os.kill(server.triton_pid(), signal.SIGTERM)
-    assert server.process.wait(PATIENCE_S) == 1
+    assert server.wait() == 1
     assert "the server ended by itself" in server.output()
     assert server.output().count("ready:") == 1
 
@@ -64,4 +64,4 @@ def test_sigterm_ends_the_wait_before_the_next_start(server):
     os.kill(server.triton_pid(), signal.SIGKILL)
     wait_until(lambda: "is started again" in server.output())
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(PATIENCE_S) == 0
+    assert server.wait() == 0

@@ -26,7 +26,6 @@ from tests.support.backend_peer import Backend
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Collector, Setup
 from tests.support.triton_server import Server
-from tests.support.waiting import PATIENCE_S
 
 DRAFT_S, VERIFY_S, REST_S = 0.002, 0.006, 0.002
 
@@ -301,7 +300,7 @@ def test_a_server_that_is_stopped_sends_what_it_has_first(tmp_path, collector, m
             generate_http(server.http_url, "hello", max_tokens=5)
         assert not collector.received
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) == 0
+        assert server.wait() == 0
     spans = [
         span
         for _, export in collector.received
