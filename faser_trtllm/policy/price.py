@@ -76,6 +76,7 @@ class PricePolicy:
         self._rival: str | None = None
         self._rival_steps = 0  # steps for which the rival still runs
         self._is_trial = False  # drafting by a few requests only, which is not recorded for the candidate
+        self._is_off_for_all = False  # the plan has no drafts for requests far from their ends: newcomers are no news
         self._promised = 0.0  # tokens per ms expected from the plan
         self._is_known = False  # acceptance is known in the sampling modes of these requests
 
@@ -95,7 +96,8 @@ class PricePolicy:
             return Decision([])
         size = len(decoding) + view.num_joining
         lengths = [self._planned_length(request) for request in decoding]
-        num_changed = max(abs(size - self._size), lengths.count(None))
+        num_new = 0 if self._is_off_for_all else lengths.count(None)
+        num_changed = max(abs(size - self._size), num_new)
         if view.now_s >= self._until_s or num_changed > self._size // RESIZED:
             self.estimator.fit()
             self._size, self._context_len = size, mean_context(decoding)
@@ -124,7 +126,7 @@ class PricePolicy:
         if view.num_context_rows or view.num_joining:  # the next step has other prompt rows, so it gets its own plan
             self._until_s = 0.0
         held = min(MAX_HELD_STEPS, max(HELD_STEPS, int(HELD_MS / steps_ms))) - 1
-        self._running, self._is_trial, self._promised = OFF, False, 0.0
+        self._running, self._is_trial, self._is_off_for_all, self._promised = OFF, False, False, 0.0
         off = Decision([0] * n, num_held=held, price=off_goodput / self._costs.slowness)
         if not limits.any():  # last tokens, or requests without speculation: nothing to learn about drafting
             self._until_s = 0.0
@@ -149,6 +151,7 @@ class PricePolicy:
             self._until_s = 0.0
         self._running = rival or candidate
         if self._running == OFF:
+            self._is_off_for_all = int(limits.min()) == self._max_draft_len
             self._promised = n / costs.off_ms
             return replace(off, num_held=held)
         if candidate == OFF:

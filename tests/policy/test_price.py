@@ -128,6 +128,34 @@ def test_a_plan_without_drafts_stands_for_many_steps():
     assert sum(map(sum, world.drafted_lengths[-600:])) < 0.1 * 600
 
 
+def test_newcomers_and_their_prompts_do_not_renew_a_plan_without_drafts():
+    """They make drafting pay no more than it does. Next to prompts it pays less, which says nothing about later."""
+    policy = PricePolicy(8, cost_table(), 32)
+    world = World(policy, 4, constant(0.0))
+    world.run(500)
+
+    def price(decoding, num_joining=0, later_s=100.0) -> float:
+        """Return the plan's price, which falls in every new plan, since the machine gets slower and slower."""
+        policy.observe(replace(_steps_beside(0, target_ms, drafts=0), ms=300.0, verify_ms=10.0))
+        view = StepView(decoding, 16 * num_joining, 0, world.now_s + later_s, num_joining=num_joining)
+        decision = policy.plan(view)
+        assert not any(decision.lengths)
+        return decision.price
+
+    newcomers = [request(f"new{slot}", slot=slot) for slot in range(4)]
+    planned = price(world.requests)
+    assert price(world.requests[1:], num_joining=1) == planned
+    assert price([*world.requests[1:], newcomers[0]]) == planned
+    assert price(newcomers) == planned
+    shrunk = price(newcomers[1:])
+    assert shrunk != planned
+    joining = price(newcomers[1:], num_joining=1)
+    assert joining != shrunk
+    assert price(newcomers) != joining, "the plan was made next to a prompt"
+    ending = price([request("ending", max_tokens=4), *newcomers[1:]], later_s=200.0)
+    assert price(newcomers, later_s=200.0) != ending, "one was at its end"
+
+
 def test_to_find_out_whether_drafting_pays_a_few_requests_draft():
     world = World(PricePolicy(8, cost_table(), 32), 16, constant(0.0))
     world.run(1500)
