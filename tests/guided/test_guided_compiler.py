@@ -90,8 +90,56 @@ def test_guides_of_running_requests_take_memory_too(compiler, monkeypatch):
     held = [compiler.compile(regex(i)) for i in range(10, 13)]
     with pytest.raises(UnavailableError, match="the guides of running requests take more than 3 MiB; try again later"):
         compiler.compile(regex(13))
+    assert [compiler.find(regex(i)) for i in range(10, 13)] == held, "they are no less used for that"
     held.pop()
     compiler.compile(regex(13))
+
+
+def test_a_client_gets_half_of_what_others_leave(compiler, monkeypatch):
+    compiler.release()
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 8 << 20)
+    first = [compiler.compile(regex(i), "a") for i in range(30, 34)]
+    refusal = "take more than the share of their client, half of what others leave of 8 MiB; try again later"
+    with pytest.raises(UnavailableError, match=refusal):
+        compiler.compile(regex(34), "a")
+    others = [compiler.compile(regex(i), "b") for i in range(35, 37)]
+    with pytest.raises(UnavailableError, match=refusal):
+        compiler.compile(regex(37), "b")
+    assert compiler.find(regex(30)) is first[0], "whoever asks"
+    del first[1:]
+    compiler.compile(regex(37), "b")
+    assert [compiler.find(regex(35)), compiler.find(regex(36))] == others
+    assert compiler.find(regex(31)) is None, "it went for another client's"
+
+
+def test_a_client_s_own_guides_go_first(compiler, monkeypatch):
+    compiler.release()
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 8 << 20)
+    for i in (40, 41):
+        compiler.compile(regex(i), "a")
+    for i in range(42, 48):
+        compiler.compile(regex(i), "b")
+    found = [i for i in range(40, 48) if compiler.find(regex(i))]
+    assert found == [40, 41, 45, 46, 47]
+
+
+def test_the_tokenizer_may_be_opened_before_the_first_guide(tokenizer, monkeypatch):
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size)
+    try:
+        compiler.open()
+        monkeypatch.setattr(compiler_module, "open_tokenizer", None)
+        compiler.compile(regex(0))
+    finally:
+        compiler.close()
+
+    def refuse(*_):
+        raise InvalidArgumentError("no library")
+
+    monkeypatch.setattr(compiler_module, "open_tokenizer", refuse)
+    other = GuideCompiler(tokenizer, tokenizer.vocab_size)
+    other.open()
+    with pytest.raises(InvalidArgumentError, match="no library"):
+        other.compile(regex(0))
 
 
 def test_what_takes_too_long_ends_alone(tokenizer):

@@ -339,6 +339,7 @@ class EngineServer:
         if config.stream_interval == "auto":
             self._connection.rest_at_most(MAX_REST_S)
         self._generator = TextGenerator(executor, tokenizer, config.steps_per_response, config.guide_compile_timeout_s)
+        self._generator.open_guides()
         self._executor = executor
 
     def _send_settings(self, config: ServiceConfig) -> None:

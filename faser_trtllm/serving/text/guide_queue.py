@@ -207,8 +207,8 @@ class GuideQueue:
         """Return the guide, or the error, or None if the job has used up the budget of its level."""
         try:
             if job.level < len(QUICK_BUDGETS_S):
-                return self._compiler.compile_quickly(job.spec, QUICK_BUDGETS_S[job.level])
-            return self._compiler.compile(job.spec)
+                return self._compiler.compile_quickly(job.spec, QUICK_BUDGETS_S[job.level], job.client_key)
+            return self._compiler.compile(job.spec, job.client_key)
         except FaserError as error:
             return error
         except Exception as error:

@@ -142,6 +142,10 @@ class TextGenerator:
 
         self.start(request_id, stream.prepared, sink, fail)
 
+    def open_guides(self) -> None:
+        """Do the part of the first guide's compilation that no other thread can run next to."""
+        self._compiler.open()
+
     def release_guides(self) -> None:
         """Drop compiled guides that have grown; call it while no request is open."""
         self._compiler.release()

@@ -7,6 +7,7 @@ import signal
 import struct
 import time
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,6 +290,11 @@ def test_the_backend_s_source_names_the_package_s_release():
     (release,) = re.findall(r'kRelease = "(.+)"', (ROOT / "plugins" / "triton" / "wire.h").read_text())
     assert release == __version__
     assert f'\nversion = "{release}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_first_guide_finds_its_library_ready(backend):
+    """To open the tokenizer for guides holds Python's lock for up to a second, for all requests."""
+    assert "llguidance" in Path(f"/proc/{backend.process.pid}/maps").read_text()
 
 
 def test_a_drain_lets_requests_finish_and_refuses_new_ones(fake_engine_dir, tmp_path):

@@ -28,17 +28,20 @@ class GatedCompiler:
         self.slow_gate = threading.Event()
         self.started = threading.Event()
         self.compiled = []
+        self.client_keys = []
         self.ready = {}
 
     def find(self, spec):
         return self.ready.get(spec)
 
-    def compile_quickly(self, spec, budget_s):
+    def compile_quickly(self, spec, budget_s, client_key):
+        self.client_keys.append(client_key)
         self.started.set()
         assert self.gate.wait(WAIT_S)
         return None if spec.guide.startswith("slow") else self._compile(spec)
 
-    def compile(self, spec):
+    def compile(self, spec, client_key):
+        self.client_keys.append(client_key)
         assert self.slow_gate.wait(WAIT_S)
         return self._compile(spec)
 
@@ -102,6 +105,15 @@ def test_others_go_on_while_a_guide_is_compiled(case):
     assert guides == {"plain": None, "guided": "a+"}
 
 
+def test_a_guide_is_compiled_for_the_client_that_asked_first(case):
+    for client_key in ("a", "b"):
+        case.submit(client_key, "slow", client_key=client_key)
+    for gate in (case.compiler.gate, case.compiler.slow_gate):
+        gate.set()
+    assert [case.last(client_key).finish_reason for client_key in ("a", "b")] == ["length"] * 2
+    assert case.compiler.client_keys == ["a"] * 3
+
+
 def test_a_guide_that_is_there_does_not_wait(case):
     case.compiler.ready[GuideSpec("regex", "a+")] = "a+"
     case.submit("r", "a+")
@@ -127,8 +139,7 @@ def test_a_request_is_cancelled_while_its_guide_is_compiled(case):
 def test_cancelling_reaches_a_request_that_runs(case):
     case.compiler.gate.set()
     case.submit("r", "a+")
-    while not case.executor.submitted:
-        time.sleep(0.001)
+    wait_until(lambda: case.executor.submitted)
     case.generator.cancel("r")
     assert case.last("r").finish_reason == "cancelled"
 
@@ -242,7 +253,7 @@ def test_a_waiting_thread_keeps_no_guide_alive():
         def find(self, spec):
             return None
 
-        def compile_quickly(self, spec, budget_s):
+        def compile_quickly(self, spec, budget_s, client_key):
             return Compiled()
 
     alive, done = weakref.WeakSet(), threading.Event()
