@@ -235,6 +235,11 @@ class IncrementalDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._context = self._context_of(before)
 
+    @property
+    def is_within_character(self) -> bool:
+        """True if the last ids began a character that later ones complete."""
+        return bool(self._utf8.getstate()[0])
+
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that these ids complete."""
         tokenizer = self._tokenizer

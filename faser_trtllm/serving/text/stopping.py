@@ -34,7 +34,7 @@ class StoppingText:
         self.num_tokens = 0
         self._held = ""  # text with spellings; positions are characters of the whole output with spellings
         self._hidden: list[tuple[int, int]] = []  # (first, end) of spellings in the held text, adjacent ones merged
-        self._held_ids: list[tuple[int, int]] = []  # token id and its end position
+        self._held_ids: list[tuple[int, int]] = []  # token id and its end position, after the character that it begins
         self._end = 0
         self._free_text: list[str] = []
         self._free_ids: list[int] = []
@@ -76,7 +76,8 @@ class StoppingText:
         self._held += text
         self._end += len(text)
         if token is not None:
-            self._held_ids.append((token, self._end))
+            begins = not is_hidden and self._detokenizer.is_within_character
+            self._held_ids.append((token, self._end + begins))
         if is_hidden:
             if self._hidden and self._hidden[-1][1] == first:
                 first = self._hidden.pop()[0]

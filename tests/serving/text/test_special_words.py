@@ -72,8 +72,28 @@ def test_the_token_itself_is_no_part_of_the_output_and_letters_end_it_too(marked
     assert joined(run(marked, [ids], stop_words=(TURN,), skip_special_tokens=False)[0])[0] == "ab"
 
 
+@pytest.mark.parametrize(("word", "text"), [("🙂", "ab"), ("b🙂", "a"), ("🙂c", "ab")])
+def test_a_token_that_begins_the_word_s_first_character_is_not_output(marked, word, text):
+    ids = ids_of(marked, "ab🙂c")
+    for chunks in ([ids], [[token] for token in ids]):
+        outputs, _ = run(marked, chunks, stop_words=(word,))
+        assert joined(outputs) == (text, ids[: len(text)], "stop")
+
+
 PIECES = ["a", "b", "ab", " ", "é", TURN, TOOL]
-WORDS = [TURN, f"a{TURN}", f"{TURN}b", "ab", f"b{TURN}{TURN}a", f"é{TOOL}a", "ba", f"{TOOL} ", TURN[1:], f"|>a{TURN}"]
+WORDS = [
+    TURN,
+    "é",
+    f"a{TURN}",
+    f"{TURN}b",
+    "ab",
+    f"b{TURN}{TURN}a",
+    f"é{TOOL}a",
+    "ba",
+    f"{TOOL} ",
+    TURN[1:],
+    f"|>a{TURN}",
+]
 
 
 def first_stop(tokenizer, ids, words, min_tokens):
@@ -91,15 +111,15 @@ def first_stop(tokenizer, ids, words, min_tokens):
         shown, spelled = shown + new, spelled + (name or new)
         if name:
             places[-1] = len(spelled)
-        ends.append(len(spelled))
+        ends.append(len(spelled) + (name is None and text.endswith("\ufffd")))  # it begins the next character
         found = []
         for word in words:
-            for of, start in ((shown, before[0]), (spelled, before[1])):
-                if of is spelled and not any(token in word for token in tokenizer.special_tokens.values()):
+            for of, start, is_spelled in ((shown, before[0], False), (spelled, before[1], True)):
+                if is_spelled and not any(token in word for token in tokenizer.special_tokens.values()):
                     continue
                 for end in range(max(start + 1, len(word)), len(of) + 1):
                     if of[:end].endswith(word):
-                        begin = places[end - len(word)] if of is shown else end - len(word)
+                        begin = end - len(word) if is_spelled else places[end - len(word)]
                         found.append((end - start, begin))
         if found and number > min_tokens:
             begin = min(found)[1]
