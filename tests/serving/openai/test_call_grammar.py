@@ -296,6 +296,27 @@ def test_arguments_in_tags_follow_what_their_texts_can(tmp_path, is_strict):
             language.grammar.of_calls(refused, language.envelope, None)
 
 
+@pytest.mark.parametrize(
+    ("schema", "at"),
+    [
+        ({"properties": {"a": {"type": "string", "anyOf": [True]}}}, "a"),
+        ({"properties": {"a": {"type": "string", "anyOf": 5}}}, "a"),
+        ({"properties": {"a": {"anyOf": 5}}}, "a"),
+        ({"properties": {"a": {"type": [["string"]]}}}, "a"),
+        ({"properties": {"a": {"type": "string"}}, "required": [["a"]]}, "required"),
+        ({"properties": {"a": {"type": "string"}}, "required": [{}]}, "required"),
+        ({"$defs": [], "properties": {"a": {"$ref": "#/$defs/x"}}}, "a"),
+        # The parser reads this text as null, which the enumeration does not have.
+        ({"properties": {"a": {"type": ["string", "null"], "enum": ["none", "low"]}}}, "a"),
+    ],
+)
+def test_arguments_in_tags_that_no_grammar_can_enforce_are_refused(tmp_path, schema, at):
+    language = Language(tmp_path, "qwen3_coder")
+    asked = Tools((), (Function("g", {"type": "object"} | schema, True),), "required", None, True)
+    with pytest.raises(RequestError, match=rf"tools has {at} of g, whose schema cannot be enforced"):
+        language.grammar.of_calls(asked, language.envelope, None)
+
+
 def test_other_arguments_in_tags_are_free(tmp_path):
     language = Language(tmp_path, "qwen3_coder")
     asked = Tools((), (Function("f", TAGGED, False), Function("foo", None, True)), "auto", None, True)

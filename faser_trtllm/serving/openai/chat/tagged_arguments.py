@@ -26,6 +26,7 @@ _SCHEMA_KEYS = frozenset(
 )
 _STRING_KEYS = frozenset(("type", "enum", "const", "minLength", "maxLength", "description", "title", "default"))
 _JSON_TYPES = frozenset(("object", "array", "number", "integer", "boolean", "null"))
+_NULLS = ("null", "none")
 _TEXT_TYPES = (frozenset(("string",)), frozenset(("string", "null")))
 
 LOOSE = f"""loose: ("<parameter=" /[^>\\n]{{1,64}}/ ">" loose_value /\\n?/)*
@@ -44,7 +45,7 @@ def tagged_arguments(
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list) or not schema.keys() <= _SCHEMA_KEYS:
         return "", "parameters"
-    if not all(key in properties for key in required):
+    if not all(isinstance(key, str) and key in properties for key in required):
         return "", "required"
     defined = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules, names = [], []
@@ -69,8 +70,10 @@ def _value(name: str, schema: Any, defined: Mapping[str, Any], spell: Callable[[
 
 def _text(name: str, schema: Mapping[str, Any], types: frozenset[str]) -> str | None:
     """Return the rule of a string, or of a string or null; None if its schema cannot be enforced."""
-    parts = schema.get("anyOf", [])
-    if not all(part.keys() <= _STRING_KEYS for part in parts) or not schema.keys() <= _STRING_KEYS | {"anyOf"}:
+    parts = _parts(schema)
+    if (not parts and "anyOf" in schema) or not all(part.keys() <= _STRING_KEYS for part in parts):
+        return None
+    if not schema.keys() <= _STRING_KEYS | {"anyOf"}:
         return None
     texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
     low, high = schema.get("minLength", 0), schema.get("maxLength")
@@ -78,6 +81,8 @@ def _text(name: str, schema: Mapping[str, Any], types: frozenset[str]) -> str | 
         if not isinstance(texts, list) or not all(
             isinstance(text, str) and _END not in text and text.strip("\n") == text for text in texts
         ):
+            return None
+        if "null" in types and any(text.strip().lower() in _NULLS for text in texts):  # the parser makes it null
             return None
         found = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
         return f'{name}: ({found}) "\\n{_END}"\n'
@@ -100,13 +105,23 @@ def _types(schema: Any) -> frozenset[str]:
     if stated is not None:
         kinds = stated if isinstance(stated, list) else [stated]
         return frozenset(kinds) if all(isinstance(kind, str) for kind in kinds) else frozenset()
-    parts = [_types(part) for part in schema.get("anyOf", ())]
+    parts = [_types(part) for part in _parts(schema)]
     return frozenset().union(*parts) if parts and all(parts) else frozenset()
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of anyOf; empty if it is no list of objects."""
+    parts = schema.get("anyOf", [])
+    return parts if isinstance(parts, list) and all(isinstance(part, dict) for part in parts) else []
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     """Resolve a reference to a schema of strings; the parser treats other references as strings too."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     place, _, key = reference.rpartition("/") if isinstance(reference, str) else ("", "", "")
-    found = root.get(place.removeprefix("#/"), {}).get(key) if place in ("#/$defs", "#/definitions") else schema
+    if place in ("#/$defs", "#/definitions"):
+        defined = root.get(place.removeprefix("#/"))
+        found = defined.get(key) if isinstance(defined, dict) else None
+    else:
+        found = schema
     return schema if _types(found) != _TEXT_TYPES[0] else found
