@@ -55,7 +55,7 @@ class SamplingFields:
     )
     min_tokens: int = param(
         0,
-        "number of tokens before which no end token, stop word or guide ends the output",
+        "number of tokens before which no end token or stop word ends the output; complete guides do",
         bounds=Bounds(0, MAX_INT32),
         openai="min_tokens",
         older_name="min_length",

@@ -270,8 +270,18 @@ def _parse_rope(fields: Fields, architecture: str, max_position_embeddings: int)
     partial = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise CheckpointError(f"{source}: partial_rotary_factor is {partial!r}, only 1.0 is supported")
-    original_len = data.get("original_max_position_embeddings") or max_position_embeddings
+    given_len = data.get("original_max_position_embeddings")
+    original_len = given_len or max_position_embeddings
     has_original = "original_max_position_embeddings" in rope
+    if (
+        rope_type in ("llama3", "yarn")
+        and has_original
+        and given_len not in (None, rope["original_max_position_embeddings"])
+    ):
+        raise CheckpointError(
+            f"{source}: original_max_position_embeddings is {given_len!r:.80}, but another in the rope settings, "
+            "of which engines read one or the other; remove the wrong one"
+        )
     rope = {"original_max_position_embeddings": original_len} | rope
     values = Fields(rope, f"{source}: rope")
     theta = values.number("rope_theta", default=_DEFAULT_THETA.get(architecture, 10000.0))
@@ -331,7 +341,7 @@ def _parse_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[
         window = data.get("sliding_window", 128)
         slides = given or tuple(i % 2 == 0 for i in range(num_layers))
     elif architecture in _QWEN and fields.boolean("use_sliding_window", default=False):
-        window = fields.integer("sliding_window", default=4096)
+        window = data.get("sliding_window", 4096)
         bound = fields.integer("max_window_layers", default=28, minimum=0)
         if architecture == "Qwen2MoeForCausalLM":
             slides = given or tuple(i % 2 == 0 and i < bound for i in range(num_layers))

@@ -102,6 +102,7 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
         qwen["use_sliding_window"] = True
         assert windows(**qwen) == (0,) * 4
         assert windows(**qwen, max_window_layers=0) == (128,) * 4
+        assert windows(**qwen | {"sliding_window": None}, max_window_layers=0) == (0,) * 4
         assert windows(**qwen, max_window_layers=3) == (0, 0, 0, 128)
         assert windows(**qwen, max_window_layers=3, layer_types=mixed) == (0, 128, 128, 0)
         assert windows(**qwen, max_window_layers=0, layer_types=["full_attention"] * 4) == (0,) * 4
@@ -136,6 +137,13 @@ def test_sliding_windows_as_transformers_reads_them() -> None:
         (
             {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
             "rope_parameters differ by layer",
+        ),
+        (
+            {
+                "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+                "original_max_position_embeddings": 32,
+            },
+            "original_max_position_embeddings is 32, but another in the rope settings, of which",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types differ, and engines differ in"),

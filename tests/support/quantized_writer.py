@@ -52,7 +52,7 @@ def quantize(
                 high = max(-low, high)
                 low = -high
             scale = np.float16((high - low) / top)
-            zero = (1 << (bits - 1)) if symmetric else min(max(round(-low / float(scale)), 1), top)
+            zero = (1 << (bits - 1)) if symmetric else min(max(round(-low / float(scale)), 0), top)
             q = np.clip(np.round(values / float(scale)) + zero, 0, top).astype(np.int64)
             quants[inputs, out], zeros[group, out], scales[group, out] = q, zero, scale
             exact[out, inputs] = (q - zero) * float(scale)
@@ -83,6 +83,7 @@ def write_quantized(
         if not module.endswith(MATRICES) or module == name:
             tensors[name] = exact[name] = values
             continue
+        values[::9] = np.abs(values[::9])  # zero points of 0
         size = values.shape[1] if group_size == -1 else group_size
         groups = np.arange(values.shape[1]) // size
         if desc_act:
@@ -94,7 +95,9 @@ def write_quantized(
             tensors[f"{module}.qzeros"] = pack_columns(zeros, bits, AWQ_ORDER)
         else:
             tensors[f"{module}.qweight"] = np.ascontiguousarray(pack_columns(quants.T, bits, in_order).T)
-            tensors[f"{module}.qzeros"] = pack_columns(zeros - (0 if v2 else 1), bits, in_order)
+            words = pack_columns(zeros, bits, in_order)
+            # GPTQModel writes the first format so, from the second: with borrows within a word.
+            tensors[f"{module}.qzeros"] = words if v2 else words - np.int32(0x11111111 if bits == 4 else 0x01010101)
             tensors[f"{module}.g_idx"] = groups.astype(np.int32)
         tensors[f"{module}.scales"] = scales
     directory.mkdir()

@@ -97,8 +97,10 @@ class QuantizedWeights(Weights):
         num_out, num_in, num_groups = self._sizes(module)
         packed = self._weights.int32(f"{module}.qweight").view(np.uint32)
         scales = self._weights.float32(f"{module}.scales", (num_groups, num_out))
-        stored = self._unpack(self._weights.int32(f"{module}.qzeros").view(np.uint32))[:, :num_out]
-        zeros = stored.astype(np.float32) + np.float32(self._config.zero_offset)
+        # GPTQ's first format subtracts the offset from whole words, so that a zero point of 0 borrows from the next.
+        offsets = np.uint32(self._config.zero_offset * (0xFFFFFFFF // ((1 << self._config.bits) - 1)))
+        stored = self._weights.int32(f"{module}.qzeros").view(np.uint32) + offsets
+        zeros = self._unpack(stored)[:, :num_out].astype(np.float32)
         groups = self._groups(module, num_in, num_groups)
         for start in range(0, num_in, _INPUTS_PER_PIECE):
             inputs = slice(start, min(start + _INPUTS_PER_PIECE, num_in))
