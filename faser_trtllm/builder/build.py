@@ -31,7 +31,7 @@ from faser_trtllm.builder.network.fp8_recipe import describe_fp8
 from faser_trtllm.builder.options import DEFAULT_DRAFT_LEN, MAX_DRAFT_LEN, BuildOptions, check_options, fp8_roles
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.staging import remove_leftovers, staged_directory
-from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
+from faser_trtllm.errors import CheckpointError, EngineFileError, InvalidArgumentError, reason_of
 from faser_trtllm.models.heads.head import BlockDrafter, MedusaHeads
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
@@ -211,6 +211,13 @@ def _write(
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2))
         for name, entry in manifest["checkpoints"][source.role].items():
             entry["sha256"] = sha256_of(source.checkpoint.files[name])
+    for source in sources:
+        for name, now in source.stats().items():
+            recorded = manifest["checkpoints"][source.role][name]
+            if any(recorded[key] != value for key, value in now.items()):
+                raise CheckpointError(
+                    f"{name} of the {source.role} changed while engines were built from it; build again"
+                )
     for name, contents in sources[0].checkpoint.tokenizer_files.items():
         (staging / name).write_bytes(contents)
     tokenizer = sources[0].checkpoint.tokenizer

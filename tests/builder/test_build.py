@@ -385,6 +385,24 @@ def test_a_killed_build_is_never_accepted(options: BuildOptions) -> None:
     assert [path.name for path in options.output_dir.parent.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_checkpoint_that_changes_meanwhile_is_not_built(options: BuildOptions, name: str) -> None:
+    """The engines would have the weights of one file and the manifest the hash of another, up to date for ever."""
+
+    def progress(role: str, done: int, total: int) -> None:
+        if role == "target" and done == total:
+            path = options.checkpoint_dir / name
+            shutil.copy(path, path.with_name("new"))
+            path.with_name("new").replace(path)
+
+    with pytest.raises(
+        CheckpointError, match=rf"{name} of the target changed while engines were built from it; build ag"
+    ):
+        build_engines(options, progress)
+    assert_nothing_left(options)
+    build_engines(options)
+
+
 def test_interrupted_builds_clean_up(options: BuildOptions) -> None:
     def progress(role: str, done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -80,6 +80,13 @@ def test_chunks_by_equal_progress_ask_for_the_scheduler_that_has_them() -> None:
     assert "-> scheduler_config.context_chunking_policy: EQUAL_PROGRESS (serve), scheduler: trtllm (serve); " in line
 
 
+def test_trtllm_builds_default_of_no_drafts_does_not_turn_them_off() -> None:
+    conversion = convert({"build_config": {"max_draft_len": 0}, "pretrained_config": {}})
+    assert not conversion.refusals
+    assert "max_draft_len" not in conversion.build
+    assert not convert({"build_config": {"max_draft_len": 0}, "speculative_config": DRAFT, "model": "llama"}).refusals
+
+
 def test_an_engines_config_json_becomes_build_options() -> None:
     conversion = convert(
         {
@@ -297,6 +304,20 @@ def test_what_a_block_drafter_cannot_do_is_refused(field: dict[str, Any], says: 
     assert says in sentence
 
 
+def test_a_limit_of_requests_with_medusa_heads_counts_the_chain() -> None:
+    section = {"decoding_type": "Medusa", "speculative_model": "heads", "max_draft_len": 63}
+    limited = convert({"speculative_config": section | {"max_concurrency": 8, "num_medusa_heads": 4}})
+    assert not limited.refusals
+    assert limited.serve == {"speculation": "schedule:1=4,9=0"}
+    (sentence,) = convert({"speculative_config": section | {"max_concurrency": 8}}).refusals
+    assert "speculative_config.max_concurrency needs speculative_config.num_medusa_heads" in sentence
+    scheduled = section | {"draft_len_schedule": {1: 63, 4: 0}, "num_medusa_heads": 4}
+    (sentence,) = convert({"speculative_config": scheduled}).refusals
+    assert (
+        "draft_len_schedule counts drafts of a tree, but a chain has one draft of each head; leave it out" in sentence
+    )
+
+
 def test_vllms_spelling_is_refused_with_tensorrt_llms() -> None:
     section = {"method": "dflash", "model": "drafter", "num_speculative_tokens": 15}
     (sentence,) = convert({"speculative_config": section}).refusals
@@ -321,6 +342,8 @@ def test_medusa_heads_draft_a_chain_of_their_number(tree: dict[str, Any]) -> Non
     [
         ({"eagle3_layers_to_capture": [-1]}, "it must list layers from 0 on"),
         ({"eagle3_layers_to_capture": 3}, "it must list layers from 0 on"),
+        ({"eagle3_layers_to_capture": [1, "a", None]}, "it must list layers from 0 on"),
+        ({"draft_len_schedule": {"1" * 5000: 2}}, "draft_len_schedule is"),
         ({"eagle3_model_arch": "mistral_large3"}, "one of the Llama family"),
         ({"posterior_threshold": 0.1}, "changes the text's distribution"),
         ({"spec_dec_variant": 1}, "only EAGLE-3 heads"),
@@ -407,6 +430,11 @@ def _section(names: Any) -> st.SearchStrategy[dict[Any, Any]]:
     return st.dictionaries(_keys(names), VALUES, max_size=6)
 
 
+SPECULATIVE = st.sampled_from([{}, DRAFT]) | st.builds(
+    lambda kind, length: {"decoding_type": kind, "max_draft_len": length},
+    st.sampled_from(["Eagle3", "Medusa", "MTP", "NGram", "DFlash", "DSpark", "PARD", "SA"]),
+    st.integers(0, 8),
+)
 CONFIGS = st.builds(
     lambda top, sections: top | sections,
     _section([*LLM_API, *BUILD, "pretrained_config"]),
@@ -416,7 +444,7 @@ CONFIGS = st.builds(
             "kv_cache_config": _section(KV_CACHE),
             "scheduler_config": _section(SCHEDULER),
             "build_config": _section(BUILD),
-            "speculative_config": st.builds(lambda a, b: a | b, st.sampled_from([{}, DRAFT]), _section(FIELDS)),
+            "speculative_config": st.builds(lambda a, b: a | b, SPECULATIVE, _section(FIELDS)),
         },
     ),
 )

@@ -43,6 +43,9 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     Raises EngineFileError for files that do not fit this GPU or this TensorRT, ConfigError for limits and for too
     little memory. The memory of the plans' contexts is not counted.
     """
+    if request.engines.backend == "tensorrt_rtx":  # linear caches, always of as many rows as the engine was built for
+        num_rows = request.engines.build_config.max_batch_size
+        request = replace(request, num_blocks=num_rows, kv_memory_fraction=None)
     weights = {role: path.stat().st_size for role, path in request.paths.items()}
     buffers = head_buffers(request)
     request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes(), buffers))

@@ -52,6 +52,13 @@ def _dtype(key: str, value: Any) -> Verdict:
     return became(one_of("bfloat16", "float16", "float32"), build="dtype")(key, value)
 
 
+def _most_drafts(key: str, value: Any) -> Verdict:
+    if type(value) is int and value == 0:
+        return Verdict(key, value, Outcome.IGNORED, "0 is trtllm-build's default; the draft checkpoint decides here")
+    note = "an upper bound: the policy chooses each request's length"
+    return became(whole(0), build="max_draft_len", note=note)(key, value)
+
+
 def _quantization(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
     """Judge quantization settings, which have no effect unless they name an algorithm."""
     for name, value in section.items():
@@ -170,9 +177,7 @@ BUILD: Rules = {
     "force_num_profiles": ignored("the backend of faser build chooses its buckets"),
     "profiling_verbosity": ignored("faser check explains an engine"),
     "enable_debug_output": only(False, otherwise="engines have no debug outputs; leave it out"),
-    "max_draft_len": became(
-        whole(0), build="max_draft_len", note="an upper bound: the policy chooses each request's length"
-    ),
+    "max_draft_len": _most_drafts,
     "speculative_decoding_mode": judge_decoding_mode,
     "use_refit": only(False, otherwise="weights are built in; leave it out"),
     "use_strip_plan": only(False, otherwise="weights are built in; leave it out"),

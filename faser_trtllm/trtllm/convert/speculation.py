@@ -98,11 +98,11 @@ _ONE_CHAIN = ignored("one chain is drafted and no tree, which changes no text")
 
 def _layers_left(key: str, value: Any) -> Verdict:
     """Convert layers whose outputs TensorRT-LLM reads to the layers whose inputs `faser build` reads."""
-    layers = sorted(value) if isinstance(value, (list, tuple, set)) and value else []
+    layers = list(value) if isinstance(value, (list, tuple, set)) else []
     if not layers or not all(whole(0).accepts(layer) for layer in layers):
         return refusal(key, value, f"{key} is {show(value)}; it must list layers from 0 on")
     note = "hidden rows that leave a layer enter the next"
-    return Verdict(key, value, Outcome.BECAME, note, build={"eagle3_layers": [layer + 1 for layer in layers]})
+    return Verdict(key, value, Outcome.BECAME, note, build={"eagle3_layers": [layer + 1 for layer in sorted(layers)]})
 
 
 def _beside_suffix(key: str, value: Any) -> Verdict:
@@ -195,7 +195,7 @@ _OF_KIND = {
     "mtp": _MTP_RULES,
 }
 _SCHEDULED = ("draft_len_schedule", "max_concurrency")
-FIELDS = (*_RULES, *_SCHEDULED)
+FIELDS = (*_RULES, *_SCHEDULED, *dict.fromkeys(name for rules in _OF_KIND.values() for name in rules))
 
 
 def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
@@ -244,7 +244,9 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
             yield rules[name](path, value)
         elif name not in _SCHEDULED:
             yield unknown(path, value, nearest(name, (*rules, *_SCHEDULED)))
-    yield from _schedule(key, section, max_draft_len)
+    if short == "medusa":  # a chain has one draft of each head
+        max_draft_len = section.get("num_medusa_heads")
+    yield from _schedule(key, section, max_draft_len, is_tree=short == "medusa")
 
 
 def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
@@ -269,12 +271,25 @@ def _refused_kind(path: str, kind: Any, method: Any) -> Verdict | None:
     return refusal(path, kind, f"{path} is {show(kind)}; {reason}; {OURS}") if reason else None
 
 
-def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Iterable[Verdict]:
-    """Convert draft_len_schedule and max_concurrency to one table of lengths by batch size."""
+def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any, *, is_tree: bool) -> Iterable[Verdict]:
+    """Convert draft_len_schedule and max_concurrency to one table of lengths by batch size. is_tree: their lengths
+    count a tree's drafts."""
     given = {join(key, name): section[name] for name in _SCHEDULED if section.get(name) is not None}
+    if given and is_tree and not whole(1).accepts(max_draft_len):
+        for path, value in given.items():
+            sentence = (
+                f"{path} needs {key}.num_medusa_heads, the length of a chain, which is {show(max_draft_len)}; set it"
+            )
+            yield refusal(path, value, sentence)
+        return
     if not given or not whole(1).accepts(max_draft_len):
         for path, value in given.items():
             yield Verdict(path, value, Outcome.IGNORED, "max_draft_len is refused")
+        return
+    if is_tree and section.get("draft_len_schedule") is not None:
+        path = f"{key}.draft_len_schedule"
+        sentence = f"{path} counts drafts of a tree, but a chain has one draft of each head; leave it out"
+        yield refusal(path, section["draft_len_schedule"], sentence)
         return
     schedule = _with_whole_keys(section.get("draft_len_schedule"))
     limit = section.get("max_concurrency")
@@ -301,7 +316,10 @@ def _with_whole_keys(schedule: Any) -> Any:
     """Convert JSON's string keys to int."""
     if not isinstance(schedule, Mapping):
         return schedule
-    return {int(k) if isinstance(k, str) and k.isascii() and k.isdecimal() else k: v for k, v in schedule.items()}
+    return {
+        int(k) if isinstance(k, str) and k.isascii() and k.isdecimal() and len(k) < 10 else k: v
+        for k, v in schedule.items()
+    }
 
 
 def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:

@@ -35,6 +35,6 @@ def parse_forced(value: object) -> float | None:
         return None
     try:
         forced = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return forced if math.isfinite(forced) and forced >= 0 else None
