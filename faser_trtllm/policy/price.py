@@ -12,6 +12,7 @@ draft is verified, never whether, whatever they are based on (docs/policies.md).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -117,7 +118,8 @@ class PricePolicy:
         """Make the plan for the next steps."""
         decoding, n = view.decoding, len(view.decoding)
         limits = np.array([request.draft_limit for request in decoding], np.int32)
-        least_prompts, most_prompts = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
+        shares = functools.partial(self._prompts.shares, most_rows=view.num_context_rows + view.num_free_rows)
+        least_prompts, most_prompts = shares(n), shares(n * (1 + self._max_draft_len))
         costs = self._costs.step(n, self._context_len, max(most_prompts, default=0))
         with_prompts = costs.with_prompts(least_prompts)
         off_goodput = n / costs.off_with_prompts(least_prompts)
@@ -136,7 +138,7 @@ class PricePolicy:
         tokens = np.full(costs.verify.size, n + survivals.sum())
         tokens[: survivals.size + 1] = n + np.concatenate([[0.0], np.cumsum(survivals)])
         drafting = (tokens - n) / (tokens[-1] - n)
-        verify = with_prompts + drafting * (costs.with_prompts(self._prompts.shares(tokens[-1])) - with_prompts)
+        verify = with_prompts + drafting * (costs.with_prompts(shares(tokens[-1])) - with_prompts)
         displaced_ms = prompt_row_worth(decoding) / off_goodput * _beyond(view.num_free_rows, verify.size)
         verify = verify + displaced_ms
         slot_costs = _slot_costs(costs, verify, n)
@@ -146,7 +148,8 @@ class PricePolicy:
         goodputs |= self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
         candidate, rival = self._choose(view, costs, off_goodput, goodputs)
         if rival is not None:
-            held = self._rival_steps - 1 if self._until_s else 0  # with prompts, every step has its own plan
+            # With prompts, every step has its own plan, and while requests wait, the scheduler asks for one.
+            held = self._rival_steps - 1 if self._until_s and not view.num_waiting else 0
             self._rival_steps -= held + 1
             self._until_s = 0.0
         self._running = rival or candidate
@@ -170,8 +173,8 @@ class PricePolicy:
         price = 1.0 / (1.0 / goodput - prompt_ms)
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._running) if self._running in OVERLAPPED else self._mode or Mode.SERIAL
-        shares = self._prompts.shares(tokens[slots])
-        smooth, experts = costs.with_prompts(shares) + displaced_ms, costs.experts_with_prompts(shares)
+        prompts = shares(tokens[slots])
+        smooth, experts = costs.with_prompts(prompts) + displaced_ms, costs.experts_with_prompts(prompts)
         stop = None
         if self._is_block:
             modes = [request.sampling_mode for request in decoding]

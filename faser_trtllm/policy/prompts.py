@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from faser_trtllm.core.decision import UNLIMITED
 from faser_trtllm.core.request import Request
 from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
@@ -33,17 +34,17 @@ class Prompts:
     def rows_per_token(self) -> float:
         return sum(self._rows) / len(self._rows) / max(1.0, self._tokens.mean)
 
-    def shares(self, num_tokens: float) -> dict[int, float]:
+    def shares(self, num_tokens: float, most_rows: int = UNLIMITED) -> dict[int, float]:
         """Return the share of steps by their number of prompt rows, if steps commit num_tokens tokens.
 
         Prompts are assumed to run in chunks of the sizes seen: twice as many tokens bring them twice as often. Chunks
-        get larger only when every step has one.
+        get larger only when every step has one, up to most_rows, which a pass has room for.
         """
         with_prompts = Counter(rows for rows in self._rows if rows)
         wanted = with_prompts.total() / len(self._rows) * num_tokens / max(1.0, self._tokens.mean)
         share = min(1.0, wanted)
         found: dict[int, float] = {}
         for rows, count in with_prompts.items():
-            rows = round(rows * wanted / share)
+            rows = min(round(rows * wanted / share), max(rows, most_rows))
             found[rows] = found.get(rows, 0.0) + share * count / with_prompts.total()
         return found

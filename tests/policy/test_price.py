@@ -206,6 +206,20 @@ def test_a_trial_beside_prompts_lasts_as_long_as_one_without():
     assert set(runs[:-1]) <= {HELD_STEPS}
 
 
+def test_a_trial_while_requests_wait_lasts_as_long_as_one_without():
+    """The scheduler asks for a plan in every step then."""
+    world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.0))
+    world.run(500)
+    drafted = []
+    for step in range(6000):
+        decision = world.policy.plan(StepView(world.requests, 0, 3, world.now_s + 10.0 + step))
+        drafted.append(any(decision.lengths))
+        world.policy.observe(_steps_beside(0, target_ms, drafts=0))
+    runs = [len(list(group)) for is_drafted, group in groupby(drafted) if is_drafted]
+    assert runs
+    assert set(runs[:-1]) <= {HELD_STEPS}
+
+
 @pytest.mark.parametrize(("dearer_ms", "is_shorter"), [(0.0, False), (0.4, True)])
 def test_prompts_count_only_where_rows_get_dearer_behind_them(dearer_ms, is_shorter):
     """The prompts' own time is the same whatever is drafted."""

@@ -39,6 +39,13 @@ def test_prompts_grow_where_every_step_has_some():
     assert shares == pytest.approx({1024: 1.0})
 
 
+def test_prompts_grow_to_what_a_pass_has_room_for():
+    """A burst of short requests after long prompts: 64 times the tokens of one stream, in no pass of a million rows."""
+    prompts = prompts_of(*[step(1, 4096)] * 64)
+    assert prompts.shares(576.0, most_rows=8192) == pytest.approx({8192: 1.0})
+    assert prompts.shares(576.0, most_rows=100) == pytest.approx({4096: 1.0})
+
+
 def test_old_steps_are_forgotten():
     prompts = prompts_of(step(8, 512, steps=64), step(8, 0, steps=200))
     assert prompts.shares(8.0) == {}
