@@ -213,7 +213,7 @@ def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str
         return prompt
     assert prompt_file is not None
     try:
-        lines = prompt_file.read_text().splitlines()
+        lines = prompt_file.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"prompt_file {prompt_file} cannot be read: {reason_of(error)}") from error
     prompts = []

@@ -34,8 +34,14 @@ def profile(
     Writes profile.json next to the engines. It takes longer than the quick profile of `faser build` and is better.
     """
     if refit is not None:
+        others = {"engine_dir": engine_dir, "quick": quick, "prompt_file": prompt_file, "num_threads": num_threads}
+        for name, value in others.items():
+            if value:
+                raise InvalidArgumentError(f"is {value}, but --refit measures nothing; leave it out", name)
         _refit(refit, as_json)
         return
+    if quick and prompt_file is not None:
+        raise InvalidArgumentError(f"is {prompt_file}, but --quick calibrates nothing; leave one out", "prompt_file")
     if as_json:
         raise InvalidArgumentError("--json prints the errors of a recorded profile; add --refit FILE")
     if engine_dir is None:

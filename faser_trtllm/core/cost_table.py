@@ -218,6 +218,19 @@ class CostTable:
                 "simulations; to serve, measure this machine with `faser profile`"
             )
 
+    def _check_complete(self, name: str) -> None:
+        """Raise ConfigError for a table that was edited so that no step can be priced with it. name: its file."""
+        segments = [f"segment:{i}@{ALL}" for i in range(self.num_segments)]
+        missing = [key for key in (f"verify@{ALL}", *segments) if key not in self.curves]
+        factors = [factor for pair in self.interference for factor in (pair.draft_factor, pair.verify_factor)]
+        if missing:
+            reason = f"has no curve {missing[0]}"
+        elif self.overhead_ms < 0.0 or min(factors, default=1.0) <= 0.0:
+            reason = f"has times below 0 (overhead_ms {self.overhead_ms:g}, interference {factors})"
+        else:
+            return
+        raise ConfigError(f"the cost table {name} {reason}; run `faser profile` again")
+
     def to_json(self) -> dict[str, object]:
         return {
             "format": FORMAT,
@@ -281,6 +294,7 @@ class CostTable:
         """Read a table for this machine and these engines; raise a ConfigError that names what differs."""
         table = CostTable.read(path)
         table.check_measured(path.name)
+        table._check_complete(path.name)
         here, there = asdict(fingerprint), asdict(table.fingerprint)
         differs = [
             f"{name} is {there[name]!r} there and {here[name]!r} here" for name in here if here[name] != there[name]

@@ -57,7 +57,7 @@ def make_policy(
         return OffPolicy()
     if name == "fixed":
         length, _, rest = argument.partition(",")
-        if length.isdigit():
+        if length.isascii() and length.isdigit():
             return _fixed(spelling, int(length), rest, max_draft_len)
     if name == "gp_lcb" and not argument:
         return GpLcbPolicy(max_draft_len)

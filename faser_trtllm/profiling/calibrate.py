@@ -42,9 +42,10 @@ class Calibration:
     overhead_ms: float = 0.0
 
 
-def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say: Progress) -> Calibration:
+def calibrate(
+    engines: EngineDir, prompts: Sequence[Sequence[int]], table: CostTable, options: ProfileOptions, say: Progress
+) -> Calibration:
     """Decode prompts and measure a step's overhead; with exit layers and options.calibrate also fit exit models."""
-    prompts = read_prompts(engines, options)
     with ExitStack() as stack:
         executor, policy, layers = _open(engines, options, stack)
         return calibrate_executor(executor, policy, layers, prompts, table, options, say)
@@ -83,10 +84,11 @@ def calibrate_executor(
 def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]:
     """Return the ids of the prompt file's lines, cut to fit, or of held-out standard library text."""
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
-    longest = engines.build_config.max_seq_len - options.max_tokens - 1
+    max_tokens = options.num_tokens(engines.build_config.max_seq_len)
+    longest = engines.build_config.max_seq_len - max_tokens - 1
     if longest < 1:
         raise InvalidArgumentError(
-            f"max_tokens is {options.max_tokens}, the engines allow {engines.build_config.max_seq_len} tokens with the "
+            f"max_tokens is {max_tokens}, the engines allow {engines.build_config.max_seq_len} tokens with the "
             "prompt; lower it"
         )
     if options.prompt_file is None:
@@ -147,7 +149,7 @@ def _decode(
     """Run the prompts to the end; return each pure decoding step's ms outside of drafting and verification."""
     for number, prompt in enumerate(prompts, first):
         params = SamplingParams(
-            max_tokens=options.max_tokens,
+            max_tokens=options.num_tokens(executor.max_seq_len),
             temperature=TEMPERATURE if number % 2 else 0.0,
             seed=options.seed + number if number % 4 == 1 else None,
         )

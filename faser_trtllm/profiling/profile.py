@@ -15,7 +15,7 @@ from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.json_text import write_json
-from faser_trtllm.profiling.calibrate import Calibration, calibrate
+from faser_trtllm.profiling.calibrate import Calibration, calibrate, read_prompts
 from faser_trtllm.profiling.grid import (
     Limits,
     Point,
@@ -76,6 +76,8 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
             f"{options.engine_dir.name} has max_draft_len 0, so there is no speculation to profile; "
             "build it with --draft_checkpoint_dir, or a larger --max_draft_len"
         )
+    # Prompts first: what is wrong with them is told before minutes of measuring.
+    prompts = read_prompts(engines, options) if not options.quick and engines.has_draft else []
     with _open_probe(engines, options) as probe:
         passes = measure_passes(probe, options, say)
         fingerprint = fingerprint_of(options.engine_dir, probe.num_units)
@@ -83,8 +85,8 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
     for warning in table.warnings:
         log.warning("%s", warning)
     found = Calibration()
-    if not options.quick and engines.has_draft:
-        found = calibrate(engines, table, options, say)
+    if prompts:
+        found = calibrate(engines, prompts, table, options, say)
     return ProfileReport(
         table=replace(table, exits=found.exits, overhead_ms=found.overhead_ms),
         samples=passes.samples,

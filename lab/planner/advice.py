@@ -20,7 +20,7 @@ def service_config(plan: Plan) -> str:
     ]
     lines += [f"max_draft_len: {MAX_DRAFT_LEN}"] if system.drafter != OFF else []
     lines += ["kv_cache_config:", f"  max_tokens: {room.kv_tokens}"]
-    lines += ["quantization: fp8"] if plan.question["quantization"] == "fp8" else []
+    lines += ["  dtype: fp8", "quantization: fp8"] if plan.question["quantization"] == "fp8" else []
     return "\n".join(lines) + "\n"
 
 

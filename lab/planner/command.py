@@ -109,6 +109,11 @@ def plan(
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path} has no folder to go to; create {path.absolute().parent}")
     shape = find_shape(target).on(num_gpus)
+    if quantization == "fp8" and shape.experts is not None:
+        raise ConfigError(
+            f"quantization is fp8, but {target} has a mixture of experts, whose grouped products are in bfloat16; "
+            "leave --quantization out"
+        )
     shape = shape if expert_overlap is None else shape.with_overlap(expert_overlap)
     shape = shape.in_fp8() if quantization == "fp8" else shape
     heads = {"eagle3": eagle3_acceptance, "block": block_acceptance}

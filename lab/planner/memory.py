@@ -51,6 +51,7 @@ def _fixes(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int
     found = []
     if target.num_gpus < most and _room(gpu, target.on(most), draft, mean_len).max_batch_size:
         found.append(f"--num_gpus {most}")
-    if gpu.has_fp8 and target.weight_bytes == 2 and _room(gpu, target.in_fp8(), draft, mean_len).max_batch_size:
+    fits_fp8 = gpu.has_fp8 and target.weight_bytes == 2 and target.experts is None
+    if fits_fp8 and _room(gpu, target.in_fp8(), draft, mean_len).max_batch_size:
         found.append("--quantization fp8")
     return found

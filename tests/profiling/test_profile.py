@@ -37,7 +37,7 @@ def test_engines_of_few_short_requests_have_a_profile(tmp_path: Path) -> None:
     target, draft = make_pair(tmp_path / "pair", num_layers=2)
     limits = {"max_batch_size": 2, "max_num_tokens": 32, "max_seq_len": 64, "max_draft_len": 4}
     build_engines(BuildOptions(target, draft, tmp_path / "engines", exit_layers=(1,), **limits))
-    options = ProfileOptions(tmp_path / "engines", time_budget_s=0.1, num_prompts=2, prompt_len=8, max_tokens=16)
+    options = ProfileOptions(tmp_path / "engines", time_budget_s=0.1, num_prompts=2, prompt_len=8)
     assert profile_engine_dir(options, lambda what, done, total: None).table.num_segments == 2
 
 
@@ -63,8 +63,12 @@ def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
 
 
 def test_prompt_file_is_used_and_checked(options: ProfileOptions, tmp_path: Path) -> None:
+    told: list[str] = []
     with pytest.raises(InvalidArgumentError, match=r"missing\.txt"):
-        profile_engine_dir(replace(options, prompt_file=tmp_path / "missing.txt"))
+        profile_engine_dir(
+            replace(options, prompt_file=tmp_path / "missing.txt"), lambda what, done, total: told.append(what)
+        )
+    assert told == [], "nothing was measured before"
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("def add(first, second):\n\nreturn first\n" * 4)
     report = profile_engine_dir(replace(options, prompt_file=prompts))

@@ -97,7 +97,18 @@ def test_a_bad_file_is_one_sentence_and_exit_code_2(
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("arguments", "words"), [([], "engine_dir is not set"), (["--json"], "add --refit FILE")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "engine_dir is not set"),
+        (["--json"], "add --refit FILE"),
+        (
+            ["--refit", "profile.json", "--num_threads", "7"],
+            "num_threads is 7, but --refit measures nothing; leave it out",
+        ),
+        (["--engine_dir", "x", "--quick", "--prompt_file", "y"], "prompt_file is y, but --quick calibrates nothing"),
+    ],
+)
 def test_without_a_file_an_engine_directory_is_needed(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

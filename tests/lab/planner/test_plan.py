@@ -104,6 +104,13 @@ def test_its_configuration_can_be_served(plan):
     assert config.kv_cache_config.max_tokens == plan.memory["draft"].kv_tokens
 
 
+def test_a_target_in_fp8_has_the_cache_that_was_planned():
+    asked = make(loads=parse_loads("1", 0), max_requests=8)
+    found = make_plan(replace(asked, target=asked.target.in_fp8()))
+    config = parse(ServiceConfig, yaml.safe_load(service_config(found)))
+    assert (config.quantization, config.kv_cache_config.dtype) == ("fp8", "fp8")
+
+
 def test_where_nothing_pays_off_is_recommended():
     asked = make(
         loads=parse_loads("64", 0), requests=parse_requests("100,30"), systems=parse_systems("fixed:5;schedule")
