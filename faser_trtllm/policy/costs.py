@@ -34,6 +34,7 @@ ALIKE = 3.0  # a common slowdown of two kinds is at most this many times the sma
 MOST = math.log(1000.0)  # limit on a curve's error
 SETTLED_MS = 2_000.0  # minimum weight of a known error, in ms of passes
 LONGEST = 3.0  # a known time counts at most this many times what is expected: more is a pause of the machine
+DOUBTFUL = 1.5  # a time that is not known yet counts only with the next if it is so many times what is expected
 HOST_SLACK_MS = 0.1  # added to the expected host time of a step for that limit
 
 
@@ -104,6 +105,7 @@ class MeasuredCosts:
         self._routing = None if table.routing is None else RoutingEstimator(table.routing)
         self._drafts = DraftCosts(table)
         self._host: dict[tuple[bool, int], Average] = {}  # ms per step, by drafting and log2(requests)
+        self._doubted: set[tuple[str, int, int] | tuple[bool, int]] = set()  # keys of both whose last time was DOUBTFUL
         self.were_known = False  # True if the errors of the last observe()'s passes were known before it
 
     @property
@@ -133,8 +135,11 @@ class MeasuredCosts:
         seen: list[tuple[float, float]] = []  # (log of ms over expected ms, ms) of kinds whose error is known
         verify_ms = stats.verify_ms
         is_timed = verify_ms > 0.0 and pass_ms > 0.0
-        if is_timed and error.weight >= KNOWN_MS:
-            verify_ms = min(verify_ms, LONGEST * pass_ms * math.exp(error.mean) * self.slowness)
+        expected_ms = pass_ms * math.exp(error.mean) * self.slowness
+        is_known = error.weight >= KNOWN_MS
+        is_paused = is_timed and not is_known and self._is_paused(key, verify_ms > DOUBTFUL * expected_ms)
+        if is_timed and is_known:
+            verify_ms = min(verify_ms, LONGEST * expected_ms)
             seen.append((math.log(verify_ms / pass_ms) - error.mean, verify_ms))
         drafts = self._drafts.expect(stats, context_len)
         if drafts is not None and drafts.is_known:
@@ -143,6 +148,8 @@ class MeasuredCosts:
         if seen:
             self._speed.add(_in_common(seen), stats.ms)
         slowness = self.slowness
+        if is_paused:
+            return stats.ms / slowness
         if is_timed:
             self._errors[key] = error
             wrong = math.log(verify_ms / pass_ms) - self._speed.mean
@@ -163,11 +170,24 @@ class MeasuredCosts:
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))
         host_ms = max(0.0, stats.ms - stats.draft_ms - stats.verify_ms) / slowness / steps
-        host = self._host.setdefault((bool(stats.num_draft_calls), _octave(n)), Average(ERROR_MS))
+        host_key = bool(stats.num_draft_calls), _octave(n)
+        host = self._host.get(host_key, Average(ERROR_MS))
         if host.weight >= KNOWN_MS:
             host_ms = min(host_ms, LONGEST * (host.mean + HOST_SLACK_MS))
+        elif self._is_paused(host_key, host_ms > DOUBTFUL * (self._host_ms(n, host_key[0]) + HOST_SLACK_MS)):
+            return stats.ms / slowness - prompts_ms
+        self._host[host_key] = host
         host.add(host_ms, stats.draft_ms + verify_ms + host_ms * slowness * steps)
         return stats.ms / slowness - prompts_ms
+
+    def _is_paused(self, key: tuple[str, int, int] | tuple[bool, int], is_long: bool) -> bool:
+        """Return True for the first long time of a kind that is not known yet: the machine may have paused. If the next
+        one is long, too, the table is wrong."""
+        if is_long and key not in self._doubted:
+            self._doubted.add(key)
+            return True
+        self._doubted.discard(key)
+        return False
 
     def _observe_experts(self, routing: RoutingEstimator, stats: PlanStats) -> None:
         steps = stats.num_steps
@@ -220,7 +240,7 @@ class MeasuredCosts:
         octaves = sorted(octave for name, octave, of in self._errors if (name, of) == (kind, size))
         return octaves, [self._errors[kind, octave, size].mean for octave in octaves]
 
-    def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
+    def _host_ms(self, num_requests: float, is_drafting: bool) -> float:
         """Return the host time for the nearest measured number of requests, preferably with the same is_drafting."""
         octave = math.log2(num_requests)
         known = [key for key in self._host if key[0] == is_drafting] or list(self._host)

@@ -65,6 +65,28 @@ def test_a_slow_machine_is_no_error_of_the_table():
     assert after.draft_step[4] == pytest.approx(before.draft_step[4], rel=0.1)
 
 
+@pytest.mark.parametrize("pause_ms", [40.0, 10_000.0])
+def test_a_pause_in_the_first_steps_of_a_kind_is_no_error_of_the_table(pause_ms):
+    """Its passes take 32 ms in a plan; what is learnt then stays for 20 s of passes."""
+    for part in ("verify_ms", "ms"):
+        measured = MeasuredCosts(cost_table(), 4)
+        seen = plan(4, 2)
+        longer = {name: getattr(seen, name) + pause_ms for name in {part, "ms"}}
+        measured.observe(replace(seen, **longer), 64)
+        for _ in range(3):
+            measured.observe(seen, 64)
+        assert measured.step(4, 4, 64).verify[8] == pytest.approx(target_ms(12), rel=0.05)
+        assert measured.step(4, 4, 64).host_ms == pytest.approx(0.1, abs=0.01)
+
+
+def test_what_takes_longer_twice_is_an_error_of_the_table():
+    measured = MeasuredCosts(cost_table(), 4)
+    for _ in range(3):
+        measured.observe(plan(4, 2, target=5.0, host_ms=2.0), 64)
+    assert measured.step(4, 4, 64).verify[8] == pytest.approx(5.0 * target_ms(12), rel=0.05)
+    assert measured.step(4, 4, 64).host_ms == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_wrong_curve_makes_no_machine_slow():
     """Not the pass nor steps without drafts, of which a plan has one kind only."""
     for drafts in (2, 0):

@@ -92,6 +92,26 @@ def test_a_pause_of_the_machine_changes_nothing(num_requests, part):
     assert world.run(1500) > 0.98 * before
 
 
+@pytest.mark.parametrize("num_requests", [1, 4])
+@pytest.mark.parametrize("part", ["target", "draft", "overhead_ms"])
+def test_a_pause_while_a_kind_of_pass_is_new_does_not_end_drafting(num_requests, part):
+    def made():
+        return World(make_policy("price", 8, cost_table(), 32), num_requests, constant(0.8), noise=0.03)
+
+    world = made()
+    world.run(500)
+    rate = world.run(1000)
+    for num_before in (1, 4, 20):
+        world = made()
+        world.run(num_before)
+        usual = getattr(world, part)
+        setattr(world, part, usual + 1e4 if part == "overhead_ms" else lambda *given, usual=usual: usual(*given) + 1e4)
+        world.step()
+        setattr(world, part, usual)
+        world.run(500)
+        assert world.run(1000) > 0.98 * rate, num_before
+
+
 def test_drafting_resumes_when_drafts_become_good():
     quality = [0.0]
     world = World(PricePolicy(8, cost_table(), 32), 4, lambda rng, i, j: (1.0, quality[0]))
