@@ -32,7 +32,10 @@ def test_an_action_may_need_what_the_main_thread_holds():
 
 @pytest.fixture
 def events():
-    return [threading.Event() for _ in range(3)]
+    """Three events; SIGHUP has its usual handler, even if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield [threading.Event() for _ in range(3)]
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_the_first_signal_stops_and_the_second_hurries(events):
@@ -49,17 +52,14 @@ def test_the_first_signal_stops_and_the_second_hurries(events):
 
 
 def test_a_hangup_is_ignored_under_nohup_and_handlers_come_back(events):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        handlers = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, REPLACE_DRAFT)]
-        with stop_on_signals(*events):
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), REPLACE_DRAFT)
-            wait_until(events[2].is_set)
-        assert [event.is_set() for event in events] == [False, False, True]
-        assert handlers == [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, REPLACE_DRAFT)]
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handlers = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, REPLACE_DRAFT)]
+    with stop_on_signals(*events):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), REPLACE_DRAFT)
+        wait_until(events[2].is_set)
+    assert [event.is_set() for event in events] == [False, False, True]
+    assert handlers == [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, REPLACE_DRAFT)]
 
 
 def test_actions_run_in_order_on_one_thread_and_are_over_at_the_end():
