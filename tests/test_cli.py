@@ -15,6 +15,7 @@ import pytest
 
 from faser_trtllm.cli import main
 from faser_trtllm.commands.benches import bench
+from faser_trtllm.commands.generate import read_prompts
 from faser_trtllm.commands.table import COMMANDS, import_command
 from faser_trtllm.errors import FaserError
 from faser_trtllm.models.config import load_model_config
@@ -83,6 +84,12 @@ def engine_dirs(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[0] == f"built {root / name}"
     return {name: root / name for name in ("cpu", "tensorrt_rtx")}
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text('x\fy\n\n"a\u2028\\nb"\n')
+    assert read_prompts(None, path) == ["x\fy", "a\u2028\nb"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

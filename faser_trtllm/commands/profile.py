@@ -36,7 +36,7 @@ def profile(
     if refit is not None:
         others = {"engine_dir": engine_dir, "quick": quick, "prompt_file": prompt_file, "num_threads": num_threads}
         for name, value in others.items():
-            if value:
+            if value is not None and value is not False:
                 raise InvalidArgumentError(f"is {value}, but --refit measures nothing; leave it out", name)
         _refit(refit, as_json)
         return

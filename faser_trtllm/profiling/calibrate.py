@@ -105,7 +105,7 @@ def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"prompt_file {path.name} cannot be read: {reason_of(error)}") from error
     if not lines:

@@ -47,11 +47,12 @@ def _room(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int)
 
 def _fixes(gpu: Gpu, target: ModelShape, draft: ModelShape | None, mean_len: int) -> list[str]:
     """Return flags with which it would fit."""
+    if target.experts is not None:  # planned for one GPU, and served in bfloat16
+        return []
     most = NUM_GPUS[-1]
     found = []
     if target.num_gpus < most and _room(gpu, target.on(most), draft, mean_len).max_batch_size:
         found.append(f"--num_gpus {most}")
-    fits_fp8 = gpu.has_fp8 and target.weight_bytes == 2 and target.experts is None
-    if fits_fp8 and _room(gpu, target.in_fp8(), draft, mean_len).max_batch_size:
+    if gpu.has_fp8 and target.weight_bytes == 2 and _room(gpu, target.in_fp8(), draft, mean_len).max_batch_size:
         found.append("--quantization fp8")
     return found

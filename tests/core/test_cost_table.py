@@ -188,6 +188,7 @@ def test_one_cell_is_flat_and_the_tail_continues_the_slope():
         lambda data: data["curves"].update({"verify@draft": data["curves"].pop("verify@all")}),
         lambda data: data["curves"].update({"segment:1@all": data["curves"]["verify@all"]}),
         lambda data: data.update(interference=[{}]),
+        lambda data: data.update(interference=[vars(Interference("draft", "verify", 1.2, 0.0))]),
         lambda data: data.update(exits=[{"boundary": "first"}]),
         lambda data: data.update(errors={"verify@all": {"in_sample": "none"}}),
         lambda data: data.update(fingerprint=[]),

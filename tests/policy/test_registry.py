@@ -26,7 +26,7 @@ def test_off_drafts_nothing_but_uses_up_what_is_pending(spelling):
 
 
 @pytest.mark.parametrize(
-    "spelling", ["", "fixed", "fixed:", "fixed:-1", "fixed:x", "on", "off:1", "gp_lcb:1", "prices"]
+    "spelling", ["", "fixed", "fixed:", "fixed:-1", "fixed:x", "fixed:²", "on", "off:1", "gp_lcb:1", "prices"]
 )
 def test_unknown_spellings_are_refused_with_what_is_allowed(spelling):
     with pytest.raises(ConfigError, match="off, fixed:K"):

@@ -33,6 +33,7 @@ def test_it_prints_json_and_writes_a_report_and_a_table(tmp_path):
         (("--gpu", "h20"), "gpu is 'h20'"),
         (("--target", "llama-3.3-70b"), "take --num_gpus 4"),
         (("--quantization", "int4"), "quantization is 'int4'"),
+        (("--quantization", "fp8", "--target", "qwen3-30b-a3b"), "qwen3-30b-a3b has a mixture of experts"),
         (("--expert_overlap", "0.3"), "llama-3.1-8b has no experts"),
         (("--report", "/nowhere/a.html"), "has no folder to go to"),
     ],

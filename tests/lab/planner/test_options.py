@@ -120,6 +120,7 @@ def test_memory_is_weights_caches_and_what_is_left():
         ("h100", "llama-3.3-70b", "--num_gpus 4", "fp8"),
         ("h200", "llama-3.3-70b", "--quantization fp8", "none"),
         ("l40s", "llama-3.3-70b", "a smaller model", "fp8"),
+        ("l40s", "qwen3-30b-a3b", "a smaller model", "fp8"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(gpu, target, advice, not_advised):
