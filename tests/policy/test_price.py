@@ -212,29 +212,16 @@ def test_a_step_shorter_than_its_prompts_should_be_says_nothing():
     assert world.run(400) > 0.97 * rate
 
 
-def test_a_trial_beside_prompts_lasts_as_long_as_one_without():
+@pytest.mark.parametrize(("num_context_rows", "num_waiting"), [(16, 0), (0, 3)])
+def test_a_trial_next_to_prompts_or_waiting_requests_is_as_long_as_others(num_context_rows, num_waiting):
     """There is a plan for every step then, but to begin drafting for one step alone would be all cost."""
     world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.0))
     world.run(500)
     drafted = []
     for step in range(6000):
-        decision = world.policy.plan(StepView(world.requests, 16, 0, world.now_s + 10.0 + step))
-        drafted.append(any(decision.lengths))
-        world.policy.observe(_steps_beside(16, target_ms, drafts=0))
-    runs = [len(list(group)) for is_drafted, group in groupby(drafted) if is_drafted]
-    assert runs
-    assert set(runs[:-1]) <= {HELD_STEPS}
-
-
-def test_a_trial_while_requests_wait_lasts_as_long_as_one_without():
-    """The scheduler asks for a plan in every step then."""
-    world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.0))
-    world.run(500)
-    drafted = []
-    for step in range(6000):
-        decision = world.policy.plan(StepView(world.requests, 0, 3, world.now_s + 10.0 + step))
-        drafted.append(any(decision.lengths))
-        world.policy.observe(_steps_beside(0, target_ms, drafts=0))
+        view = StepView(world.requests, num_context_rows, num_waiting, world.now_s + 10.0 + step)
+        drafted.append(any(world.policy.plan(view).lengths))
+        world.policy.observe(_steps_beside(num_context_rows, target_ms, drafts=0))
     runs = [len(list(group)) for is_drafted, group in groupby(drafted) if is_drafted]
     assert runs
     assert set(runs[:-1]) <= {HELD_STEPS}

@@ -88,6 +88,7 @@ def serve_openai(options: OpenAIOptions) -> int:
     _check_url(options)
     served = _served_model(options)
     stop, hurry, draft_changed = (threading.Event() for _ in range(3))
+    # When it ends, uvicorn raises the signals that it got again: the default handlers would end this before Triton.
     with _listen(options.host, options.port) as listener, stop_on_signals(stop, hurry, draft_changed):
         if options.url is not None:
             asyncio.run(_serve(options, served, _grpc_address(options.url), listener, None, stop))
